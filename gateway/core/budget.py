@@ -149,18 +149,19 @@ class Bucket(Struct, frozen=True):
         today = self.today if now // DAY == self.at // DAY else replace(self.today, used=0)
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
-    def misses(self, tokens: int) -> tuple[LimitName, ...]:
+    def misses(self, tokens: int, *, is_counted: bool = False) -> tuple[LimitName, ...]:
         """Return the names of the limits, also of those in shadow, that one more request of `tokens` tokens would
-        exceed."""
-        return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
+        exceed. One that `is_counted` already exceeds no limit of requests."""
+        return tuple(name for name, meter in self.meters() if not _fits(meter, name, tokens, is_counted))
 
-    def admits(self, tokens: int) -> bool:
-        return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
+    def admits(self, tokens: int, *, is_counted: bool = False) -> bool:
+        return all(meter.shadow or _fits(meter, name, tokens, is_counted) for name, meter in self.meters())
 
-    def charge(self, tokens: int) -> BucketCharge:
-        """Return what admitting a request of `tokens` tokens would charge to each meter; the bucket stays unchanged."""
+    def charge(self, tokens: int, *, is_counted: bool = False) -> BucketCharge:
+        """Return what admitting a request of `tokens` tokens would charge to each meter; the bucket stays unchanged.
+        One that `is_counted` already is not charged to the requests per minute again."""
         return BucketCharge(
-            1 if self.requests.counts(1) else None,
+            1 if self.requests.counts(1) and not is_counted else None,
             tokens if self.tokens.counts(tokens) else None,
             tokens,
             self.at // DAY,
@@ -195,9 +196,14 @@ def _amount(name: LimitName, tokens: int) -> int:
     return tokens if name.startswith("tokens") else 1
 
 
+def _fits(meter: Meter | CountMeter, name: LimitName, tokens: int, is_counted: bool) -> bool:
+    return (is_counted and not name.startswith("tokens")) or meter.fits(_amount(name, tokens))
+
+
 class BucketCharge(Struct, frozen=True):
     """Amounts that one reservation charged to one bucket. None means that the meter was not charged: it has no limit,
-    or the limit is in shadow and would have refused the request. The slot of the running request is not listed."""
+    the limit is in shadow and would have refused the request, or the request was counted already. The slot of the
+    running request is not listed."""
 
     requests: int | None
     tokens: int | None
@@ -241,7 +247,9 @@ class LimitRefusal:
         return "tokens" if self.name.startswith("tokens") else "requests"
 
 
-def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
+def reserve(
+    buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None, num_counted: int = 0
+) -> Decision:
     """Compute a reservation: drain the buckets to `now`, then charge one request, its slot and `tokens` tokens to every
     bucket (see `Bucket.charge`), or nothing if an enforced limit refuses. The given buckets stay unchanged.
 
@@ -251,13 +259,16 @@ def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None 
         now: the current time in microseconds since 1970.
         least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit (of a minute or
             a day) but not below `least`. None means that `tokens` is not a guess.
+        num_counted: how many of the buckets, from the first on, have counted the request already, so that their limits
+            of requests neither count nor refuse it.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
+    counted = [index < num_counted for index in range(len(current))]
     tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))
-    misses = tuple(bucket.misses(tokens) for bucket in current)
-    if not all(bucket.admits(tokens) for bucket in current):
+    misses = tuple(bucket.misses(tokens, is_counted=known) for bucket, known in zip(current, counted, strict=True))
+    if not all(bucket.admits(tokens, is_counted=known) for bucket, known in zip(current, counted, strict=True)):
         return Decision(False, current, (), misses, tokens)
-    charges = tuple(bucket.charge(tokens) for bucket in current)
+    charges = tuple(bucket.charge(tokens, is_counted=known) for bucket, known in zip(current, counted, strict=True))
     charged = tuple(charge.put_on(bucket) for charge, bucket in zip(charges, current, strict=True))
     return Decision(True, charged, charges, misses, tokens)
 
@@ -285,14 +296,14 @@ def _correction(charged: int | None, actual: int) -> int:
     return 0 if charged is None else actual - charged
 
 
-def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
+def explain_refusal(buckets: Sequence[Bucket], tokens: int, num_counted: int = 0) -> LimitRefusal:
     """Return the enforced limit with the longest wait (None being the longest) among those that a refused reservation
-    does not fit. `buckets` and `tokens` are those of the refused `Decision`."""
+    does not fit. `buckets` and `tokens` are those of the refused `Decision`, `num_counted` as `reserve` got it."""
     refusals = [
         LimitRefusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
         for name, meter in bucket.meters()
-        if meter.limit is not None and not meter.shadow and not meter.fits(_amount(name, tokens))
+        if meter.limit is not None and not meter.shadow and not _fits(meter, name, tokens, scope < num_counted)
     ]
     return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
 

@@ -42,6 +42,14 @@ class ReserveRequest(Struct, frozen=True):
     least: int | None = None
     """Minimum number of tokens to reserve if `tokens` is a guess, which is cut to the smallest token limit. None means
     that `tokens` is not a guess."""
+    is_counted: bool = False
+    """True means that this is a further run of a request for a virtual model that was admitted already. The limits of
+    requests of its tenant and its key neither count nor refuse it; those of the adapter, which serves the run, do."""
+
+    @property
+    def num_counted(self) -> int:
+        """Number of `scopes`, from the first on, that have counted the request already."""
+        return 2 if self.is_counted else 0
 
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
@@ -214,7 +222,7 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     """Return the error (RATE_LIMIT_EXCEEDED, or INSUFFICIENT_QUOTA if waiting does not help) for a refused reservation,
     with limit, wait and x-ratelimit headers. `buckets` are those that `reserve` returned for `request.scopes`."""
-    refusal = explain_refusal(buckets, request.tokens)
+    refusal = explain_refusal(buckets, request.tokens, request.num_counted)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"
     metadata = {"scope": str(scope), "limit": refusal.name, "value": str(refusal.limit)}

@@ -75,7 +75,7 @@ class LocalLimiter:
         does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's share is used up."""
         scopes, now = request.scopes, self._clock()
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
-        decision = reserve(buckets, request.tokens, now, request.least)
+        decision = reserve(buckets, request.tokens, now, request.least, request.num_counted)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
@@ -239,8 +239,9 @@ class LocalLimiter:
         """Return the error for a request that does not fit `buckets`: LIMITER_UNAVAILABLE if the whole limits have room
         for it, else a 429."""
         error = limit_error(request, buckets)
-        pairs = zip(request.scopes, buckets, strict=True)
-        if not all(bucket.with_limits(self._limits(scope)).admits(request.tokens) for scope, bucket in pairs):
+        whole = [bucket.with_limits(self._limits(scope)) for scope, bucket in zip(request.scopes, buckets, strict=True)]
+        counted = request.num_counted
+        if not all(bucket.admits(request.tokens, is_counted=at < counted) for at, bucket in enumerate(whole)):
             return error
         message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
         return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)

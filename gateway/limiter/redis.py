@@ -210,7 +210,7 @@ class RedisLimiter:
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
-        args.append("" if request.least is None else request.least)
+        args += ["" if request.least is None else request.least, request.num_counted]
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)

@@ -1,14 +1,15 @@
 -- Charges one request and ARGV[2] tokens to the tenant, the key and the adapter, or to none of them.
 -- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
 -- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter, and where the tokens are a guess
--- that yields to the smallest bucket, what it does not yield below, else ''.
+-- that yields to the smallest bucket, what it does not yield below, else ''; how many buckets, from the first on, have
+-- counted the request already, so that their limits of requests neither count nor refuse it.
 -- Returns {1 admitted | 0 refused | -1 limits not published, misses: for each limit of each scope '1' where the request
 -- did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
 -- up already is not charged.
 
 local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
 local lease_id, slot_ms, receipt_ms, key_id, adapter = ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local tokens = tonumber(ARGV[2])
+local tokens, num_counted = tonumber(ARGV[2]), tonumber(ARGV[8])
 local now = clock()
 local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
@@ -29,7 +30,7 @@ local admitted, misses = true, {}
 for scope, bucket in ipairs(buckets) do
   local missed = ''
   for i = 1, 4 do
-    local fit = fits(bucket[i], amounts[i])
+    local fit = (scope <= num_counted and i % 2 == 1) or fits(bucket[i], amounts[i])
     admitted = admitted and (fit or bucket[i].shadow)
     missed = missed .. (fit and '0' or '1')
   end
@@ -43,7 +44,7 @@ if admitted then
   for scope, bucket in ipairs(buckets) do
     local counted = ''
     for i = 1, 2 do
-      local counts = bucket[i].limit and string.sub(misses[scope], i, i) == '0'
+      local counts = bucket[i].limit and string.sub(misses[scope], i, i) == '0' and (i == 2 or scope > num_counted)
       charge(bucket[i], counts and amounts[i] or 0)
       counted = counted .. (counts and '1' or '0')
     end

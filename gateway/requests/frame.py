@@ -68,6 +68,7 @@ class RequestFrame:
         if place is not None:
             place.record = record
             record.member, record.member_reason, record.refund = place.member, place.reason, not place.is_charged
+            record.suspect = place.suspect
         self.live[record.id] = record
         try:
             yield record

@@ -125,6 +125,7 @@ class GenerationJob(Struct, frozen=True):
             expected_tokens=self._expected_tokens(params),
             cache_salt=self.request.cache_salt,
             prediction=self.prediction,
+            suspect=record.suspect,
             pooling=self.request.pooling,
             # A stop string must end the answer at once, and tokens that are held back would look like a stall.
             whole=self.request.coalesce and not self.request.stop and self.request.stall is None,

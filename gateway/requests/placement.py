@@ -20,9 +20,17 @@ class Placement(Struct):
     """Seconds that the run waits for an engine before its first token. None means as long as other requests."""
     runs: int = 1
     """The reservation is this many times that of the run alone, so that runs that may follow it fit the limits."""
+    is_counted: bool = False
+    """True means that an earlier run of the caller's request counts as a request in its tenant's limits already."""
+    suspect: bool = False
+    """True means that an engine process of an earlier run of the caller's request ended while it had the request, which
+    may have made it crash."""
     is_charged: bool = True
     """False means that the run is a copy that no tenant asked for: it is not limited, charged or counted in usage."""
     permitted: Tenant | None = None
     """Tenant whose permissions apply. None means that of the principal."""
+    for_policy: bool = False
+    """True means that the policy needs the run to decide, such as a verifier's. The operator chose its member, which
+    the tenant need not be permitted to name; but an upstream gets only data that may leave for it."""
     record: RequestRecord | None = None
     """Record of the run, once it has begun."""

@@ -12,7 +12,8 @@ Where there are several engines, a request moves to another one at once, before 
 that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the request
 waits for the successor's report, so that a request that crashes engines takes down no more than two. If no successor
 comes in time, it ends with an error. If one comes that knows nothing of its predecessor, or the engine is removed, the
-request goes on as a suspect, through `MOST_MOVES` engine processes at most.
+request goes on as a suspect, through `MOST_MOVES` engine processes at most. A request for a virtual model that moves to
+another member because its engine ended comes there as a suspect, too.
 
 An engine may compute only the first token of a request, which another one continues (`Handover`). If that one refuses
 it or has ended, the request moves like any other, and its prompt is computed again.
@@ -95,10 +96,12 @@ class ResumingStream:
         """How often an engine process has taken the request, before the present or next time."""
         self._losses = 0
         """Moves because an engine process had ended."""
-        self._suspect = False
+        self._doubts = 0
+        """Engine processes that ended while they had the request and may have crashed because of it."""
+        self._suspect = request.suspect
         self._awaits_report = False
         """True while the request waits for a report on how its engine process ended."""
-        self._proven_from = 0
+        self._proven_from = TRIAL_TOKENS_HELD if request.suspect else 0
         """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
         self._scored_bytes = 0
@@ -223,8 +226,9 @@ class ResumingStream:
         if isinstance(loss, EngineDrained):
             return
         self._losses += 1
+        self._doubts += 1
         if self._losses > MOST_MOVES:
-            raise GivenUp(f"{self._losses} engine processes ended while they had the request")
+            raise GivenUp(f"{self._losses} engine processes ended while they had the request", self._doubts)
 
     def _leave(self) -> None:
         """Note that the request is in no engine process from now on."""
@@ -235,7 +239,9 @@ class ResumingStream:
     async def _place(self) -> None:
         """Wait for an engine that takes the request, and submit it. Raises GivenUp if none took it in time, and
         CrashesEngines (see `_judge`)."""
-        seconds = self._wait_seconds if self._produced else self._first_wait
+        # A suspect that loses an engine process waits for the report: it must not go on to another member's engines.
+        waits = bool(self._produced) or (self._suspect and self._doubts > 0)
+        seconds = self._wait_seconds if waits else self._first_wait
         try:
             async with asyncio.timeout_at(self._lost + seconds):
                 await self._engine.wait_ready()
@@ -246,7 +252,7 @@ class ResumingStream:
                     await self._engine.wait_ready()
         except TimeoutError:
             what = "told how the one that had the request alone ended" if self._awaits_report else "was ready"
-            raise GivenUp(f"no engine process {what} within {seconds:g} s") from None
+            raise GivenUp(f"no engine process {what} within {seconds:g} s", self._doubts) from None
 
     def _is_submitted(self) -> bool:
         """Submit the request and return True, or return False if no engine takes it now."""
@@ -270,6 +276,8 @@ class ResumingStream:
                 raise CrashesEngines("two engine processes crashed while they computed this request")
             self._suspect = True
             self._proven_from = len(self._produced) + TRIAL_TOKENS_HELD
+        else:
+            self._doubts -= 1
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
         """Record the tokens, log probabilities of the prompt, device time and proposals in events, and return the

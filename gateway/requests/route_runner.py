@@ -134,7 +134,7 @@ class RouteRunner:
         """Return what the policy may know of a request. Runs that it needs to decide are added to `places`."""
 
         async def vector(member: str, pooling: str) -> Vector:
-            places.append(Placement(member, "vector", self._clock(), engine_wait=0.0))
+            places.append(Placement(member, "vector", self._clock(), engine_wait=0.0, for_policy=True))
             return await prompt_vector(self._server.serve, principal, request, places[-1], pooling)
 
         self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it

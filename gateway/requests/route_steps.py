@@ -35,6 +35,9 @@ MOVES = frozenset(
 )
 """Faults of a member for which the next one is tried: it lacks capacity, or something that this request needs. Limits
 of the tenant, deadlines, and requests that crash engines are not among them: they end the steps."""
+MOST_DOUBTS = 2
+"""Number of engine processes, of all members together, that may have crashed because of a request until no further
+member gets it. After the first one, it is a suspect (`gateway.requests.resumption`)."""
 
 Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
 
@@ -72,7 +75,7 @@ class StepsRun:
             left = len(steps) - number
             can_move = left > 0 or held is not None
             # An answer that fails its tests still counts; a member that fails before its first token does not.
-            place = self._place(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move)
+            place = self._place(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move=can_move)
             try:
                 if step.accept is None:
                     return self._answered(await self._first_output(stack, place, wait=can_move), place)
@@ -80,7 +83,7 @@ class StepsRun:
                 held = found or held
                 trouble = "slow" if found is None else await self._failed_test(found, step.accept)
             except ApiError as error:
-                is_last = left == 0 or error.fault not in MOVES
+                is_last = left == 0 or error.fault not in MOVES or self._doubts >= MOST_DOUBTS
                 if is_last and held is None:
                     raise
                 trouble = error.fault.name.lower()
@@ -93,8 +96,18 @@ class StepsRun:
         held.place.reason = trouble or "accepted"
         return self._answered(generation, held.place)
 
-    def _place(self, member: str, reason: str, runs: int = 1, can_move: bool = True) -> Placement:
-        place = Placement(member, reason, self._started, 0.0 if can_move else None, runs)
+    @property
+    def _doubts(self) -> int:
+        """Number of engine processes that may have crashed because of the request."""
+        return sum(run.record.doubts for run in self.places if run.record is not None)
+
+    def _place(
+        self, member: str, reason: str, runs: int = 1, *, can_move: bool = True, for_policy: bool = False
+    ) -> Placement:
+        place = Placement(member, reason, self._started, 0.0 if can_move else None, runs, for_policy=for_policy)
+        earlier = [run.record for run in self.places if run.record is not None]
+        place.is_counted = any(record.counts().requests for record in earlier)
+        place.suspect = any(record.doubts for record in earlier)
         self.places.append(place)
         return place
 
@@ -165,7 +178,7 @@ class StepsRun:
                 deadline=self._request.deadline,
                 ignore_server_timeout=self._request.ignore_server_timeout,
             )
-            held = await self._complete(self._place(verifier.member, "judge"), judgement)
+            held = await self._complete(self._place(verifier.member, "judge", for_policy=True), judgement)
             if not verifier.accepts("".join(chunk.text or chunk.reasoning for chunk in held.chunks)):
                 return False
         return True

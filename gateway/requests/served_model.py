@@ -14,7 +14,7 @@ from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import ApiError
+from gateway.core.errors import ApiError, model_not_found
 from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
@@ -136,6 +136,15 @@ class ServedModels:
         target = find(name, self.catalogs)
         return None if target is None else (self._models[target.model], target.adapter)
 
+    def member(self, name: str) -> tuple[ServedModel, AdapterRecord | None]:
+        """Return the base model and the adapter's record (None: no adapter) of a member that the operator chose, for
+        any tenant. Raises ApiError (MODEL_NOT_FOUND) if the name is unknown."""
+        found = self.find(name)
+        if found is None:
+            raise model_not_found(name)
+        model, adapter = found
+        return model, None if adapter is None else model.adapters.records[adapter]
+
     def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
         """Return the base model that will serve a request, or the default one if `resolve` would raise an error, as
         `Gateway.generate` then will."""
@@ -145,6 +154,14 @@ class ServedModels:
             return self.resolve(tenant, query)[0]
         except ApiError:
             return self.default
+
+    def speech(self, tenant: Tenant, query: ModelQuery) -> Speech:
+        """Return how the answers to a request will be read, as far as is known before it runs: the member of a virtual
+        model that answers is not chosen yet, so nothing is refused for want of a parser. Raises what `resolve`
+        raises."""
+        model, _ = self.resolve(tenant, query)
+        is_virtual = query.model in model.adapters.catalog.virtual
+        return Speech(model.tokenizer, None, calls_apart=True) if is_virtual else model.speech
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
         """Return the models that a tenant may name: for each base model its first name, its adapters, aliases,

@@ -130,7 +130,7 @@ class Gateway:
         with self._tracked(principal, request, lane, place) as (record, model, adapter):
             async with self.frame.timer(request, lane, record) as timer:
                 job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
-                wanted = self._wanted(job, record, place.runs if place else 1)
+                wanted = self._wanted(job, record, place)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
                 is_charged = place is None or place.is_charged
                 reserved = self.frame.reserved(wanted, record, submission.begin, is_charged=is_charged)
@@ -167,7 +167,8 @@ class Gateway:
             query, permitted = ModelQuery(place.member), place.permitted or principal.tenant
         answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
         with self.frame.recorded(principal, request, lane, place) as record:
-            model, adapter = self.models.resolve(permitted, query)
+            is_named = place is None or not place.for_policy
+            model, adapter = self.models.resolve(permitted, query) if is_named else self.models.member(query.model)
             record.base_model = model.name
             if full := model.refusal(lane, principal.tenant, answers):
                 if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
@@ -193,11 +194,12 @@ class Gateway:
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
-    def _wanted(self, job: GenerationJob, record: RequestRecord, runs: int) -> ReserveRequest:
-        adapter, tokens = record.served_name, job.reserve_tokens() * runs
+    def _wanted(self, job: GenerationJob, record: RequestRecord, place: Placement | None) -> ReserveRequest:
+        adapter, tokens = record.served_name, job.reserve_tokens() * (place.runs if place else 1)
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
-        return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
+        counted = place is not None and place.is_counted
+        return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least, counted)
 
     def _admitted(
         self, model: ServedModel, job: GenerationJob, headers: Mapping[str, str], record: RequestRecord

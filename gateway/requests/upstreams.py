@@ -82,7 +82,7 @@ class UpstreamServer:
                 principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
                 upstream.check(request)
                 record.prompt_tokens = await self._estimated_prompt(request)
-                wanted = self._wanted(request, record, place.runs)
+                wanted = self._wanted(request, record, place)
                 reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=place.is_charged)
                 async with reserved as headers, aclosing(self._run(upstream, request, record, timer)) as chunks:
                     first = await anext(chunks)
@@ -132,15 +132,16 @@ class UpstreamServer:
         ]
         return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts])
 
-    def _wanted(self, request: GenerateRequest, record: RequestRecord, runs: int) -> ReserveRequest:
+    def _wanted(self, request: GenerateRequest, record: RequestRecord, place: Placement) -> ReserveRequest:
         answers = len(request.prompts) * request.n
         average = math.ceil(self._outputs.average(record.tenant, record.served_name))
         asked = max(request.asked_tokens or 0, request.reserve_tokens)
-        tokens = (record.prompt_tokens + (asked or average) * answers) * runs
+        tokens = (record.prompt_tokens + (asked or average) * answers) * place.runs
         least = None if asked else record.prompt_tokens + answers
         assert record.lane is not None, "its lane is known"
         lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
-        return ReserveRequest(record.request_id, *owner, tokens, record.served_name, lane, record.counts, least)
+        name, counted = record.served_name, place.is_counted
+        return ReserveRequest(record.request_id, *owner, tokens, name, lane, record.counts, least, counted)
 
     def _admitted(
         self, request: GenerateRequest, record: RequestRecord, lane: Lane, headers: Mapping[str, str]

@@ -85,10 +85,10 @@ class Responses:
         """Store the response to a background request as queued, run it in a task, and return its response object and,
         for a request with `stream`, its events. `request` is that of the call, with its time limits. Raises ApiError:
         MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE; later errors become the response's."""
-        answering, _ = gateway.models.resolve(principal.tenant, request.model)
+        speech = gateway.models.speech(principal.tenant, request.model)
         unique, tenant = new_id(), principal.tenant
         lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
-        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, answering.speech)
+        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, speech)
         renderer = call.envelope(admitted)
         queued = renderer.queued()
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")

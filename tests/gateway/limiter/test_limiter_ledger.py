@@ -41,7 +41,9 @@ which = st.integers(0, 5)
 interleavings = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts),
-        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts),
+        st.tuples(
+            st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts, st.booleans()
+        ),
         st.tuples(st.just("settle"), which, amounts),
         st.tuples(st.just("refund"), which),
         st.tuples(st.just("renew"), which),
@@ -81,13 +83,15 @@ class Ledger:
     def running(self, scope: Scope, now: int) -> int:
         return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost, *self.gone))
 
-    async def reserve(self, key: str, adapter: str, tokens: int, least: int | None = None) -> None:
-        request = ReserveRequest("r", "t", key, tokens, adapter, least=least)
+    async def reserve(
+        self, key: str, adapter: str, tokens: int, least: int | None = None, is_counted: bool = False
+    ) -> None:
+        request = ReserveRequest("r", "t", key, tokens, adapter, least=least, is_counted=is_counted)
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
         decision = await self.limiter.send_reservation(grant)
         now = decision.buckets[0].at
         before = [self.at(scope, now) for scope in request.scopes]
-        expected = budget.reserve(before, tokens, now, least)
+        expected = budget.reserve(before, tokens, now, least, request.num_counted)
         assert decision == replace(expected, charges=())
         if expected.admitted:
             self.buckets.update(zip(request.scopes, expected.buckets, strict=True))

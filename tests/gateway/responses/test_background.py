@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import gateway_worker
 import httpx
 import openai
 import pytest
-from fakes import BASE, GatewayApp, build_gateway_app, tiny_tokenizer
+from fakes import BASE, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
+from gateway.requests.route_runner import RouteTable
 from gateway.responses import background
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore, StoreLimits
+from gateway.routes.split import Split
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.gateway.conftest", "gateway_worker"])
@@ -30,9 +32,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(background, "RENEW_SECONDS", 0.02)
 
 
-async def build(valkey: Redis, tmp_path, **limits: Any) -> GatewayApp:
+async def build(valkey: Redis, tmp_path, served: Mapping[str, Any] | None = None, **limits: Any) -> GatewayApp:
     responses = Responses(ResponseStore(valkey, StoreLimits(**limits)))
-    gateway_app = await build_gateway_app(tmp_path, responses=responses)
+    gateway_app = await build_gateway_app(tmp_path, responses=responses, **(served or {}))
     gateway_app.engine.info.max_model_len = 2048
     return gateway_app
 
@@ -125,6 +127,20 @@ async def test_one_that_runs_is_not_continued(gateway_app):
     with pytest.raises(openai.BadRequestError, match="no answer to continue: it is in_progress"):
         await begin(gateway_app, previous_response_id=response_id)
     gateway_app.engine.go_on.set()
+
+
+async def test_tool_calls_of_a_virtual_model_are_read_as_those_of_the_member_that_answers(valkey, tmp_path):
+    small = FakeEngine()
+    small.reply = lambda request: '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    served = {"others": {"small": small}, "routes": RouteTable({"auto": Split({"small": 1})})}
+    gateway_app = await build(valkey, tmp_path, served)
+    gateway_app.gateway.models.default.intake.dialect = (
+        None  # the model that stands for the virtual one parses no calls
+    )
+    made = await begin(gateway_app, model="auto", tools=[{"type": "function", "name": "add", "parameters": {}}])
+    answer = await ended(gateway_app, made.id)
+    assert (answer.status, answer.output[0].arguments) == ("completed", '{"a": 1}')
+    await drained(gateway_app)
 
 
 async def test_an_incomplete_answer_is_one(gateway_app):

@@ -10,12 +10,15 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from fakes import ACME, BASE, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer
+from fakes import ACME, BASE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
 from grpc_app import as_key, open_grpc_app
 
 from engine.core.types import Lane
+from engine.pb import engine_pb2 as engine_pb
+from engine.rpc.stream import EngineUnavailable
 from gateway.core.billing import BillingConfig, Price
-from gateway.core.limits import Limits
+from gateway.core.limits import Limits, Scope
+from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance, Verifier
@@ -252,6 +255,16 @@ async def test_a_cascade_asks_a_verifier(make_room):
     assert set(room.charged) == {SMALL, JUDGE, BASE}
 
 
+async def test_the_operator_s_verifier_judges_for_tenants_that_may_not_name_it(make_room):
+    verifier = Verifier("poet", "Is {answer} right?")
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(verifier=verifier)))
+    room.app.engine.reply = lambda request: "yes" if request.adapter_hash else LARGE_SAYS
+    owners = key_ring({"sk-acme": replace(ACME, adapters=(ROUTE,))})
+    room.app.app = create_app(room.app.gateway, owners, metrics=room.app.metrics)
+    assert answer_of(await room.chat())[1:] == (SMALL, "accepted")
+    assert (await room.chat(model="poet")).status_code == 404
+
+
 CALL = '<tool_call>{"name": "add", "arguments": {"a": %s}}</tool_call>'
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -342,8 +355,45 @@ async def test_a_fallback_reserves_the_tokens_of_one_member(make_room):
 
 async def test_a_cascade_sends_what_it_held_back_if_limits_refuse_the_next_member(make_room):
     room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
-    await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=1))])
+    await room.app.limiter.set_limits(Scope(ACME.name, adapter=BASE), {"requests_per_minute": 1})
+    assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "logprob")
     assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "rate_limit_exceeded")
+
+
+async def test_an_escalated_request_counts_once_in_the_tenant_s_limits(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=2, concurrent_requests=1))])
+    assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "logprob")
+    room.app.engine.ready = False  # the refund of the second run gives no request back that it did not take
+    assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "engine_unavailable")
+    assert (await room.chat()).json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def make_deadly(engine: FakeEngine) -> None:
+    """Let every request crash the engine. The next process tells that the last one had been computed alone."""
+
+    async def crash(request):
+        engine.ready, engine.ends[request.id] = False, "failed"
+        asyncio.get_running_loop().call_later(0.01, setattr, engine, "ready", True)
+        raise EngineUnavailable("gone")
+        yield []
+
+    async def learn_fate(life: str) -> engine_pb.PreviousLife:
+        return engine_pb.PreviousLife(life=life, crashed=True, request_ids=[engine.requests[-1].id])
+
+    engine._arriving, engine.fate, engine.learn_fate = crash, lambda life: None, learn_fate
+
+
+@pytest.mark.parametrize("policy", [Fallback((SMALL, JUDGE, BASE)), Cascade((SMALL, JUDGE, BASE))])
+async def test_a_request_that_crashes_engines_does_not_take_one_of_each_member(make_room, policy):
+    room = await make_room(policy)
+    for engine in room.engines.values():
+        make_deadly(engine)
+    answer = await room.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_crashed")
+    taken = {name: [request.suspect for request in engine.requests] for name, engine in room.engines.items()}
+    assert taken == {SMALL: [False], JUDGE: [True], BASE: []}
+    assert room.charged == {}
 
 
 async def test_a_slow_member_does_not_lose_what_an_earlier_one_said(make_room):

@@ -12,6 +12,7 @@ from operator import itemgetter
 import structlog
 
 from gateway.batches.finalize import finalize, sweep
+from gateway.batches.gate import Gate
 from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
 from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
@@ -82,7 +83,7 @@ class Dispatcher:
 
     async def __aenter__(self) -> Dispatcher:
         context, leases = self._context, self._leases
-        watches = [gate.watch for gate in context.gates.values()]
+        watches = [gate.watch for gate in context.gates.values() if isinstance(gate, Gate)]
         loops = (self._keep_claiming, leases.keep, *watches, self._keep_counting)
         self._background = [asyncio.create_task(_run_forever(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -25,10 +25,31 @@ POLL_SECONDS = 0.25
 log = structlog.get_logger("batches")
 
 
+class LineGate(Protocol):
+    """Admits lines to one engine, or to upstreams. See `Gate`."""
+
+    @property
+    def is_passable(self) -> bool: ...
+
+    @property
+    def closed_seconds(self) -> float: ...
+
+    def wants_more(self, waiting: int) -> bool: ...
+
+    async def enter(self, order: Order) -> EnginePlace:
+        """Wait until a line is admitted, the least `order` first, and return its place, which the caller must leave."""
+
+    def began(self) -> None:
+        """Note that the line of a place has begun to run."""
+
+    def leave(self, place: EnginePlace) -> None:
+        """Note that a place is free again."""
+
+
 class EnginePlace:
     """Permission of one line to be in the engine, from its admission by the gate until the line has left the engine."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: LineGate) -> None:
         self._gate = gate
         self.has_begun = False
 
@@ -36,6 +57,9 @@ class EnginePlace:
         """Report that the engine has begun to run the line, so that the gate may admit another line to wait there."""
         self.has_begun = True
         self._gate.began()
+
+    def leave(self) -> None:
+        self._gate.leave(self)
 
 
 class Gate:
@@ -83,16 +107,27 @@ class Gate:
     async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
         """Wait until the line is admitted to the engine, the least `order` first, and yield its place. On exit it is
         free again."""
-        await self._queue.enter(order)
-        place = EnginePlace(self)
+        place = await self.enter(order)
         try:
             yield place
         finally:
-            self._leave(place)
+            self.leave(place)
+
+    async def enter(self, order: Order) -> EnginePlace:
+        await self._queue.enter(order)
+        return EnginePlace(self)
 
     def began(self) -> None:
         self._flow = replace(self._flow, begun=self._flow.begun + 1)
         self._queue.leave()
+
+    def leave(self, place: EnginePlace) -> None:
+        if not place.has_begun:
+            self._queue.leave()
+            return
+        self._ended += 1
+        self._flow = replace(self._flow, begun=self._flow.begun - 1)
+        self._queue.admit()
 
     async def watch(self) -> None:
         """Poll the engine every POLL_SECONDS, forever."""
@@ -123,14 +158,6 @@ class Gate:
     def _room(self) -> int:
         most = min(max(1, self._lane_capacity() // 2), self._engine.info.max_seqs + MOST)
         return replace(self._flow, waiting=self._queue.inside).room(most) if self.is_passable else 0
-
-    def _leave(self, place: EnginePlace) -> None:
-        if not place.has_begun:
-            self._queue.leave()
-            return
-        self._ended += 1
-        self._flow = replace(self._flow, begun=self._flow.begun - 1)
-        self._queue.admit()
 
 
 Order = tuple[Any, ...]

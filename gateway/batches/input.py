@@ -73,7 +73,7 @@ class CheckResult(Struct, kw_only=True):
     model: str | None = None
     """The model or adapter that all lines name. None means that they name several."""
     model_lines: list[tuple[str, int]] = []
-    """Base models of the lines with their numbers of lines, in the order of the index."""
+    """Base models and virtual models of the lines with their numbers of lines, in the order of the index."""
     errors: list[BatchError] = []
 
 
@@ -144,7 +144,7 @@ class InputCheck:
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
-        self._lines: list[tuple[Target, bytes, int, int, int]] = []
+        self._lines: list[tuple[str, Target, bytes, int, int, int]] = []
         """Valid lines: base model and adapter, beginning of the prompt, line number, offset and length in bytes."""
         self._errors: list[BatchError] = []
 
@@ -163,9 +163,9 @@ class InputCheck:
             return CheckResult(errors=self._errors), b""
         model = self._models.pop() if len(self._models) == 1 else None
         in_order = sorted(self._lines, key=_order)
-        lines = Counter(self._asked.catalogs[target.model].bases[0] for target, *_ in in_order)
+        lines = Counter(name for name, *_ in in_order)
         found = CheckResult(total=len(in_order), model=model, model_lines=list(lines.items()))
-        return found, pack_index(line[2:] for line in in_order)
+        return found, pack_index(line[3:] for line in in_order)
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:
@@ -173,9 +173,9 @@ class InputCheck:
         except LineError as error:
             self._errors.append(BatchError(error.code, error.message, error.param, number))
 
-    def _checked(self, line: bytes | None) -> tuple[Target, bytes]:
-        """Check one line (None: it is too long), and note its id and model. Return what will serve it and the beginning
-        of its prompt. Raises LineError."""
+    def _checked(self, line: bytes | None) -> tuple[str, Target, bytes]:
+        """Check one line (None: it is too long), and note its id and model. Return the name of its base model or of its
+        virtual model, what will serve it and the beginning of its prompt. Raises LineError."""
         if line is None:
             raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
         request = self._decoded(line)
@@ -209,7 +209,7 @@ class InputCheck:
         if len(self._ids) > self._asked.max_lines:
             raise LineError("too_many_lines", f"a batch has at most {self._asked.max_lines} lines")
 
-    def _understood(self, text: Raw) -> tuple[Target, bytes]:
+    def _understood(self, text: Raw) -> tuple[str, Target, bytes]:
         try:
             body, request = READERS[self._asked.endpoint](text, self._asked.tenant.unknown_fields)
             if body.stream:
@@ -219,13 +219,14 @@ class InputCheck:
             param = f"body.{error.param}" if error.param else "body"
             raise LineError(error.code or "invalid_request", error.message, param) from error
         self._models.add(_named(request.model))
-        return target, _beginning(request)
+        catalog, name = self._asked.catalogs[target.model], request.model.model
+        return name if name in catalog.virtual else catalog.bases[0], target, _beginning(request)
 
 
-def _order(line: tuple[Target, bytes, int, int, int]) -> tuple[object, ...]:
+def _order(line: tuple[str, Target, bytes, int, int, int]) -> tuple[object, ...]:
     """Sort key of valid lines."""
-    target, *rest = line
-    return (target.model, target.adapter or "", *rest)
+    name, target, *rest = line
+    return (target.model, name, target.adapter or "", *rest)
 
 
 def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:

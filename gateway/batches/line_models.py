@@ -1,4 +1,4 @@
-"""Which base model serves each line of a shard. It decides which engine's gate the line waits at."""
+"""Which base model or virtual model serves each line of a shard. It decides which gate the line waits at."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.batches.lease import Lease
 
 
 class LineModels:
-    """The base models of a shard's lines, as found when the batch's input was validated, and how many lines of each
-    have not ended."""
+    """The models of a shard's lines, as found when the batch's input was validated, and how many lines of each have not
+    ended."""
 
     def __init__(self, models: Collection[str], lease: Lease) -> None:
-        """`models` are the base models of this gateway. A line of another model, or of a batch without a record of
-        models, counts as one of the first: it may still run there, or it fails."""
+        """`models` are the base models of this gateway, then its virtual models. A line of another model, or of a batch
+        without a record of models, counts as one of the first: it may still run there, or it fails."""
         first = next(iter(models))
         record = lease.batch.model_lines
         self._ends = list(accumulate(lines for _, lines in record))
@@ -25,17 +25,17 @@ class LineModels:
         self._inside: Counter[str] = Counter()
 
     def of(self, position: int) -> str:
-        """Return the name of the base model of a line."""
+        """Return the name of the base model or virtual model of a line."""
         return self._names[bisect_right(self._ends, position)]
 
     @property
     def needed(self) -> Collection[str]:
-        """The base models of the lines that have not ended."""
+        """The models of the lines that have not ended."""
         return [model for model, lines in self._left.items() if lines]
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Numbers of lines that have not ended and are not in the engine, by base model."""
+        """Numbers of lines that have not ended and are not in the engine, by model."""
         return {model: lines - self._inside[model] for model, lines in self._left.items()}
 
     def enter(self, position: int) -> None:

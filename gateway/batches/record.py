@@ -96,8 +96,8 @@ class Batch(NewBatch):
     model: str | None = None
     """The model that all lines name. None means that they name several models, or that the lines are not known yet."""
     model_lines: tuple[tuple[str, int], ...] = ()
-    """Base models of the lines with their numbers of lines, in the order of positions. Empty until the input is
-    validated, and if an older gateway has validated it."""
+    """Base models and virtual models of the lines with their numbers of lines, in the order of positions. Empty until
+    the input is validated, and if an older gateway has validated it."""
     total: int = 0
     """Number of lines; 0 until the input is validated."""
     tally: Tally = Tally()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from engine.core.types import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.dispatcher import Dispatcher
 from gateway.batches.finalize import StraySweeper
-from gateway.batches.gate import Gate
+from gateway.batches.gate import Gate, LineGate
 from gateway.batches.lease import TaskKind
+from gateway.batches.route_gate import RouteGate, UpstreamGate
 from gateway.batches.service import Batches
 from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
@@ -97,7 +98,8 @@ async def dispatching(
     """Run a `Dispatcher`, with metrics, while the context is entered. A line may be as long as the body of an HTTP
     request."""
     gates = open_gates(gateway)
-    context = BatchContext(store, files, gateway, accounts, gates, metrics.batch_line, responses=responses)
+    all_gates = with_route_gates(gates, gateway)
+    context = BatchContext(store, files, gateway, accounts, all_gates, metrics.batch_line, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -110,6 +112,19 @@ def open_gates(gateway: Gateway) -> Mapping[str, Gate]:
     """Return a gate for the engine of each base model, by the model's name."""
     clock = asyncio.get_running_loop().time
     return {model.name: Gate(model.engine, partial(_batch_capacity, model), clock) for model in gateway.models}
+
+
+def with_route_gates(gates: Mapping[str, Gate], gateway: Gateway) -> Mapping[str, Gate | RouteGate]:
+    """Return the gates of base models, and behind them those of virtual models."""
+    upstreams = UpstreamGate()
+
+    def of_members(members: Sequence[str]) -> list[LineGate]:
+        found = [gateway.models.find(member) for member in members]
+        engines = dict.fromkeys(model.name for model, _ in filter(None, found))
+        return [*(gates[name] for name in engines), *([upstreams] if None in found else [])]
+
+    routes = {name: RouteGate(partial(of_members, members)) for name, members in gateway.batch_members.items()}
+    return {**gates, **routes}
 
 
 def _batch_capacity(model: ServedModel) -> int:
@@ -125,7 +140,7 @@ def _tenant(accounts: AccountRegistry, name: str) -> Tenant:
 
 class BatchMetrics(Collector):
     def __init__(self, dispatcher: Dispatcher, gates: Mapping[str, Gate]) -> None:
-        """`gates` are those of the base models, by the model's name."""
+        """`gates` are those of the base models, by the model's name, which also count lines of virtual models."""
         self._dispatcher = dispatcher
         self._gates = gates
 
@@ -140,8 +155,9 @@ class BatchMetrics(Collector):
             "loralane_batch_lines_running", "Batch lines that the engine is working on.", labels=[MODEL]
         )
         waiting = self._dispatcher.backlog
-        for model, gate in self._gates.items():
+        for model in dict.fromkeys((*self._gates, *waiting)):
             backlog.add_metric([model], waiting[model])
+        for model, gate in self._gates.items():
             running.add_metric([model], gate.in_flight)
         yield from (leases, backlog, running)
         yield GaugeMetricFamily(

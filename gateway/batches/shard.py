@@ -24,6 +24,7 @@ from gateway.batches.pace import LimitWindow
 from gateway.batches.parts import AnswerBuffer
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.retry import is_tenant_limit, retry_delay
+from gateway.batches.route_gate import RouteGate
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
 from gateway.core.errors import ApiError, Fault, internal
@@ -51,8 +52,9 @@ class BatchContext:
     files: Files
     gateway: Gateway
     holders: KeyHolders
-    gates: Mapping[str, Gate]
-    """The gates of the base models' engines, by the model's name, in the order of the configuration."""
+    gates: Mapping[str, Gate | RouteGate]
+    """The gates of the base models' engines, by the model's name, in the order of the configuration, then those of the
+    virtual models."""
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)

@@ -38,6 +38,7 @@ from gateway.requests.route_steps import StepsRun
 from gateway.requests.served_model import ServedModels
 from gateway.requests.types import Chat, GenerateRequest, Generation
 from gateway.requests.upstreams import Upstream, UpstreamServer
+from gateway.routes.policies import members_of_batches
 from gateway.routes.policy import Asked, MemberState, Policy, Vector
 
 COPIES = Principal(COPIES_TENANT, "")
@@ -98,6 +99,11 @@ class RouteRunner:
     def __contains__(self, model: str) -> bool:
         """Return whether there is a virtual model of this name."""
         return model in self._table.policies
+
+    @property
+    def batch_members(self) -> Mapping[str, Sequence[str]]:
+        """The members that may answer in the batch lane, by virtual model, in the policies' order."""
+        return {name: members_of_batches(policy) for name, policy in self._table.policies.items()}
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:

@@ -95,6 +95,11 @@ class Gateway:
         """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
         return self.frame.active
 
+    @property
+    def batch_members(self) -> Mapping[str, Sequence[str]]:
+        """The members of each virtual model that may answer in the batch lane, in its policy's order."""
+        return self._routes.batch_members if self._routes is not None else {}
+
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for what a protocol does with a request before `generate`, such as authentication
         and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""

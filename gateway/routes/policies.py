@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gateway.routes.by_lane import ByLane
@@ -15,3 +15,8 @@ from gateway.routes.split import Split
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
     {kind.policy: kind for kind in (Split, Fallback, ByLane, Cascade, Learned)}
 )
+
+
+def members_of_batches(policy: Policy) -> Sequence[str]:
+    """Return the members that may answer requests in the batch lane."""
+    return (policy.batch,) if isinstance(policy, ByLane) else policy.members

@@ -20,6 +20,7 @@ from gateway.batches.gate import Gate
 from gateway.batches.input import CheckParameters, InputCheck
 from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
+from gateway.batches.setup import with_route_gates
 from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
 from gateway.core.routing import Catalog
@@ -120,7 +121,8 @@ class BatchCluster:
         gateway_app = await build_gateway_app(root, **options)
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
-        gates = {one.name: Gate(one.engine, lambda: lane_capacity, loop.time) for one in gateway_app.gateway.models}
+        engines = {one.name: Gate(one.engine, lambda: lane_capacity, loop.time) for one in gateway_app.gateway.models}
+        gates = with_route_gates(engines, gateway_app.gateway)
         context = BatchContext(
             store, self.open_files(), gateway_app.gateway, self.holders, gates, lambda how: counts.update([how])
         )

@@ -20,7 +20,10 @@ from gateway.batches.setup import BatchMetrics
 from gateway.core.feed import LEAST
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance
+from gateway.routes.by_lane import ByLane
 from gateway.routes.cascade import Cascade
+from gateway.routes.fallback import Fallback
+from gateway.routes.policy import MemberState
 from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
 SMALL = "small"
@@ -71,6 +74,21 @@ async def test_lines_may_name_a_virtual_model(cluster):
     assert {(body["model"], body["choices"][0]["message"]["content"]) for body in bodies} == {("auto", "Hello, world!")}
     assert {(body["x_loralane"]["model"], body["x_loralane"]["reason"]) for body in bodies} == {(BASE, "logprob")}
     assert (len(member.gateway_app.engine.requests), len(small.requests)) == (3, 3)
+    await cluster.assert_clean(member)
+
+
+@pytest.mark.parametrize("policy", [ByLane(interactive=BASE, batch=SMALL), Fallback((BASE, SMALL))])
+async def test_a_closed_gate_holds_up_no_line_that_another_member_may_answer(cluster, policy):
+    small = FakeEngine()
+    table = RouteTable({"auto": policy}, lambda member: MemberState(ready=member == SMALL))
+    member = await cluster.add_member(others={SMALL: small}, routes=table)
+    member.gateway_app.engine.modes = dict.fromkeys(member.gateway_app.engine.modes, LaneMode.PAUSED)
+    batch = await cluster.submit([chat_line(f"{number}", model=("auto", SMALL)[number % 2]) for number in range(6)])
+    async with working(member):
+        ended = await cluster.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", 6)
+    assert dict(ended.model_lines) == {"auto": 3, SMALL: 3}
+    assert (len(member.gateway_app.engine.requests), len(small.requests)) == (0, 6)
     await cluster.assert_clean(member)
 
 

@@ -1,0 +1,88 @@
+"""Admits lines for a virtual model: to whichever of its members' engines admits them first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from gateway.batches.gate import AdmissionQueue, EnginePlace, LineGate, Order
+
+MOST_AT_UPSTREAMS = 64
+"""Maximum number of lines of virtual models with upstreams that run at the same time for this process, besides those
+that engines admit. It is the default `max_requests` of one upstream."""
+
+
+class UpstreamGate:
+    """Admits lines to upstreams, which do not tell how many more they would take."""
+
+    is_passable = True
+    closed_seconds = 0.0
+
+    def __init__(self) -> None:
+        self._queue = AdmissionQueue(lambda: MOST_AT_UPSTREAMS - self._queue.inside)
+
+    def wants_more(self, waiting: int) -> bool:
+        return waiting < MOST_AT_UPSTREAMS
+
+    async def enter(self, order: Order) -> EnginePlace:
+        await self._queue.enter(order)
+        return EnginePlace(self)
+
+    def began(self) -> None:
+        """Do nothing: a line counts until it has ended."""
+
+    def leave(self, place: EnginePlace) -> None:
+        self._queue.leave()
+
+
+class RouteGate:
+    """Admits this process's lines for one virtual model. A line waits at the gates of all members at once and takes the
+    first place that it gets, so that an engine which is away or busy holds up no line that another member may answer.
+    The policy then chooses the member."""
+
+    def __init__(self, gates: Callable[[], Sequence[LineGate]]) -> None:
+        """`gates` returns those of the members that may answer in the batch lane now, in the policy's order."""
+        self._gates = gates
+
+    @property
+    def is_passable(self) -> bool:
+        return any(gate.is_passable for gate in self._gates())
+
+    @property
+    def closed_seconds(self) -> float:
+        return min(gate.closed_seconds for gate in self._gates())
+
+    def wants_more(self, waiting: int) -> bool:
+        return any(gate.wants_more(waiting) for gate in self._gates())
+
+    @asynccontextmanager
+    async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
+        place = await self._first(self._gates(), order)
+        try:
+            yield place
+        finally:
+            place.leave()
+
+    async def _first(self, gates: Sequence[LineGate], order: Order) -> EnginePlace:
+        """Wait at all gates, and return the first place, which the caller must leave. Of several at once, it is that of
+        the gate which comes first."""
+        if len(gates) == 1:
+            return await gates[0].enter(order)
+        tries = [asyncio.create_task(gate.enter(order)) for gate in gates]
+        chosen: asyncio.Task[EnginePlace] | None = None
+        try:
+            await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+            chosen = next(one for one in tries if one.done())
+            return chosen.result()
+        finally:
+            for one in tries:
+                if one is not chosen:
+                    one.cancel()
+                    one.add_done_callback(_leave)
+
+
+def _leave(entering: asyncio.Task[EnginePlace]) -> None:
+    """Leave the place that a gate gave although another gate had given one, if it did."""
+    if not entering.cancelled():
+        entering.result().leave()

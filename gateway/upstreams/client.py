@@ -85,6 +85,7 @@ class UpstreamClient:
             ):
                 async for chunk in chunks:
                     yield chunk
+            self._breaker.succeeded()  # not at the first piece, or an upstream that always breaks off would stay in use
         except UpstreamFailed as error:
             self._breaker.failed()
             log.warning("upstream_failed", upstream=self.name, reason=str(error))
@@ -113,7 +114,6 @@ class UpstreamClient:
                 await asyncio.sleep(RETRY_SECONDS * 2 ** (self._config.retries - left))
             if first is None:
                 raise UpstreamFailed("an empty answer")
-            self._breaker.succeeded()
             yield _after(first, events)
 
     @asynccontextmanager

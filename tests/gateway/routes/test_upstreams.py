@@ -173,6 +173,14 @@ async def test_an_upstream_that_keeps_failing_is_left_alone(make_place, failing)
     assert len(place.cloud.bodies) == 2
 
 
+async def test_an_upstream_that_keeps_breaking_off_is_left_alone(make_place):
+    settings = {"retries": 0, "failures": 2}
+    place = await make_place(Fallback((CLOUD, BASE)), settings=settings, events=ANSWER[:3])
+    assert [(await place.chat()).status_code for _ in range(2)] == [503, 503]
+    assert (await place.chat()).headers["x-loralane-reason"] == "down"
+    assert len(place.cloud.bodies) == 2
+
+
 async def test_the_last_member_s_failure_is_the_answer(make_place):
     place = await make_place(statuses=[500] * 2)
     answer = await place.chat()

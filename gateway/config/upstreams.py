@@ -33,11 +33,11 @@ class UpstreamPrice:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamConfig:
-    """A server with OpenAI's API for chats. Raises ValueError for a URL that is not https or on this machine, and for a
-    number out of range."""
+    """A server with OpenAI's API for chats, completions or embeddings. Raises ValueError for a URL that is not https or
+    on this machine, and for a number out of range."""
 
     url: str
-    """Base URL, such as https://api.example.com/v1, to which /chat/completions is added."""
+    """Base URL, such as https://api.example.com/v1, to which paths like /chat/completions are added."""
     model: str
     """Name of the model there."""
     key: str = field(default="", repr=False)
@@ -76,9 +76,8 @@ class UpstreamConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
 
-    @property
-    def endpoint(self) -> str:
-        return f"{self.url.rstrip('/')}/chat/completions"
+    def endpoint(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/{path}"
 
     def permits(self, name: str, tenant: Tenant, lane: Lane) -> bool:
         """Return whether requests of a tenant in a lane may be sent to this upstream, whose name is `name`: both its

@@ -144,7 +144,7 @@ class RouteRunner:
             return await prompt_vector(self._server.serve, principal, request, places[-1], pooling)
 
         self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
-        if request.pooling is not None:
+        if request.pooling is not None and len({self._computed_by(member) for member in policy.members}) > 1:
             raise unsupported_parameter("model", "names a virtual model, whose members' vectors cannot be compared")
         lane = principal.tenant.effective_lane(request.lane)
         return Asked(
@@ -163,6 +163,11 @@ class RouteRunner:
     ) -> AbstractAsyncContextManager[Generation]:
         server = self._upstreams if place.member in self._upstreams else self._server
         return server.serve(principal, request, place)
+
+    def _computed_by(self, member: str) -> str:
+        """Return a name that is equal for members which compute the same: upstreams with the same model."""
+        upstream = self._table.upstreams.get(member)
+        return member if upstream is None else f"upstream {upstream.model}"
 
     def _state(self, member: str) -> MemberState:
         if member in self._upstreams:

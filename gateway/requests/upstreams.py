@@ -28,10 +28,12 @@ FINGERPRINT = "fp_upstream"
 
 
 class Upstream(Protocol):
-    """A server elsewhere that answers chats."""
+    """A server elsewhere that answers requests."""
 
     name: str
     """Name of the member, under which its usage is counted."""
+    model: str
+    """Name of the model there."""
 
     @property
     def ready(self) -> bool:
@@ -103,10 +105,10 @@ class UpstreamServer:
                     if chunk.has_output:
                         timer.on_token()
                         record.first_token, record.last_token = record.first_token or now, now
-                        record.note_tokens(chunk.answer, 1)
+                        record.note_tokens(chunk.answer, 0 if chunk.vector else 1)
                     if chunk.usage is not None:
                         timer.on_answered()
-                        self._end(record, chunk.usage, chunk.finish_reason or "stop")
+                        self._end(request, record, chunk.usage, chunk.finish_reason or "stop")
                         chunk = replace(chunk, usage=record.usage)
                     yield chunk
                     timer.on_waiting()
@@ -114,29 +116,29 @@ class UpstreamServer:
             record.refund = record.refund or record.first_token is None
             raise
 
-    def _end(self, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
+    def _end(self, request: GenerateRequest, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
         """Complete the record by the usage that the upstream told."""
         if usage.prompt:
             record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
             record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
         record.first_token = record.first_token or self._frame.clock()
-        self._outputs.add(record.tenant, record.served_name, record.completion_tokens / record.n)
+        if request.pooling is None:
+            answers = len(request.prompts) * request.n
+            self._outputs.add(record.tenant, record.served_name, record.completion_tokens / answers)
         record.end(finish, 200)
 
     async def _estimated_prompt(self, request: GenerateRequest) -> int:
-        """Return about how many tokens the prompts have, from the texts of their messages and tools."""
-        texts = [
-            f"{[said.get('content') for said in prompt.messages]} {prompt.tools or ''}"
-            for prompt in request.prompts
-            if isinstance(prompt, Chat)
-        ]
-        return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts])
+        """Return about how many tokens the prompts have, for chats from the texts of their messages and tools."""
+        ids = [len(prompt) for prompt in request.prompts if isinstance(prompt, tuple)]
+        texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
+        return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts], sum(ids))
 
     def _wanted(self, request: GenerateRequest, record: RequestRecord, place: Placement) -> ReserveRequest:
         answers = len(request.prompts) * request.n
         average = math.ceil(self._outputs.average(record.tenant, record.served_name))
         asked = max(request.asked_tokens or 0, request.reserve_tokens)
-        tokens = (record.prompt_tokens + (asked or average) * answers) * place.runs
+        outputs = 0 if request.pooling else (asked or average) * answers
+        tokens = (record.prompt_tokens + outputs) * place.runs
         least = None if asked else record.prompt_tokens + answers
         assert record.lane is not None, "its lane is known"
         lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
@@ -157,3 +159,9 @@ class UpstreamServer:
             rate_headers=headers,
             speech=self._speech,
         )
+
+
+def _text_of(prompt: Chat | str) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return f"{[said.get('content') for said in prompt.messages]} {prompt.tools or ''}"

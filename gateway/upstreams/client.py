@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from typing import TypeVar
 
 import httpx
 import structlog
@@ -16,8 +17,9 @@ from gateway.config.upstreams import UpstreamConfig
 from gateway.core.breaker import Breaker
 from gateway.core.errors import MAX_QUOTED, Fault, unavailable
 from gateway.core.tenants import Tenant
-from gateway.requests.types import GenerateRequest, GenerationChunk
-from gateway.upstreams import wire
+from gateway.requests.types import Chat, GenerateRequest, GenerationChunk
+from gateway.upstreams import vectors, wire
+from gateway.upstreams.vectors import Vectors
 from gateway.upstreams.wire import UpstreamFailed
 
 MAX_LINE_BYTES = 2**20
@@ -31,6 +33,10 @@ REFUSALS = (400, 413, 422)
 TRANSIENT = (408, 429)
 """Statuses below 500 for which the request is sent again."""
 DONE = b"[DONE]"
+
+T = TypeVar("T")
+Reader = Callable[[httpx.Response], AsyncGenerator[T, None]]
+"""Reads the parts of an answer from a response with status 200. Raises UpstreamFailed."""
 
 log = structlog.get_logger("upstreams")
 
@@ -47,7 +53,7 @@ class UpstreamClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`transport` replaces the network in tests. `clock` returns monotonic seconds."""
-        self.name = name
+        self.name, self.model = name, config.model
         self._config = config
         self._breaker = Breaker(config.failures, config.pause_s, clock)
         self._running = 0
@@ -79,10 +85,7 @@ class UpstreamClient:
             raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} has failed and is not asked for a while")
         self._running += 1
         try:
-            async with (
-                self._events(wire.body_of(request, self._config.model)) as events,
-                aclosing(self._chunks(events, request.n)) as chunks,
-            ):
+            async with aclosing(self._answer(request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             self._breaker.succeeded()  # not at the first piece, or an upstream that always breaks off would stay in use
@@ -93,16 +96,34 @@ class UpstreamClient:
         finally:
             self._running -= 1
 
+    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of all answers. Raises like `_begun`."""
+        name, num_answers = self._config.model, len(request.prompts) * request.n
+        if request.pooling is not None:
+            async with self._begun("embeddings", vectors.body_of(request, name), self._read_vectors) as found:
+                yield GenerationChunk(0)
+                async for answer in found:
+                    for chunk in vectors.chunks_of(answer, request):
+                        yield chunk
+            return
+        path = "chat/completions" if isinstance(request.prompts[0], Chat) else "completions"
+        async with (
+            self._begun(path, wire.body_of(request, name), self._read_events) as events,
+            aclosing(self._chunks(events, num_answers)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
     @asynccontextmanager
-    async def _events(self, body: wire.Json) -> AsyncIterator[AsyncIterator[wire.Event]]:
-        """Send a request, again if it fails, and yield the events of the answer, of which the first has come. Raises
-        UpstreamFailed, and ApiError if the upstream refuses the request itself."""
+    async def _begun(self, path: str, body: wire.Json, read: Reader[T]) -> AsyncIterator[AsyncIterator[T]]:
+        """Send a request, again if it fails, and yield what `read` yields of the answer, whose first part has come.
+        Raises UpstreamFailed, and ApiError if the upstream refuses the request itself."""
         async with AsyncExitStack() as stack:
             for left in range(self._config.retries, -1, -1):
                 try:
                     async with AsyncExitStack() as own, asyncio.timeout(self._config.first_token_timeout_s):
-                        events = await own.enter_async_context(self._begun(body))
-                        first = await anext(events, None)
+                        parts = await own.enter_async_context(self._sent(path, body, read))
+                        first = await anext(parts, None)
                         stack.push_async_exit(own.pop_all())
                     break
                 except TimeoutError:
@@ -114,22 +135,33 @@ class UpstreamClient:
                 await asyncio.sleep(RETRY_SECONDS * 2 ** (self._config.retries - left))
             if first is None:
                 raise UpstreamFailed("an empty answer")
-            yield _after(first, events)
+            yield _after(first, parts)
 
     @asynccontextmanager
-    async def _begun(self, body: wire.Json) -> AsyncIterator[AsyncIterator[wire.Event]]:
-        """Send a request once, and yield the events of the answer. Raises like `_events`."""
+    async def _sent(self, path: str, body: wire.Json, read: Reader[T]) -> AsyncIterator[AsyncIterator[T]]:
+        """Send a request once, and yield what `read` yields of the answer. Raises like `_begun`."""
         with _failures():
-            async with self._http.stream("POST", self._config.endpoint, json=body) as response:
+            async with self._http.stream("POST", self._config.endpoint(path), json=body) as response:
                 if response.status_code != 200:
                     raise await _refused(response)
-                if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                    raise UpstreamFailed("an answer that is no stream", is_transient=False)
-                async with aclosing(self._read(response)) as events:
-                    yield events
+                async with aclosing(read(response)) as parts:
+                    yield parts
 
-    async def _read(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
-        """Yield the events of a stream up to [DONE]. Raises UpstreamFailed if it ends before, or is too long."""
+    async def _read_vectors(self, response: httpx.Response) -> AsyncGenerator[Vectors, None]:
+        """Yield the answer in the body of a response. Raises UpstreamFailed if it is too long or no such answer."""
+        text = bytearray()
+        with _failures():
+            async for piece in response.aiter_bytes():
+                text += piece
+                if len(text) > self._config.max_response_bytes:
+                    raise UpstreamFailed("an answer that is too long", is_transient=False)
+        yield vectors.read_vectors(bytes(text))
+
+    async def _read_events(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
+        """Yield the events of a stream up to [DONE]. Raises UpstreamFailed if it is none, ends before, or is too
+        long."""
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            raise UpstreamFailed("an answer that is no stream", is_transient=False)
         line, total = b"", 0
         with _failures():
             async for piece in response.aiter_bytes():
@@ -172,10 +204,10 @@ class UpstreamClient:
         yield replace(last, usage=wire.usage_of(usage))
 
 
-async def _after(first: wire.Event, rest: AsyncIterator[wire.Event]) -> AsyncIterator[wire.Event]:
+async def _after(first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
     yield first
-    async for event in rest:
-        yield event
+    async for part in rest:
+        yield part
 
 
 async def _refused(response: httpx.Response) -> Exception:

@@ -1,4 +1,5 @@
-"""Converts requests to bodies of OpenAI's chat completions, and the events of their streams to chunks."""
+"""Converts requests to bodies of OpenAI's chat completions and completions, and the events of their streams to
+chunks."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.core.grammars import Grammar, GrammarKind
+from engine.core.types import PoolingKind
 from gateway.core.errors import ApiError, Fault, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message
@@ -21,6 +23,8 @@ Json = dict[str, Any]
 
 MOST_TOKENS = 10_000_000
 """Maximum numbers of tokens that an upstream is believed."""
+MOST_ANSWERS = 128
+"""Maximum number of answers of a request, as many as engines give."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
 """Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
 
@@ -34,11 +38,15 @@ class UpstreamFailed(Exception):
 
 
 def check(request: GenerateRequest) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if an upstream cannot do what a request asks for: only chats are sent, and
-    nothing that speaks of a model's tokens."""
-    sampling = request.sampling
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if an upstream cannot do what a request asks for: nothing is sent that
+    speaks of a model's tokens, except token ids of which it is to make vectors."""
+    sampling, pooling = request.sampling, request.pooling
+    ids = any(isinstance(prompt, tuple) for prompt in request.prompts)
+    chats = sum(isinstance(prompt, Chat) for prompt in request.prompts)
     refused = {
-        "prompt": not all(isinstance(prompt, Chat) for prompt in request.prompts) or len(request.prompts) != 1,
+        "prompt": (ids and pooling is None) or (chats > 0 and len(request.prompts) > 1),
+        "pooling": pooling is not None and (chats > 0 or pooling.kind is not PoolingKind.LAST),
+        "n": len(request.prompts) * request.n > MOST_ANSWERS and pooling is None,
         "logprobs": sampling.logprobs is not None,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
         "logit_bias": bool(sampling.logit_bias),
@@ -46,7 +54,7 @@ def check(request: GenerateRequest) -> None:
         "ignore_eos": sampling.ignore_eos,
         "min_tokens": bool(sampling.min_tokens),
         "include_stop_str_in_output": request.keep_stop,
-        request.grammar_field or "grammar": _is_other_grammar(sampling.grammar),
+        request.grammar_field or "grammar": _is_other_grammar(sampling.grammar) or (sampling.grammar and not chats),
         "continue_final_message": any(
             isinstance(prompt, Chat) and prompt.options.continue_final_message for prompt in request.prompts
         ),
@@ -61,16 +69,11 @@ def _is_other_grammar(grammar: Grammar | None) -> bool:
 
 
 def body_of(request: GenerateRequest, model: str) -> Json:
-    """Return the body for a request that `check` accepts. `model` is the model's name at the upstream. Values that have
-    OpenAI's defaults are left out, because some servers refuse fields that they do not know."""
-    chat, sampling = request.prompts[0], request.sampling
-    assert isinstance(chat, Chat), "others are refused"
-    body: Json = {
-        "model": model,
-        "messages": [_message(message) for message in chat.messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    """Return the body for a request for answers that `check` accepts: of a chat completion if it is a chat, otherwise
+    of a completion. `model` is the model's name at the upstream. Values that have OpenAI's defaults are left out,
+    because some servers refuse fields that they do not know."""
+    sampling, chat = request.sampling, request.prompts[0]
+    body: Json = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     optional: dict[str, tuple[Any, Any]] = {
         "temperature": (sampling.temperature, 1.0),
         "top_p": (sampling.top_p, 1.0),
@@ -82,6 +85,9 @@ def body_of(request: GenerateRequest, model: str) -> Json:
         "stop": (list(request.stop), []),
     }
     body |= {name: value for name, (value, default) in optional.items() if value != default}
+    if not isinstance(chat, Chat):
+        return body | {"prompt": list(request.prompts) if len(request.prompts) > 1 else chat}
+    body["messages"] = [_message(message) for message in chat.messages]
     if sampling.grammar is not None:
         body["response_format"] = _format(json.loads(sampling.grammar.text))
     if chat.tools:
@@ -136,6 +142,8 @@ class Delta(Struct):
 class ChoiceDelta(Struct):
     index: int = 0
     delta: Delta | None = None
+    text: str | None = None
+    """New text of a completion that is no chat."""
     finish_reason: str | None = None
 
 
@@ -155,7 +163,7 @@ class Usage(Struct):
 
 
 class Event(Struct):
-    """One event of a stream of chat completions, as far as it is read."""
+    """One event of a stream of chat completions or completions, as far as it is read."""
 
     choices: list[ChoiceDelta] = []
     usage: Usage | None = None
@@ -166,12 +174,12 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 def read_event(data: bytes) -> Event:
-    """Return the event in the data of a server-sent event. Raises UpstreamFailed if it is an error, or none of a chat
+    """Return the event in the data of a server-sent event. Raises UpstreamFailed if it is an error, or none of a
     completion."""
     try:
         event = _decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UpstreamFailed("an event that is not of a chat completion", is_transient=False) from error
+        raise UpstreamFailed("an event that is not of a completion", is_transient=False) from error
     if event.error:
         raise UpstreamFailed("an error in place of an answer's next piece")
     return event
@@ -184,7 +192,7 @@ def chunk_of(choice: ChoiceDelta, num_answers: int) -> GenerationChunk:
     delta, reason = choice.delta or Delta(), choice.finish_reason
     return GenerationChunk(
         choice.index,
-        (delta.content or "") + (delta.refusal or ""),
+        (choice.text or "") + (delta.content or "") + (delta.refusal or ""),
         reasoning=delta.reasoning_content or "",
         calls=tuple(map(_part, delta.tool_calls or ())),
         finish_reason=FINISHES.get(reason, "stop") if reason else None,

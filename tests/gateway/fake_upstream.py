@@ -1,4 +1,4 @@
-"""A server elsewhere with OpenAI's chat completions, of which a test says what it answers."""
+"""A server elsewhere with OpenAI's API, of which a test says what it answers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class FakeUpstream:
     statuses: list[int] = field(default_factory=list)
     error: dict[str, Any] = field(default_factory=dict)
     content_type: str = "text/event-stream"
+    body: Any = None
+    """Sent as JSON in place of the events."""
     go_on: asyncio.Event | None = None
     """The server waits for it before the event with the number `hold_at`."""
     hold_at: int = 2
@@ -52,6 +54,9 @@ class FakeUpstream:
         writer.write(f"HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode())
         if status != 200:
             writer.write(json.dumps({"error": self.error}).encode())
+            return
+        if self.body is not None:
+            writer.write(json.dumps(self.body).encode())
             return
         for number, event in enumerate(self.events):
             if number == self.hold_at and self.go_on is not None:

@@ -136,7 +136,10 @@ def test_an_upstream_has_a_price_and_a_key_from_the_environment(tmp_path):
     (tmp_path / "loralane.yaml").write_text(CLOUD % GOOD)
     config = load_config(tmp_path / "loralane.yaml", {"CLOUD_KEY": "sk-secret"})
     cloud = config.upstreams["cloud"]
-    assert (cloud.key, cloud.endpoint) == ("sk-secret", "https://api.example.com/v1/chat/completions")
+    assert (cloud.key, cloud.endpoint("chat/completions")) == (
+        "sk-secret",
+        "https://api.example.com/v1/chat/completions",
+    )
     assert "sk-secret" not in repr(config)
     assert [(price.adapter, price.completion) for price in config.pricing.prices] == [("cloud", 15), ("*", 2)]
     found = dict(explain(config, tmp_path, {name: {"device": "cuda", "dtype": "x"} for name in ("large", "small")}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 from fake_upstream import ANSWER, USAGE, FakeUpstream, delta, running_upstream
 from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app, key_ring
@@ -349,8 +351,91 @@ async def test_what_an_upstream_cannot_do_goes_to_the_next_member_or_is_refused(
     alone = await make_place()
     refused = await alone.chat(**fields)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-    text = await alone.post({"prompt": "hi"}, "/v1/completions")
-    assert text.json()["error"]["param"] == "prompt"
+    ids = await alone.post({"prompt": [5, 6]}, "/v1/completions")
+    assert ids.json()["error"]["param"] == "prompt"
+
+
+def piece(index: int, text: str = "", finish: str | None = None) -> dict[str, Any]:
+    """An event of a stream of completions."""
+    return {"choices": [{"index": index, "text": text, "finish_reason": finish, "logprobs": None}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completions_are_sent_as_completions(make_place, stream):
+    events = (piece(1, "d"), piece(0, "b"), piece(0, "c", "length"), piece(1, "e", "stop"), USAGE, "[DONE]")
+    place = await make_place(events=events)
+    fields = {"prompt": ["a", "c"], "max_tokens": 2, "temperature": 0, "stream": stream, "echo": True}
+    response = await place.post(fields, "/v1/completions")
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        told = [choice for event in events for choice in event["choices"]]
+    else:
+        told = response.json()["choices"]
+        assert response.json()["usage"]["total_tokens"] == 10
+    texts = ["".join(choice["text"] for choice in told if choice["index"] == index) for index in (0, 1)]
+    ends = {choice["index"]: choice["finish_reason"] for choice in told if choice["finish_reason"]}
+    assert (texts, ends) == (["abc", "cde"], {0: "length", 1: "stop"})
+    [sent] = place.cloud.bodies
+    options = {"include_usage": True}
+    wanted = {"prompt": ["a", "c"], "max_tokens": 2, "temperature": 0, "stream": True, "stream_options": options}
+    assert sent == {"model": "big-1", **wanted}
+    assert place.cloud.headers[0].startswith("POST /v1/completions ")
+    assert place.charged == {CLOUD: 10}
+
+
+def vectors_body(*vectors: Any) -> dict[str, Any]:
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    return {"object": "list", "data": data[::-1], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
+
+
+IN_BASE64 = b64encode(np.array([3.0, 4.0], dtype="<f4").tobytes()).decode()
+
+
+@pytest.mark.parametrize("second", [[3.0, 4.0], IN_BASE64], ids=["numbers", "base64"])
+async def test_embeddings_are_sent_as_embeddings(make_place, second):
+    place = await make_place(body=vectors_body([0.0, 2.0], second))
+    answer = await place.post({"input": ["a", "b"], "dimensions": 2}, "/v1/embeddings")
+    assert [item["embedding"] for item in answer.json()["data"]] == [[0.0, 1.0], pytest.approx([0.6, 0.8])]
+    assert answer.json()["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert (answer.json()["model"], answer.headers["x-loralane-model"]) == (ROUTE, CLOUD)
+    assert place.cloud.bodies == [{"model": "big-1", "input": ["a", "b"], "dimensions": 2, "encoding_format": "base64"}]
+    assert place.cloud.headers[0].startswith("POST /v1/embeddings ")
+    assert place.charged == {CLOUD: 5}
+    as_it_came = await place.post({"input": [[5, 6], [7]], "normalize": False}, "/v1/embeddings")
+    assert [item["embedding"] for item in as_it_came.json()["data"]] == [[0.0, 2.0], [3.0, 4.0]]
+    assert place.cloud.bodies[1]["input"] == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        vectors_body([1.0]),
+        vectors_body([1.0], [1.0, 2.0]),
+        vectors_body([1.0, 2.0], "?"),
+        vectors_body([], []),
+        {"data": 3},
+        {"error": {"message": "secret"}},
+    ],
+    ids=["too few", "two lengths", "no base64", "empty", "another thing", "an error"],
+)
+async def test_vectors_that_cannot_be_used_are_a_failure_and_free(make_place, body):
+    place = await make_place(body=body, settings={"retries": 0})
+    answer = await place.post({"input": ["a", "b"]}, "/v1/embeddings")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert (place.charged.get(CLOUD, 0), "secret" in answer.text) == (0, False)
+
+
+async def test_vectors_come_from_upstreams_only_if_all_members_have_one_model(make_place):
+    place = await make_place(Fallback((CLOUD, "cloud-2")), body=vectors_body([1.0]), statuses=[500] * 2)
+    second = UpstreamClient("cloud-2", UpstreamConfig(place.cloud.url, "big-1"))
+    place.table.upstreams["cloud-2"] = second
+    answer = await place.post({"input": "a"}, "/v1/embeddings")
+    assert (answer.status_code, answer.headers["x-loralane-model"]) == (200, "cloud-2")
+    await second.close()
+    mixed = await make_place(Fallback((CLOUD, BASE)), body=vectors_body([1.0]))
+    assert (await mixed.post({"input": "a"}, "/v1/embeddings")).json()["error"]["param"] == "model"
+    refused = await (await make_place()).post({"input": "a", "pooling": "mean"}, "/v1/embeddings")
+    assert refused.json()["error"]["param"] == "pooling"
 
 
 async def test_a_cascade_may_end_at_an_upstream(make_place):

@@ -426,8 +426,8 @@ async def test_members_that_a_tenant_may_not_use_are_left_out(make_room):
         assert ROUTE not in [card["id"] for card in (await client.get("/v1/models")).json()["data"]]
 
 
-async def test_a_virtual_model_refuses_vectors_and_adapters_beside_it(make_room):
-    room = await make_room(Split({BASE: 1}))
+async def test_a_virtual_model_refuses_vectors_of_two_models_and_adapters_beside_it(make_room):
+    room = await make_room(Split({BASE: 1, SMALL: 1}))
     async with room.app.client() as client:
         vector = await client.post("/v1/embeddings", json={"model": ROUTE, "input": "hi"})
     assert (vector.status_code, vector.json()["error"]["param"]) == (400, "model")

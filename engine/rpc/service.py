@@ -11,7 +11,7 @@ import structlog
 from engine.core.commands import Abort, FetchKv, Submit
 from engine.core.config import LaneGoals
 from engine.core.lane_modes import cancel, set_goals, set_mode
-from engine.core.types import Lane, TokenEvent
+from engine.core.types import Lane, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import HostAdapter
 from engine.pb import engine_pb2 as pb
@@ -190,19 +190,29 @@ class EngineService(pb_grpc.EngineServicer):
 
     def _take(self, session: GatewaySession, command: pb.Command) -> None:
         if command.HasField("abort"):
+            with self._lock:
+                session.fetches.discard(command.abort.request_id)
             self._engine.inbox.put(Abort(command.abort.request_id))
             return
         if command.HasField("fetch_kv"):
-            self._engine.inbox.put(FetchKv(request_from_pb(command.fetch_kv, self._engine.clock())))
+            self._fetch(session, request_from_pb(command.fetch_kv, self._engine.clock()))
             return
         request = request_from_pb(command.submit, self._engine.clock())
         with self._lock:
             if session.ended:  # the gateway left meanwhile, so that no command would ever abort this request
                 return
+            session.fetches.discard(request.id)
             if self._owner.setdefault(request.id, session) is session:
                 session.expect(request.id, whole=command.submit.whole)
             self._engine.inbox.put(Submit(request))
         self._prefixes.add(command.submit.prefix_keys)
+
+    def _fetch(self, session: GatewaySession, request: Request) -> None:
+        """Fetch the KV of a request ahead, until the session ends, unless it has ended."""
+        with self._lock:
+            if not session.ended:
+                session.fetches.add(request.id)
+                self._engine.inbox.put(FetchKv(request))
 
     def _admit(self, session: GatewaySession) -> bool:
         """Record a new session. Returns False if there are too many."""
@@ -213,11 +223,13 @@ class EngineService(pb_grpc.EngineServicer):
             return True
 
     def _abandon(self, session: GatewaySession) -> None:
+        """Abort the requests and end the fetches of a session that has ended."""
         with self._lock:
             session.ended = True
             orphans = [request_id for request_id, owner in self._owner.items() if owner is session]
             for request_id in orphans:
                 del self._owner[request_id]
+            orphans += session.fetches
         for request_id in orphans:
             self._engine.inbox.put(Abort(request_id))
 

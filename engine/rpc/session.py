@@ -37,6 +37,8 @@ class GatewaySession:
         self.ended = False
         self.overflowed = False
         """True once the gateway has left too many events unread."""
+        self.fetches: set[str] = set()
+        """Ids of requests whose KV is fetched ahead, until the gateway submits or drops them."""
         self._outbox: queue.SimpleQueue[tuple[list[TokenEvent], int, bool] | None] = queue.SimpleQueue()
         """(events of a step, their size, whether a client waits for any of them), the oldest step first. None ends the
         stream."""

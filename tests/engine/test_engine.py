@@ -8,12 +8,23 @@ import pytest
 from engine.core.check import leftovers, violations
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
+from engine.core.kv_moves import CancelFetch, FetchPages
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Request, SamplingParams
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.rpc.service import EngineService, GatewaySession
+
+
+class Mover:
+    """Keeps its orders, and carries out none."""
+
+    def __init__(self):
+        self.orders = []
+
+    def take(self, order):
+        self.orders.append(order)
 
 
 class HostExecutor(FakeExecutor):
@@ -219,6 +230,31 @@ def test_a_command_that_outlives_its_session_is_dropped():
     service._take(session, pb.Command(submit=pb.Submit(request_id="late", prompt=[1])))
     assert engine.step() == []
     assert engine.state.sequences == {}
+
+
+def test_a_session_that_ends_ends_the_fetches_that_it_began():
+    engine = Engine(EngineState.create(CoreConfig(num_pages=99, block_size=4, host_pages=99)), FakeExecutor())
+    service, session = EngineService(engine, pb.EngineInfo()), GatewaySession()
+    mover = Mover()
+    engine.connect(mover)
+
+    def take(**command):
+        service._take(session, pb.Command(**command))
+        engine.step()
+
+    def submit(name, number):
+        source = pb.KvSource(address="unix:/other", seconds=60.0, computes=True)
+        return pb.Submit(request_id=name, prompt=[number] * 9, params={"max_tokens": 4}, kv_source=source)
+
+    for number, name in enumerate(("dropped", "begun", "awaited")):
+        take(fetch_kv=submit(name, number))
+    take(abort=pb.Abort(request_id="dropped"))
+    take(submit=submit("begun", 1))
+    service._abandon(session)
+    take(fetch_kv=submit("late", 3))
+    engine.step()
+    assert [type(order) for order in mover.orders] == [FetchPages] * 3 + [CancelFetch] * 3
+    assert [order.id for order in mover.orders] == [1, 2, 3, 1, 2, 3] and not engine.state.sequences
 
 
 def test_a_caller_that_looks_sees_a_whole_state(running):

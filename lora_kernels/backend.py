@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms, Pointwise
+from lora_kernels.pointwise import Pointwise, QkNorms
 from lora_kernels.segments import SegmentPlan
 
 
@@ -127,15 +127,15 @@ class Backend(Protocol):
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Performs the steps between the fused projection and attention: head norms, rotary embedding, and `write_kv`.
+        """Performs the steps between the fused projection and attention: norms, rotary embedding, and `write_kv`.
 
         Args:
             qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be modified.
             cos, sin: see `Pointwise.rotate`.
-            norms: None means that the model has no head norms.
+            norms: None means that the model has no norms of queries and keys.
             kv_coding: how the layer's K and V are stored. None means as they are. Backends for a CPU accept only None.
 
         Returns:

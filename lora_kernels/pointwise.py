@@ -15,11 +15,14 @@ class Pointwise(Protocol):
     """Row-wise operations of a decoder. Results are rounded where Hugging Face's models round them, so that the outputs
     are the same."""
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta`, if given, to `x` in place, and returns the weighted RMSNorm of the sum, a new tensor.
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
+    ) -> Tensor:
+        """Adds `delta` times `factor`, if given, to `x` in place, and returns the weighted RMSNorm of the sum, a new
+        tensor, or `x` if `weight` is None.
 
-        The sum is normalised in fp32, rounded to the dtype of `x`, and then multiplied by `weight`, in that order. If
-        `weight` is of a wider dtype, fp32, the product is rounded instead.
+        The product and the sum are rounded to the dtype of `x`. The sum is normalised in fp32, rounded, and then
+        multiplied by `weight`, in that order. If `weight` is of a wider dtype, fp32, the product is rounded instead.
 
         Args:
             x, delta: [num_rows, width].
@@ -55,60 +58,60 @@ GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """The RMSNorms of query and key heads, for models that have them. `query` and `key` are the weights, [head_dim]."""
+class QkNorms:
+    """The RMSNorms of queries and keys before the rotary embedding, for models that have them.
+
+    Attributes:
+        query, key: the weights: [head_dim], by which each head is normalised by itself (Qwen 3), or [heads * head_dim]
+            and [kv_heads * head_dim], by which all heads of a row are normalised together (OLMo 2).
+    """
 
     query: Tensor
     key: Tensor
     eps: float
 
-    def apply(self, query_key: Tensor, heads: int) -> Tensor:
-        """Returns normalised and weighted copies of query and key heads, `query_key` [num_rows, heads + kv_heads,
-        head_dim], the first `heads` of which are query heads. Rounded as in `Pointwise.add_norm`."""
-        query, key = query_key[:, :heads], query_key[:, heads:]
-        return torch.cat((rms_norm(query, self.query, self.eps), rms_norm(key, self.key, self.eps)), dim=1)
+    def apply(self, query_key: Tensor, heads: int) -> None:
+        """Normalises query and key heads in place. `query_key` is [num_rows, heads + kv_heads, head_dim], of which the
+        first `heads` are query heads. Rounded as in `Pointwise.add_norm`."""
+        for part, weight in ((query_key[:, :heads], self.query), (query_key[:, heads:], self.key)):
+            of_norms = part.flatten(1).view(len(part), -1, len(weight))
+            part.copy_(rms_norm(of_norms, weight, self.eps).view(part.shape))
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectionNorms:
-    """The RMSNorms of whole queries and keys, of all heads together. `query` and `key` are the weights, [heads *
-    head_dim] and [kv_heads * head_dim]."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-
-    def apply(self, qkv: Tensor) -> None:
-        """Normalises query and key in place. `qkv` is [num_rows, (heads + 2 * kv_heads) * head_dim]."""
-        query, key, _ = qkv.split((len(self.query), len(self.key), len(self.key)), dim=1)
-        query.copy_(rms_norm(query, self.query, self.eps))
-        key.copy_(rms_norm(key, self.key, self.eps))
-
-
-def rotated_heads(
-    pointwise: Pointwise, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits `qkv` [num_rows, (heads + 2 * kv_heads) * head_dim] into query, key and value [num_rows, heads or
-    kv_heads, head_dim], and applies head norms and the rotary embedding to query and key (without norms, in place in
-    `qkv`). `kv` gives only the number of KV heads and their dimension, and is not written."""
+def split_heads(qkv: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the query, key and value of `qkv` [num_rows, (heads + 2 * kv_heads) * head_dim], as views [num_rows,
+    heads or kv_heads, head_dim]. `kv` gives only the number of KV heads and their dimension."""
     kv_heads, head_dim = kv.shape[3:]
-    split = qkv.view(len(qkv), -1, head_dim)
-    heads = split.shape[1] - 2 * kv_heads
-    query_key, value = split[:, : heads + kv_heads], split[:, heads + kv_heads :]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    return query, key, value
+
+
+def rotate_heads(
+    pointwise: Pointwise, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, norms: QkNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Applies norms and the rotary embedding to query and key of `qkv`, in place, and returns them and the value: see
+    `split_heads`."""
+    query, key, value = split_heads(qkv, kv)
+    heads = query.shape[1]
+    query_key = qkv.view(len(qkv), -1, query.shape[2])[:, : heads + key.shape[1]]
     if norms is not None:
-        query_key = norms.apply(query_key, heads)
+        norms.apply(query_key, heads)
     pointwise.rotate(query_key, cos, sin)
-    return query_key[:, :heads], query_key[:, heads:], value
+    return query, key, value
 
 
 class TorchPointwise:
     """`Pointwise` in torch, for any device."""
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`."""
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
+    ) -> Tensor:
+        """Adds `delta` times `factor`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor, or `x`:
+        `Pointwise.add_norm`."""
         if delta is not None:
-            x += delta
-        return rms_norm(x, weight, eps)
+            x += delta if factor == 1.0 else delta * factor
+        return x if weight is None else rms_norm(x, weight, eps)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`."""

@@ -97,7 +97,7 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
     norms = Norms(norm, None, norm, None)
     scores, gate_up = Scores(spec.attention_scale), linear(2 * inner)
-    layers = [Layer(i, None, scores, 0, norms, qkv, None, None, down, gate_up, down) for i in range(spec.layers)]
+    layers = [Layer(i, None, scores, 0, norms, qkv, None, down, gate_up, down) for i in range(spec.layers)]
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),

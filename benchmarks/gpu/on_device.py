@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch, Backend, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms, Pointwise
+from lora_kernels.pointwise import Pointwise, QkNorms
 from lora_kernels.segments import SegmentPlan
 
 
@@ -41,10 +41,10 @@ class OnDevice:
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Apply head norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
+        """Apply norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
         return the query. Only `kv`, the paged KV of a layer, is changed."""
         require_plain(kv_coding)
         there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
@@ -127,13 +127,16 @@ class PointwiseOnDevice:
         self._pointwise = pointwise
         self._device = device
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Add `delta`, if given, to `x` in place; return the RMSNorm of the sum times `weight`, computed on the
-        device."""
-        there, more = self._there(x), None if delta is None else self._there(delta)
-        result = self._pointwise.add_norm(there, more, self._there(weight), eps)
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
+    ) -> Tensor:
+        """Add `delta` times `factor`, if given, to `x` in place; return the RMSNorm of the sum times `weight`, computed
+        on the device, or `x` if `weight` is None."""
+        there = self._there(x)
+        more, norm = (None if tensor is None else self._there(tensor) for tensor in (delta, weight))
+        result = self._pointwise.add_norm(there, more, norm, eps, factor)
         x.copy_(there)
-        return result.to(x.device)
+        return x if weight is None else result.to(x.device)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Apply the rotary embedding to `x` [num_rows, heads, head_dim] in place, computed on the device."""

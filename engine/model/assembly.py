@@ -19,7 +19,7 @@ from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import Scores
 from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
-from lora_kernels.pointwise import HeadNorms, ProjectionNorms
+from lora_kernels.pointwise import QkNorms
 from lora_kernels.quantized import Weight, dense
 
 
@@ -124,9 +124,9 @@ def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _R
         biases = torch.cat([dense(reader.weight(f"{path}.bias")) for path in paths]) if bias else None
         return make_linear([reader.weight(f"{path}.weight") for path in paths], biases, reader.dtype, out_dtype)
 
-    def qk_norms() -> tuple[Tensor, Tensor, float]:
+    def qk_norms() -> QkNorms:
         query, key = (reader.norm(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
-        return query, key, spec.rms_norm_eps
+        return QkNorms(query, key, spec.rms_norm_eps)
 
     return Layer(
         index=index,
@@ -135,8 +135,7 @@ def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _R
         rope=rope,
         norms=Norms(*(reader.norm(f"{prefix}.{name}.weight") if name else None for name in spec.norms)),
         qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
-        head_norms=HeadNorms(*qk_norms()) if spec.qk_norm == "head" else None,
-        projection_norms=ProjectionNorms(*qk_norms()) if spec.qk_norm == "projection" else None,
+        qk_norms=qk_norms() if spec.qk_norm else None,
         o=fused("self_attn", ("o",), spec.o_bias, reader.sum_dtype),
         gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
         down=fused("mlp", ("down",), spec.mlp_bias, reader.sum_dtype),

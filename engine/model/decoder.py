@@ -18,7 +18,7 @@ from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import AttentionBatch, Backend, Scores
 from lora_kernels.linear import Embedding, Linear
-from lora_kernels.pointwise import HeadNorms, Pointwise, ProjectionNorms
+from lora_kernels.pointwise import Pointwise, QkNorms
 
 
 class Norms(NamedTuple):
@@ -46,8 +46,7 @@ class Layer:
         window: sliding attention window in tokens. None means full attention.
         scores: how attention weighs tokens.
         rope: index of its rotary embedding in `Decoder.ropes`.
-        head_norms: RMSNorm of each query and key head, as in Qwen 3. None means that there is none.
-        projection_norms: RMSNorm of whole queries and keys, as in OLMo 2. None means that there is none.
+        qk_norms: RMSNorms of queries and keys. None means that there are none.
     """
 
     index: int
@@ -56,8 +55,7 @@ class Layer:
     rope: int
     norms: Norms
     qkv: Linear
-    head_norms: HeadNorms | None
-    projection_norms: ProjectionNorms | None
+    qk_norms: QkNorms | None
     o: Linear
     gate_up: Linear
     down: Linear
@@ -135,16 +133,14 @@ class Decoder:
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
-        rows = step.backend.pointwise.add_norm(x, delta, self.norm, self.spec.rms_norm_eps)
+        rows = self._entering(x, delta, self.norm, step.backend.pointwise)
         if sample_rows is None:
             return self.head(rows)
         return self.head(rows[sample_rows]) if len(sample_rows) else x.new_empty(0, self.spec.vocab_size)
 
     def advance(self, x: Tensor, step: Step) -> None:
         """Runs a stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after them."""
-        delta = self._run_layers(x, step)
-        if delta is not None:
-            x += delta
+        self._entering(x, self._run_layers(x, step), None, step.backend.pointwise)
 
     def _run_layers(self, x: Tensor, step: Step) -> Tensor | None:
         """Runs all layers over `x`, and returns what is still to be added to it. None means nothing."""
@@ -159,17 +155,12 @@ class Decoder:
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
         """Adds `delta`, if given, to `x` in place. Returns what attention or MLP reads of it: normalised, or `x`."""
-        if norm is not None:
-            return pointwise.add_norm(x, delta, norm, self.spec.rms_norm_eps)
-        if delta is not None:
-            x += delta
-        return x
+        return pointwise.add_norm(x, delta, norm, self.spec.rms_norm_eps, self.spec.residual_scale)
 
     def _leaving(self, delta: Tensor, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
-        """Returns what attention or MLP adds to the residual stream, given their output `delta`."""
-        if norm is not None:
-            delta = pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
-        return delta if self.spec.residual_scale == 1.0 else delta * self.spec.residual_scale
+        """Returns what attention or MLP adds to the residual stream, but for `ModelSpec.residual_scale`, given their
+        output `delta`."""
+        return delta if norm is None else pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
 
     def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
         """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
@@ -190,11 +181,9 @@ class Decoder:
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)
-        if layer.projection_norms is not None:
-            layer.projection_norms.apply(qkv)
         kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)
         batch, angles = step.attention, step.angles[layer.rope]
-        query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
+        query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.qk_norms, coding)
         out = step.backend.attention(query, kv, batch, layer.scores, layer.window, coding).flatten(1)
         return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
 

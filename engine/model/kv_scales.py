@@ -31,7 +31,7 @@ from engine.model.decoder import Decoder
 from engine.model.weights import read_kv_scales
 from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
 from lora_kernels.portable.torch_attention import attend_rows
 from lora_kernels.segments import SegmentPlan, plan_segments
 
@@ -168,12 +168,12 @@ class _Meter:
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Notes K and V, and keeps them for `attention`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
-        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        query, key, value = rotate_heads(self.pointwise, qkv, kv, cos, sin, norms)
         low, high = key.float().chunk(2, dim=-1)
         half = low.shape[-1]
         turns = torch.complex(cos[..., :half], sin[..., half:])

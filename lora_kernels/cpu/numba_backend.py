@@ -17,7 +17,7 @@ from lora_kernels.cpu.numba_pointwise import NumbaPointwise
 from lora_kernels.cpu.numba_tape import Tape, player
 from lora_kernels.cpu.openmp import Kernel, team
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms, rotated_heads
+from lora_kernels.pointwise import QkNorms, split_heads
 from lora_kernels.segments import SegmentPlan
 
 
@@ -57,13 +57,16 @@ class NumbaBackend:
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        """Applies norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
-        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        query, key, value = split_heads(qkv, kv)
+        heads = query.shape[1]
+        query_key = qkv.view(len(qkv), -1, query.shape[2])[:, : heads + key.shape[1]]
+        self.pointwise.rotate(query_key, cos, sin, norms, heads)
         self.write_kv(kv, key, value, batch)
         return query
 

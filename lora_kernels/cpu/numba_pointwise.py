@@ -13,7 +13,7 @@ from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import F32, FORMATS, Format, load_as, rounded, size_of, store_as
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.simd import LANES
-from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, QkNorms
 
 LINEAR, CUBIC = float32(GELU_LINEAR), float32(GELU_CUBIC)
 ITEM_NUMBERS = 2048
@@ -21,12 +21,14 @@ ITEM_NUMBERS = 2048
 
 
 class NormBlock(ctypes.Structure):
-    """Argument block of the norm. `wide` is 1 if the weight is in fp32 and x is not."""
+    """Argument block of the addition of delta times `factor` to x, unless `delta` is 0, and of the norm of x, unless
+    `weight` is 0. `wide` is 1 if the weight is in fp32 and x is not."""
 
     _fields_ = [
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "delta", "weight", "wide", "out", "width")),
         ("eps", ctypes.c_float),
+        ("factor", ctypes.c_float),
     ]
 
 
@@ -41,11 +43,15 @@ class GluBlock(ctypes.Structure):
 
 class RotateBlock(ctypes.Structure):
     """Argument block of the rotary embedding of the first `dims` dimensions of each head. `row` and `head` are strides
-    of x in bytes."""
+    of x in bytes. Before that, unless `query_norm` is 0, the first `queries` numbers of a row are normalised in runs of
+    `query_width`, and the others, up to the first `width`, in runs of `key_width`; `wide` is as in `NormBlock`."""
 
     _fields_ = [
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "row", "head", "heads", "dims", "cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("query_norm", "key_norm", "queries", "width", "query_width")),
+        *((name, ctypes.c_int64) for name in ("key_width", "wide")),
+        ("eps", ctypes.c_float),
     ]
 
 
@@ -67,25 +73,31 @@ class NumbaPointwise:
         self._team = team
         self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta`, if given, to `x` in place, and returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`.
-        Raises ValueError unless `x` is contiguous."""
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
+    ) -> Tensor:
+        """Adds `delta` times `factor`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor, or `x`:
+        `Pointwise.add_norm`. Raises ValueError unless `x` is contiguous."""
         if not x.is_contiguous():
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         delta = None if delta is None else delta.contiguous()
         rows, width = x.shape
-        out = self._team.empty(x.shape, x.dtype)
+        if weight is None and delta is None:
+            return x
+        out = x if weight is None else self._team.empty(x.shape, x.dtype)
+        norm = (0, 0) if weight is None else (weight.data_ptr(), int(weight.dtype != x.dtype))
         block = NormBlock(
-            0, 0, rows, _item_rows(width), x.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
-            int(weight.dtype != x.dtype), out.data_ptr(), width, eps,
+            0, 0, rows, _item_rows(width), x.data_ptr(), 0 if delta is None else delta.data_ptr(), *norm,
+            out.data_ptr(), width, eps, factor,
         )  # fmt: skip
         self._run("norm", x.dtype, block)
         return out
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
-        ValueError unless each head, `cos` and `sin` are contiguous."""
-        rows, heads, _ = x.shape
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, norms: QkNorms | None = None, query_heads: int = 0) -> None:
+        """Applies norms, if given, and the rotary embedding to `x` [num_rows, heads, head_dim] in place, see
+        `QkNorms.apply` and `Pointwise.rotate`. The first `query_heads` heads are those of queries. Raises ValueError
+        unless each head, `cos` and `sin` are contiguous, and with norms the heads of each row."""
+        rows, heads, head_dim = x.shape
         row, head, one = x.stride()
         dims = cos.shape[-1]
         if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
@@ -95,6 +107,13 @@ class NumbaPointwise:
             0, 0, rows, _item_rows(heads * dims), x.data_ptr(), row * size, head * size, heads, dims, cos.data_ptr(),
             sin.data_ptr(),
         )  # fmt: skip
+        if norms is not None:
+            if head != head_dim:
+                raise ValueError(f"heads of strides {x.stride()} cannot be normalised together")
+            block.query_norm, block.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            block.queries, block.width = query_heads * head_dim, heads * head_dim
+            block.query_width, block.key_width = len(norms.query), len(norms.key)
+            block.wide, block.eps = int(norms.query.dtype != x.dtype), norms.eps
         self._run("rotate", x.dtype, block)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -162,6 +181,7 @@ def _make_norm(fmt: Format) -> Kernel:
                     block.out + row * row_bytes,
                     block.width,
                     block.eps,
+                    block.factor,
                 )
             start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
@@ -174,6 +194,8 @@ def _make_rotate(fmt: Format) -> Kernel:
         start = simd.take_ticket(pointer, ITEM) * block.item_rows
         while start < block.rows:
             for row in range(start, min(start + block.item_rows, block.rows)):
+                if block.query_norm:
+                    _norm_heads(block, fmt, block.x + row * block.row)
                 for head in range(block.heads):
                     x = block.x + row * block.row + head * block.head
                     _rotate_head(
@@ -221,15 +243,30 @@ MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "glu": _make_glu, "write":
 
 
 @njit
-def _norm_row(fmt, x, delta, weight, wide, out, width, eps):
+def _norm_heads(block, fmt, x):
+    """Normalises the queries and keys of one row, at the address `x`, as `RotateBlock` says."""
+    size, one = size_of(fmt), float32(1)
+    for n in range(0, block.queries, block.query_width):
+        part = x + n * size
+        _norm_row(fmt, part, 0, block.query_norm, block.wide, part, block.query_width, block.eps, one)
+    for n in range(block.queries, block.width, block.key_width):
+        part = x + n * size
+        _norm_row(fmt, part, 0, block.key_norm, block.wide, part, block.key_width, block.eps, one)
+
+
+@njit
+def _norm_row(fmt, x, delta, weight, wide, out, width, eps, factor):
     size = size_of(fmt)
     squares = simd.splat(float32(0))
     for i in range(0, width, LANES):
         part = load_as(fmt, x + size * i, width - i)
         if delta:
-            part = rounded(fmt, simd.add(part, load_as(fmt, delta + size * i, width - i)))
+            more = rounded(fmt, simd.mul(load_as(fmt, delta + size * i, width - i), simd.splat(factor)))
+            part = rounded(fmt, simd.add(part, more))
             store_as(fmt, x + size * i, part, width - i)
         squares = simd.fma(part, part, squares)
+    if weight == 0:
+        return
     scale = simd.splat(float32(1) / math.sqrt(simd.total(squares) / float32(width) + eps))
     for i in range(0, width, LANES):
         part = simd.mul(load_as(fmt, x + size * i, width - i), scale)

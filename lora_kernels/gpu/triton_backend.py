@@ -11,7 +11,7 @@ from lora_kernels.gpu import triton_kv, triton_lora, triton_lora_plan, triton_po
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms
+from lora_kernels.pointwise import QkNorms
 from lora_kernels.segments import Int32Array, SegmentPlan
 
 
@@ -38,10 +38,10 @@ class TritonBackend:
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        """Applies norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
         return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms, kv_coding)
 

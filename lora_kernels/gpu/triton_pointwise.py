@@ -13,7 +13,7 @@ from lora_kernels.backend import KvCoding
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import FP8
 from lora_kernels.gpu.triton_kv import LARGEST
-from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, HeadNorms
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, QkNorms
 
 NORM_NUMBERS = 512
 """Numbers of a row that one warp normalises."""
@@ -26,9 +26,15 @@ HEAD_TILE = 8
 class TritonPointwise:
     """`Pointwise` for CUDA tensors; under Triton's interpreter also for CPU tensors."""
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta`, if given, to `x` in place, and returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`.
-        Raises ValueError unless each row of `x` and `delta` is contiguous."""
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
+    ) -> Tensor:
+        """Adds `delta` times `factor`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor, or `x`:
+        `Pointwise.add_norm`. Raises ValueError unless each row of `x` and `delta` is contiguous."""
+        if delta is not None and factor != 1.0:
+            delta = delta * factor
+        if weight is None:
+            return x if delta is None else x.add_(delta)
         if x.stride(1) != 1 or (delta is not None and delta.stride(1) != 1):
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         rows, width = x.shape
@@ -70,10 +76,10 @@ def rotate_and_write(
     kv_slots: Tensor,
     cos: Tensor,
     sin: Tensor,
-    norms: HeadNorms | None,
+    norms: QkNorms | None,
     coding: KvCoding | None = None,
 ) -> Tensor:
-    """Applies head norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
+    """Applies norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
     [num_rows, heads, head_dim], a view of `qkv`, in which it is changed in place. See `Backend.rotate_and_write`.
 
     K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
@@ -82,6 +88,9 @@ def rotate_and_write(
     kv_heads, head_dim = kv.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
     num_query = heads.shape[1] - 2 * kv_heads
+    if norms is not None and len(norms.query) != head_dim:  # heads of a row, which are several programs' here
+        norms.apply(heads[:, : num_query + kv_heads], num_query)
+        norms = None
     _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots, coding)
     return heads[:, :num_query]
 
@@ -92,7 +101,7 @@ def _launch_heads(
     kv_heads: int,
     cos: Tensor,
     sin: Tensor,
-    norms: HeadNorms | None,
+    norms: QkNorms | None,
     kv: Tensor,
     slots: Tensor,
     coding: KvCoding | None,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
 from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
 from lora_kernels.segments import SegmentPlan
 
@@ -39,13 +39,13 @@ class TorchBackend:
         batch: AttentionBatch,
         cos: Tensor,
         sin: Tensor,
-        norms: HeadNorms | None,
+        norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        """Applies norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
-        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        query, key, value = rotate_heads(self.pointwise, qkv, kv, cos, sin, norms)
         self.write_kv(kv, key, value, batch)
         return query
 

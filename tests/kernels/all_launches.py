@@ -25,7 +25,7 @@ from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_pointwise import TritonPointwise
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SampledRows, SamplingTiles, sample
-from lora_kernels.pointwise import HeadNorms
+from lora_kernels.pointwise import QkNorms
 from lora_kernels.quantized import Coding, quantize
 from lora_kernels.sampling_words import SlotWords
 
@@ -76,7 +76,7 @@ def _launch_attention(*, fp8: bool) -> None:
     case = attention_case([(1, 200), (1, 3), (20, 27), (3, 150)], dtype=BF16)
     kv = case.kv.to(FP8) if fp8 else case.kv
     query, kv_heads = case.query, kv.shape[3]
-    angles, norms = torch.zeros(len(query), query.shape[-1]), HeadNorms(query[0, 0], query[0, 0], 1e-5)
+    angles, norms = torch.zeros(len(query), query.shape[-1]), QkNorms(query[0, 0], query[0, 0], 1e-5)
     backend.write_kv(kv, case.key, case.value, case.batch)
     qkv = torch.zeros(len(query), (query.shape[1] + 2 * kv_heads) * query.shape[2], dtype=BF16)
     backend.rotate_and_write(qkv, kv, case.batch, angles, angles, norms)

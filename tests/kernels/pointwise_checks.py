@@ -10,7 +10,7 @@ from kernel_cases import attention_case
 from torch import Tensor
 
 from lora_kernels.backend import Backend
-from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 4e-2}
@@ -40,9 +40,9 @@ def angles(rows: int, head_dim: int) -> tuple[Tensor, Tensor]:
 def norm_is_torchs(dtype: torch.dtype, width: int, weight_dtype: torch.dtype, backend: Backend) -> None:
     x, delta = (random(5, width, dtype=dtype, seed=seed) for seed in range(2))
     weight, theirs, plain = random(width, dtype=weight_dtype, seed=2), x.clone(), TorchPointwise()
-    for step in (delta, None):
-        expected = plain.add_norm(theirs, step, weight, 1e-5)
-        assert_same(backend.pointwise.add_norm(x, step, weight, 1e-5), expected)
+    for step, norm, factor in ((delta, weight, 1.0), (None, weight, 1.0), (delta, weight, 0.3), (delta, None, 0.3)):
+        expected = plain.add_norm(theirs, step, norm, 1e-5, factor)
+        assert_same(backend.pointwise.add_norm(x, step, norm, 1e-5, factor), expected)
         assert_same(x, theirs)
 
 
@@ -76,14 +76,19 @@ def heads_are_turned_and_written(
     norm_dtype: torch.dtype | None,
     rotary_dim: int,
     backend: Backend,
+    *,
+    together: bool = False,
 ) -> None:
+    """With norms of each head, or of all heads together."""
     case = attention_case([(1, 12), (5, 9)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     before, rows = case.kv.clone(), len(case.query)
     qkv = random(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     cos, sin = angles(rows, rotary_dim)
-    weights = random(2, head_dim, dtype=norm_dtype or dtype, seed=4)
-    norms = HeadNorms(weights[0], weights[1], 1e-6) if norm_dtype else None
-    query, key, value = rotated_heads(TorchPointwise(), qkv.clone(), case.kv, cos, sin, norms)
+    weights = random((heads + kv_heads) * head_dim, dtype=norm_dtype or dtype, seed=4)
+    widths = (heads * head_dim, kv_heads * head_dim) if together else (head_dim, head_dim)
+    of_query, of_key = weights[: sum(widths)].split(widths)
+    norms = QkNorms(of_query, of_key, 1e-6) if norm_dtype else None
+    query, key, value = rotate_heads(TorchPointwise(), qkv.clone(), case.kv, cos, sin, norms)
     assert_same(backend.rotate_and_write(qkv, case.kv, case.batch, cos, sin, norms), query)
     page, offset = case.batch.kv_slots // 8, case.batch.kv_slots % 8
     assert_same(case.kv[page, 0, offset], key)
@@ -116,6 +121,12 @@ POINTWISE_CHECKS: dict[str, Callable[[Backend], None]] = {
         for name in DTYPES
         for shape in SHAPES
         for norms in [DTYPES[name] if shape[3] else None]
+    },
+    **{
+        f"heads: {name}, norms of all together": partial(
+            heads_are_turned_and_written, DTYPES[name], 6, 2, 24, torch.float32, 24, together=True
+        )
+        for name in ("float32", "bfloat16")
     },
     "heads: bfloat16, fp32 norms": partial(heads_are_turned_and_written, torch.bfloat16, 4, 2, 16, torch.float32, 16),
 }

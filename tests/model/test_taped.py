@@ -8,7 +8,8 @@ import torch
 from peft_folders import TARGETS, base_model
 from peft_folders import save_adapter as save_peft_adapter
 from tiny_adapters import save_adapter
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
+from tiny_families import save_model
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
@@ -162,12 +163,17 @@ def test_tapes_are_as_many_as_there_are_sizes(tiny_llama, adapters, monkeypatch)
 
 
 @pytest.mark.usefixtures("threads_as_before")
-def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path):
-    """Linears in fp32 are oneDNN's, and norms of heads torch's."""
+@pytest.mark.parametrize("family", ["qwen3", "granite", "olmo2", "gemma2", "gemma3"])
+def test_every_family_is_recorded(family, tmp_path, adapters, played):
+    """Norms of queries and keys, norms after attention and MLP or no norms before these, and factors and bounds of
+    scores, residuals and logits are on tapes, too, or are computed after them."""
+    save_model(family, tmp_path / "model", head_dim=16)
+    expected = serve(untaped(make_runner(tmp_path / "model", weights="int8")), adapters)
+    assert serve(make_runner(tmp_path / "model", weights="int8"), adapters) == expected
+    assert sum(played.values()) > 20
+
+
+@pytest.mark.usefixtures("threads_as_before")
+def test_no_step_is_recorded_in_which_torch_computes(tiny_llama):
+    """Linears in fp32 are oneDNN's."""
     assert taped_decoder(make_runner(tiny_llama, dtype="float32")) is None
-    config = Qwen3Config(
-        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
-    assert taped_decoder(make_runner(tmp_path / "model")) is None

@@ -3,7 +3,8 @@ hold: settings, and the bytes of a safetensors file.
 
 A file has `general.type` adapter, `adapter.type` lora, `adapter.lora.alpha`, and for each adapted matrix
 `blk.N.attn_q.weight.lora_a` [rank, in_features] and `.lora_b` [out_features, rank]. Their product is multiplied by
-alpha / rank or, where alpha is 0, by nothing. Source: that script and llama.cpp's llama-adapter.cpp.
+alpha / rank or, where alpha is 0, by nothing. Activated LoRAs have `adapter.alora.invocation_tokens`. Source: that
+script and llama.cpp's llama-adapter.cpp.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from io import BytesIO
 from itertools import accumulate, pairwise
 from math import prod
@@ -23,7 +25,7 @@ from torch import Tensor
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.gguf_header import Header, StoredTensor, read_header
 from engine.model.gguf_weights import ARCHITECTURES, FLOATS, hub_name, is_turned, turned_back
-from engine.model.peft_settings import AdapterError, PeftSettings, settings_of_ranks
+from engine.model.peft_settings import AdapterError, PeftSettings, check_invocation, settings_of_ranks
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size in bytes of the header of an adapter's weights file."""
@@ -62,6 +64,7 @@ def from_gguf(data: memoryview, name: str, base: GgufBase, max_bytes: int) -> tu
         raise AdapterError(f"{name} holds {num_bytes} bytes in fp32, and no adapter of this model has over {max_bytes}")
     parts = {key: _hub_key(key, name) for key in header.tensors}
     settings = settings_of_ranks(_ranks(header.tensors, parts, name), _alpha(header, name))
+    settings = replace(settings, invocation=_invocation(header, name))
     tensors: dict[str, Tensor] = {}
     for key, (module, side) in parts.items():
         tensor = _read(data, header.tensors[key], f"{key!r} of {name}")
@@ -93,8 +96,6 @@ def _check_values(header: Header, name: str, base: GgufBase) -> None:
         )
     if found != needed:
         raise AdapterError(f"{name} is an adapter of architecture {_short(found)}, and this model is {needed!r}")
-    if INVOCATION in header.values:
-        raise AdapterError(f"{name} has {INVOCATION}: adapters that begin within a prompt are read as PEFT writes them")
     if not header.tensors:
         raise AdapterError(f"{name} has no tensors")
 
@@ -104,6 +105,13 @@ def _alpha(header: Header, name: str) -> float:
     if not isinstance(alpha, int | float) or not abs(alpha) <= LARGEST_ALPHA:
         raise AdapterError(f"{name}: {ALPHA} must be a number, not {_short(alpha)}")
     return float(alpha)
+
+
+def _invocation(header: Header, name: str) -> tuple[int, ...]:
+    """Returns the tokens that activate the adapter. Empty means that it is no activated LoRA."""
+    if INVOCATION not in header.values:
+        return ()
+    return check_invocation(header.values[INVOCATION], f"{name}: {INVOCATION}")
 
 
 def _hub_key(key: str, name: str) -> tuple[str, str]:

@@ -21,8 +21,10 @@ STRING, ARRAY = 8, 9
 MOST_DIMENSIONS = 4
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 """Default of the alignment of tensors, in bytes, and the key of the metadata that changes it."""
-Value = str | int | float | None
-"""A metadata value. None means that it is an array, which is not read."""
+MOST_READ = 1024
+"""Maximum length of arrays that are read: not those of a tokenizer."""
+Value = str | int | float | tuple[float, ...] | None
+"""A metadata value, where an array of numbers is a tuple. None means an array that is longer, or of something else."""
 
 
 class StoredTensor(NamedTuple):
@@ -91,8 +93,9 @@ class _HeaderReader:
             return key, self.bytes(self.number("Q")).decode(errors="replace")
         if kind in NUMBERS:
             return key, struct.unpack(f"<{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind]))[0]
-        self._skip_value(kind)
-        return key, None
+        if kind == ARRAY:
+            return key, self._array(self.number("I"), self.number("Q"))
+        raise KeyError(f"values of type {kind}")
 
     def _tensor(self) -> tuple[str, StoredTensor]:
         """Read the description of a tensor (name, dimensions, type, offset)."""
@@ -104,23 +107,18 @@ class _HeaderReader:
             raise EOFError
         return name, StoredTensor(shape, self.number("I"), self.number("Q"))
 
-    def _skip_value(self, kind: int) -> None:
-        if kind == STRING:
-            self._skip_strings(1)
-        elif kind == ARRAY:
-            self._skip_array(self.number("I"), self.number("Q"))
-        else:
-            self._skip(FIXED_BYTES[kind])
-
-    def _skip_array(self, kind: int, length: int) -> None:
-        if kind in FIXED_BYTES:
-            self._skip(FIXED_BYTES[kind] * length)
-            return
+    def _array(self, kind: int, length: int) -> tuple[float, ...] | None:
+        """Read an array of `length` values of one type, or skip it."""
+        if kind in NUMBERS and length <= MOST_READ:
+            return struct.unpack(f"<{length}{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind] * length))
         if kind == STRING:
             self._skip_strings(length)
-            return
-        for _ in range(length):
-            self._skip_value(kind)
+        elif kind == ARRAY:
+            for _ in range(length):
+                self._array(self.number("I"), self.number("Q"))
+        else:
+            self._skip(FIXED_BYTES[kind] * length)
+        return None
 
     def _skip_strings(self, count: int) -> None:
         """Skip so many strings, of which a vocabulary has 100,000: reading them is faster than seeking."""

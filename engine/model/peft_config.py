@@ -18,12 +18,10 @@ from engine.model.peft_fields import (
     VERA,
     KindFields,
 )
-from engine.model.peft_settings import AdapterError, Override, PeftSettings, Selection, short
+from engine.model.peft_settings import AdapterError, Override, PeftSettings, Selection, check_invocation, short
 
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
-MAX_INVOCATION = 256
-"""Maximum number of tokens that activate an adapter."""
 ALL_LINEAR = "all-linear"
 
 
@@ -123,12 +121,7 @@ def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
         return ()
     if config.get("use_dora"):
         raise AdapterError("use_dora and alora_invocation_tokens: PEFT has no activated DoRA; retrain without one")
-    is_list = isinstance(tokens, list) and 1 <= len(tokens) <= MAX_INVOCATION
-    if not is_list or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
-        raise AdapterError(
-            f"alora_invocation_tokens must be 1 to {MAX_INVOCATION} token ids or null, not {short(tokens)}"
-        )
-    return tuple(tokens)
+    return check_invocation(tokens, "alora_invocation_tokens")
 
 
 def _number(config: dict[str, Any], key: str, default: float, whole: bool = False) -> float:

@@ -22,6 +22,8 @@ from lora_kernels.layout import MAX_RANK
 MATCH_SECONDS = 1.0
 """Maximum time in seconds for matching one expression of an adapter with one module name. Ordinary ones take
 microseconds."""
+MAX_INVOCATION = 256
+"""Maximum number of tokens that activate an adapter."""
 Selection: TypeAlias = regex.Pattern[str] | tuple[str, ...]
 """An expression that matches whole module names, or a list of their suffixes."""
 
@@ -130,6 +132,16 @@ class PeftSettings:
             if found := _match(pattern, module):
                 return int(found["idx"])
         return None
+
+
+def check_invocation(tokens: object, name: str) -> tuple[int, ...]:
+    """Returns the tokens that activate an adapter, given the value of the setting `name`. Raises AdapterError if it is
+    no list of token ids."""
+    found = tuple(tokens) if isinstance(tokens, list | tuple) else ()
+    is_valid = 1 <= len(found) <= MAX_INVOCATION and all(type(one) is int and 0 <= one < 2**31 for one in found)
+    if not is_valid:
+        raise AdapterError(f"{name} must be 1 to {MAX_INVOCATION} token ids, not {short(tokens)}")
+    return found
 
 
 def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSettings:

@@ -42,12 +42,12 @@ def write_tensors(
     alpha: float,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     arch: str = "llama",
-    values: Mapping[str, str] = VALUES,
+    values: Mapping[str, str | list[int]] = VALUES,
 ) -> Path:
     """Write tensors to a GGUF file in type `kind`, or in F16 where their rows have no whole blocks of it."""
     writer = gguf.GGUFWriter(file, arch)
     for key, value in values.items():
-        writer.add_string(key, value)
+        writer.add_array(key, value) if isinstance(value, list) else writer.add_string(key, value)
     writer.add_float32("adapter.lora.alpha", alpha)
     for name, tensor in tensors.items():
         inputs = gguf.GGML_QUANT_SIZES[kind][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from peft_folders import TARGETS, base_model, save_adapter
 
 from engine.core.types import Request
-from engine.model.gguf_adapter import GgufBase
+from engine.model.gguf_adapter import INVOCATION, GgufBase
 from engine.model.lora import target_widths
 from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
 from engine.model.spec import read_spec
@@ -88,6 +89,19 @@ def test_answers_are_those_of_the_same_folder(model, saved, tmp_path):
     asked = {"peft": hashes["peft"], "file": hashes["file"], "base": None}
     streams = run(engine, [Request(name, PROMPTS["mine"], GREEDY, adapter) for name, adapter in asked.items()])
     assert streams["file"] == streams["peft"] != streams["base"]
+
+
+def test_an_activated_adapter_waits_for_its_tokens(model, saved, tmp_path):
+    """As PEFT's folder with the same tokens does, and not as the same adapter without them."""
+    shutil.copytree(saved, tmp_path / "peft")
+    config = tmp_path / "peft" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"alora_invocation_tokens": [14, 8]}))
+    values = {**VALUES, INVOCATION: [14, 8]}
+    file = write_tensors(tmp_path / "a.gguf", gguf_tensors(saved, HEAD_DIM), 6, values=values)
+    engine, forms = make_engine(model), {"peft": tmp_path / "peft", "file": file, "plain": saved}
+    hashes = {name: engine.load_adapter(str(path)).adapter_hash for name, path in forms.items()}
+    streams = run(engine, [Request(name, PROMPTS["mine"], GREEDY, adapter) for name, adapter in hashes.items()])
+    assert streams["file"] == streams["peft"] != streams["plain"]
 
 
 @pytest.mark.parametrize(("kind", "step"), [(Kind.F16, 2**-11), (Kind.BF16, 2**-8), (Kind.Q8_0, 2**-7)])
@@ -164,7 +178,10 @@ def test_what_does_not_fit_is_refused_by_name(name, tensors, shapes, tmp_path):
         ({"arch": "qwen2"}, "a.gguf is an adapter of architecture 'qwen2', and this model is 'llama'"),
         ({"values": {}}, "a.gguf is no LoRA adapter: general.type is None, not 'adapter'"),
         ({"values": {**VALUES, "adapter.type": "other"}}, "adapter.type is 'other', not 'lora'"),
-        ({"values": {**VALUES, "adapter.alora.invocation_tokens": "1 2"}}, "adapters that begin within a prompt"),
+        ({"values": {**VALUES, INVOCATION: "1 2"}}, f"{INVOCATION} must be 1 to 256 token ids, not '1 2'"),
+        ({"values": {**VALUES, INVOCATION: [5, -1]}}, f"{INVOCATION} must be 1 to 256 token ids, not (5, -1)"),
+        ({"values": {**VALUES, INVOCATION: [5] * 257}}, f"{INVOCATION} must be 1 to 256 token ids"),
+        ({"values": {**VALUES, INVOCATION: [5] * 1025}}, f"{INVOCATION} must be 1 to 256 token ids, not None"),
         ({"alpha": float("nan")}, "adapter.lora.alpha must be a number, not nan"),
         ({"alpha": 3e38}, "adapter.lora.alpha must be a number"),
     ],

@@ -65,6 +65,13 @@ def ragged_chunks_beside_decodes(window: int | None) -> None:
         matches_reference(attention_case(chunks), window, prefill=prefill)
 
 
+def parts_share_one_sink(window: int | None) -> None:
+    """A sink counts once in a row, whether its context is split or not; scores are bounded before they are masked."""
+    chunks = [(1, context) for context in SPLIT_CONTEXTS] + [(8, 8), (17, 50), (9, 100)]
+    for cap, sinks in ((None, True), (1.0, True), (1.0, False)):
+        matches_reference(attention_case(chunks, cap=cap, sinks=sinks), window, prefill=SPLITTING)
+
+
 def part_of(case: AttentionCase, sequence: int) -> AttentionCase:
     """The same pages and rows, with one sequence in the batch."""
     batch, (start, stop) = case.batch, case.batch.host_query_starts[sequence : sequence + 2]
@@ -271,7 +278,9 @@ def eight_bits(scaled: bool) -> None:
 
     Numbers are ones that need no rounding: to the next power of two, the interpreter rounds to half of it.
     """
-    case = attention_case([(1, 90), (1, 33), (9, 40)], heads=6, dtype=torch.float16)
+    case = attention_case(
+        [(1, 90), (1, 33), (9, 40)], heads=6, dtype=torch.float16, cap=2.0 if scaled else None, sinks=scaled
+    )
     key, value = (given.abs().clamp(0.25).copysign(given).to(FP8).half() for given in (case.key, case.value))
     case = replace(case, key=key, value=value)
     scales = torch.tensor([[0.25, 0.5], [2.0, 0.125]]) if scaled else None
@@ -325,6 +334,7 @@ ATTENTION_CHECKS: dict[str, Callable[[], None]] = {
     **{
         f"attention: chunks, window {window}": partial(ragged_chunks_beside_decodes, window) for window in (None, 5, 30)
     },
+    **{f"attention: sinks, window {window}": partial(parts_share_one_sink, window) for window in (None, 30)},
     **{f"attention: bits, window {window}": partial(rows_keep_their_bits, window) for window in (None, 40)},
     **{
         f"attention: a launch serves later chunks, window {window}": partial(a_launch_serves_later_chunks, window)

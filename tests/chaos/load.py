@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 SMALL_BUFFER = 4096
 """Bytes that a slow reader's kernel takes for it."""
 VOCABULARY = range(1, 1000)
-AGAIN_AT_ONCE = 24
+AGAIN_AT_ONCE = 8
 """Requests that are asked again at a time."""
 
 Manner = Literal["reads", "reads slowly", "leaves"]

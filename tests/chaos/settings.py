@@ -61,7 +61,7 @@ def write_config(
         "limits": {"lease_seconds": LEASE_SECONDS},
         # Not 50 ms: where everything shares a few cores with other tests, a store that is there takes that long, too.
         "redis": {"url": f"redis://127.0.0.1:{redis_port}", "timeout_ms": 100},
-        "http": {"port": http_port, "request_timeout_s": 30},
+        "http": {"port": http_port, "request_timeout_s": 30 if load_format == "auto" else 50},  # a model is slower
         "grpc": {"port": 0},
         "batches": {"lease_s": LEASE_SECONDS},
         "admin": {"keys": [hashed(ADMIN_KEY)]},

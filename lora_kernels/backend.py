@@ -1,4 +1,5 @@
-"""The interface to the kernels: `Backend`, a protocol of five calls, with four more in `Pointwise` (pointwise.py).
+"""The interface to the kernels: `Backend`, a protocol of five calls, with four more in `Pointwise` (pointwise.py) and
+three in `ExpertKernels` (routing.py).
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
 head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena as a flat tensor,
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import Pointwise, QkNorms
+from lora_kernels.routing import ExpertKernels
 from lora_kernels.segments import SegmentPlan
 
 
@@ -112,13 +114,17 @@ class Scores:
 
 class Backend(Protocol):
     """The kernel calls that every backend implements: rotary embedding and KV writes, attention, LoRA, and those of
-    `pointwise`; sampling is not among them. Implementations hold no state except caches."""
+    `pointwise` and `experts`; sampling is not among them. Implementations hold no state except caches."""
 
     name: str
 
     @property
     def pointwise(self) -> Pointwise:
         """The row-wise operations between a decoder's matrix products."""
+
+    @property
+    def experts(self) -> ExpertKernels:
+        """The operations of a mixture of experts."""
 
     def rotate_and_write(
         self,

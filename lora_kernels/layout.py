@@ -11,6 +11,7 @@ the adapter scales (DoRA) has one additional tile, before the others: see dora.p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -36,6 +37,8 @@ FP8_SCALES = RANK_TILE
 multiplied by it."""
 FP8_MAX = 448.0
 """The largest e4m3 number."""
+EXPERT_TARGETS = 3
+"""Projections of an expert: gate, up and down."""
 SCALE_ROWS = 2
 """Rows of a scale tile, each `out_features` wide: the factor of the base output minus one, and the number to add."""
 
@@ -236,6 +239,7 @@ class LoraTable:
         self.ranks = torch.from_numpy(self.host_ranks).to(device)
         self.offsets = torch.from_numpy(self.host_offsets).to(device)
         self.scales = torch.from_numpy(self.host_scales).to(device)
+        self._by_expert: LoraTable | None = None
 
     def set(self, adapter_slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
         """Assigns an adapter to a slot: records where its tiles are, on the host and (without waiting) on the device,
@@ -248,6 +252,32 @@ class LoraTable:
         self.host_offsets[adapter_slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
         self.host_scales[adapter_slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
         self._upload(adapter_slot)
+
+    def by_expert(self) -> LoraTable:
+        """Returns the view of this table with one layer and three targets: each three neighbouring targets of a layer
+        of a slot are a slot of their own, (slot * layers + layer) * targets / 3 + target / 3. It follows later changes.
+        Raises ValueError unless the number of targets is a multiple of three."""
+        if self._by_expert is None:
+            if self.host_ranks.shape[2] % EXPERT_TARGETS:
+                raise ValueError(f"{self.host_ranks.shape[2]} targets cannot be split into threes")
+            part = self._by_expert = copy(self)
+            part.ranks, part.scales = (table.view(-1, 1, EXPERT_TARGETS) for table in (self.ranks, self.scales))
+            part.offsets = self.offsets.view(-1, 1, EXPERT_TARGETS, 2, MAX_TILES)
+            part.host_ranks = self.host_ranks.reshape(-1, 1, EXPERT_TARGETS)
+            part.host_scales = self.host_scales.reshape(-1, 1, EXPERT_TARGETS)
+            part.host_offsets = self.host_offsets.reshape(-1, 1, EXPERT_TARGETS, 2, MAX_TILES)
+            part.max_ranks = part.host_ranks.max(axis=(1, 2))
+            part.has_scales = part.host_scales.max(axis=(1, 2)) > 0
+            part.versions = np.repeat(self.versions, len(part.host_ranks) // len(self.host_ranks))
+        return self._by_expert
+
+    def _renew_experts(self, adapter_slot: int, part: LoraTable) -> None:
+        """Updates what `part`, the view by expert, has of a slot besides the shared tables."""
+        each = len(part.host_ranks) // len(self.host_ranks)
+        own = slice(adapter_slot * each, (adapter_slot + 1) * each)
+        part.versions[own] = self.versions[adapter_slot]
+        part.max_ranks[own] = part.host_ranks[own].max(axis=(1, 2))
+        part.has_scales[own] = part.host_scales[own].max(axis=(1, 2)) > 0
 
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""
@@ -266,6 +296,8 @@ class LoraTable:
         self.versions[adapter_slot] += 1
         self.max_ranks[adapter_slot] = self.host_ranks[adapter_slot].max(initial=0)
         self.has_scales[adapter_slot] = self.host_scales[adapter_slot].any()
+        if self._by_expert is not None:
+            self._renew_experts(adapter_slot, self._by_expert)
         for table, host in (
             (self.ranks, self.host_ranks),
             (self.offsets, self.host_offsets),

@@ -38,6 +38,12 @@ class SegmentPlan:
         """The number of rows of each segment, int32 [num_segments]."""
         return np.diff(self.starts)
 
+    def slots_of_rows(self, num_rows: int) -> Int32Array:
+        """Returns each row's adapter slot, -1 for the base model, int32 [num_rows]."""
+        slots = np.full(num_rows, -1, dtype=np.int32)
+        slots[self.rows] = np.repeat(self.adapter_slots, self.lengths)
+        return slots
+
 
 def plan_segments(row_adapter_slots: Int32Array) -> SegmentPlan:
     """Groups the rows of a step, given each row's adapter slot (-1 for the base model), int32 [num_rows]."""

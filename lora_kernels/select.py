@@ -26,6 +26,7 @@ def select_backend(
     wish: AttentionWish | None = None,
     on_attention: Callable[[AttentionChoice], None] = lambda _: None,
     sums: bool = False,
+    experts: bool = False,
 ) -> Backend:
     """Returns the Triton backend on CUDA, the numba backend on a CPU with numba, and otherwise the torch backend.
 
@@ -39,6 +40,7 @@ def select_backend(
         wish: what the engine asks of its attention kernels. None means the default of everything.
         on_attention: called with what computes attention, on a GPU only.
         sums: whether deltas are added to outputs in fp32, which ranks sum.
+        experts: whether the model has layers with experts.
 
     Raises:
         ValueError: The device is a GPU and triton is not installed, or `wish` cannot be served.
@@ -57,7 +59,7 @@ def select_backend(
         from lora_kernels.cpu.numba_backend import NumbaBackend
 
         backend = NumbaBackend()
-        backend.compile(dtype, on_kernel, sums=sums)
+        backend.compile(dtype, on_kernel, sums=sums, experts=experts)
         return backend
     return TorchBackend()
 

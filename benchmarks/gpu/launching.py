@@ -30,6 +30,7 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import Decoder, Layer, Norms, Rope
 from engine.model.device_sampler import DeviceSampler
+from engine.model.feed_forward import Mlp
 from engine.model.host_memory import Blob
 from engine.model.lora import projection_groups
 from engine.model.spec import ModelSpec, parse_spec
@@ -96,11 +97,12 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
     norms = Norms(norm, None, norm, None)
-    scores, gate_up = Scores(spec.attention_scale), linear(2 * inner)
-    layers = [Layer(i, None, scores, 0, norms, qkv, None, down, gate_up, down) for i in range(spec.layers)]
+    groups, scores = projection_groups(spec), Scores(spec.attention_scale)
+    mlp = Mlp(linear(2 * inner), down, (groups.gate_up, groups.down), spec.activation)
+    layers = [Layer(i, None, scores, 0, norms, qkv, None, down, mlp) for i in range(spec.layers)]
     return Decoder(
         spec=spec,
-        groups=projection_groups(spec),
+        groups=groups,
         embed=partial(torch.index_select, torch.zeros(spec.vocab_size, hidden, dtype=BF16), 0),
         ropes=(Rope(torch.tensor(spec.ropes[0].inv_freq), 1.0),),
         layers=tuple(layers),

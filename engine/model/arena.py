@@ -53,6 +53,7 @@ class Arena:
     Args:
         kv_codings: how each layer's K and V are stored, for pages with `shape.fp8_kv`. None means as they are.
         pages: pages of another model's arena to use, [num_pages, at least shape.elements]. None means pages of its own.
+        num_targets: number of linears of a layer that adapters may change.
 
     Raises:
         ValueError: The pool is so large that `table` could not address all of it.
@@ -68,6 +69,7 @@ class Arena:
         fp8_adapters: bool = False,
         kv_codings: tuple[KvCoding, ...] | None = None,
         pages: Tensor | None = None,
+        num_targets: int = len(TARGETS),
     ) -> None:
         if num_pages * shape.elements > MAX_ELEMENTS:
             raise ValueError(
@@ -79,7 +81,7 @@ class Arena:
             pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
             self._populating = populate(pages)
         self.pages = pages
-        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), pages.shape[1], device, fp8_adapters)
+        self.table = LoraTable(max_adapters, shape.layers, num_targets, pages.shape[1], device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         of_kv = pages.view(torch.float8_e4m3fn) if shape.fp8_kv else pages[:, : shape.elements]
         by_layer = of_kv.unflatten(1, split)

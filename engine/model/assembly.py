@@ -10,14 +10,16 @@ from torch import Tensor
 
 from engine.model.decoder import Decoder, Layer, Norms, Rope
 from engine.model.ends import ScaledEmbedding
-from engine.model.lora import projection_groups
+from engine.model.feed_forward import Experts, FeedForward, Mlp, SharedMlp
+from engine.model.lora import ProjectionGroups, projection_groups
 from engine.model.parallel.layers import SharedEmbedding, SharedHead
 from engine.model.parallel.ranks import ALONE, Ranks
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.rope import RopeSpec
 from engine.model.spec import ModelSpec
-from engine.model.weights import WeightSource
+from engine.model.weights import WeightSource, mlp_path
 from lora_kernels.backend import Scores
+from lora_kernels.grouped import GroupedLinear, make_grouped
 from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
 from lora_kernels.pointwise import QkNorms
 from lora_kernels.quantized import Weight, dense
@@ -36,6 +38,14 @@ class _Reader(NamedTuple):
     norm: Callable[[str], Tensor]
     dtype: torch.dtype
     sum_dtype: torch.dtype
+
+    def fused(
+        self, block: str, names: tuple[str, ...], bias: bool = False, out_dtype: torch.dtype | None = None
+    ) -> Linear:
+        """Returns the projections of these names (without `_proj`) of the module `block` as one linear."""
+        paths = [f"{block}.{name}_proj" for name in names]
+        biases = torch.cat([dense(self.weight(f"{path}.bias")) for path in paths]) if bias else None
+        return make_linear([self.weight(f"{path}.weight") for path in paths], biases, self.dtype, out_dtype)
 
 
 def build_decoder(
@@ -65,13 +75,13 @@ def build_decoder(
 
     reader = _Reader(get, norm, dtype, torch.float32 if ranks.size > 1 else dtype)
     ends = _build_ends(whole, reader, ranks, shard) if shard.stage == 0 else NO_ENDS
-    ropes, built = tuple(dict.fromkeys(spec.ropes)), []
+    ropes, built, groups = tuple(dict.fromkeys(spec.ropes)), [], projection_groups(spec)
     for index, number in enumerate(layers):
-        built.append(_build_layer(spec, index, number, ropes.index(spec.ropes[index]), reader))
+        built.append(_build_layer(spec, groups, index, number, ropes.index(spec.ropes[index]), reader))
         on_layer(index + 1)
     return Decoder(
         spec=spec,
-        groups=projection_groups(spec),
+        groups=groups,
         embed=ends.embed,
         ropes=tuple(_make_rope(rope, device) for rope in ropes),
         layers=tuple(built),
@@ -114,15 +124,12 @@ def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) ->
     return _Ends(embedding, reader.norm("model.norm.weight"), head)
 
 
-def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _Reader) -> Layer:
+def _build_layer(
+    spec: ModelSpec, groups: ProjectionGroups, index: int, number: int, rope: int, reader: _Reader
+) -> Layer:
     """Builds the layer that is `number` in the model, and `index` among the layers of `spec`. `rope` is its index in
     `Decoder.ropes`."""
     prefix = f"model.layers.{number}"
-
-    def fused(block: str, names: tuple[str, ...], bias: bool, out_dtype: torch.dtype = reader.dtype) -> Linear:
-        paths = [f"{prefix}.{block}.{name}_proj" for name in names]
-        biases = torch.cat([dense(reader.weight(f"{path}.bias")) for path in paths]) if bias else None
-        return make_linear([reader.weight(f"{path}.weight") for path in paths], biases, reader.dtype, out_dtype)
 
     def qk_norms() -> QkNorms:
         query, key = (reader.norm(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
@@ -134,9 +141,40 @@ def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _R
         scores=Scores(spec.attention_scale, spec.attention_cap),
         rope=rope,
         norms=Norms(*(reader.norm(f"{prefix}.{name}.weight") if name else None for name in spec.norms)),
-        qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
+        qkv=reader.fused(f"{prefix}.self_attn", ("q", "k", "v"), spec.qkv_bias),
         qk_norms=qk_norms() if spec.qk_norm else None,
-        o=fused("self_attn", ("o",), spec.o_bias, reader.sum_dtype),
-        gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
-        down=fused("mlp", ("down",), spec.mlp_bias, reader.sum_dtype),
+        o=reader.fused(f"{prefix}.self_attn", ("o",), spec.o_bias, reader.sum_dtype),
+        feed_forward=_build_feed_forward(spec, groups, index, prefix, reader),
+    )
+
+
+def _build_feed_forward(
+    spec: ModelSpec, groups: ProjectionGroups, index: int, prefix: str, reader: _Reader
+) -> FeedForward:
+    def mlp() -> Mlp:
+        path, bias = f"{prefix}.{mlp_path(spec, index)}", spec.mlp_bias
+        gate_up = reader.fused(path, ("gate", "up"), bias)
+        down = reader.fused(path, ("down",), bias, reader.sum_dtype)
+        return Mlp(gate_up, down, (groups.gate_up, groups.down), spec.activation)
+
+    if spec.experts is None or groups.experts is None or not spec.has_experts(index):
+        return mlp()
+    experts, path = spec.experts, f"{prefix}.mlp"
+
+    def grouped(names: tuple[str, ...], out_dtype: torch.dtype) -> GroupedLinear:
+        numbers = range(experts.count)
+        weights = ([reader.weight(f"{path}.experts.{one}.{name}_proj.weight") for name in names] for one in numbers)
+        return make_grouped(weights, experts.count, reader.dtype, out_dtype)
+
+    return Experts(
+        router=make_linear(reader.weight(f"{path}.gate.weight"), dtype=reader.dtype),
+        gate_up=grouped(("gate", "up"), reader.dtype),
+        down=grouped(("down",), reader.sum_dtype),
+        top_k=experts.top_k,
+        normalised=experts.normalised,
+        groups=groups.experts,
+        activation=spec.activation,
+        shared=SharedMlp(mlp(), make_linear(reader.weight(f"{path}.shared_expert_gate.weight"), dtype=reader.dtype))
+        if experts.shared
+        else None,
     )

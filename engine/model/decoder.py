@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
+from engine.model.feed_forward import FeedForward
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.parallel.ranks import ALONE, Ranks
 from engine.model.rope import Angles, angles
@@ -57,8 +58,7 @@ class Layer:
     qkv: Linear
     qk_norms: QkNorms | None
     o: Linear
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class Decoder:
 
     def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
         """Does what `forward` does, and also returns the residual stream of every row."""
-        step = self.step(batch, arena, backend, lora or prepare_lora(backend, arena.flat, arena.table, batch.segments))
+        if lora is None:
+            lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
+        step = self.step(batch, arena, backend, lora)
         x = self.embedded(batch)
         return StepOutput(self.compute(x, step, batch.sample_rows), x)
 
@@ -149,7 +151,8 @@ class Decoder:
             step.arena.copies.wait(layer.index)
             delta = self._attend(layer, self._entering(x, delta, layer.norms.before_attention, pointwise), step)
             delta = self._leaving(delta, layer.norms.after_attention, pointwise)
-            delta = self._feed_forward(layer, self._entering(x, delta, layer.norms.before_mlp, pointwise), step)
+            inner = self._entering(x, delta, layer.norms.before_mlp, pointwise)
+            delta = self.ranks.sum(layer.feed_forward.compute(inner, layer.index, step.backend, step.lora), x.dtype)
             delta = self._leaving(delta, layer.norms.after_mlp, pointwise)
         return delta
 
@@ -186,8 +189,3 @@ class Decoder:
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.qk_norms, coding)
         out = step.backend.attention(query, kv, batch, layer.scores, layer.window, coding).flatten(1)
         return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
-
-    def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
-        pointwise, gate_up = step.backend.pointwise, step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up)
-        inner = pointwise.swiglu(gate_up) if self.spec.activation == "silu" else pointwise.geglu(gate_up)
-        return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down), x.dtype)

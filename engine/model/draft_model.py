@@ -29,6 +29,7 @@ from engine.model.batch import BatchState, Ints
 from engine.model.decoder import Decoder
 from engine.model.draft_folder import DraftFolder, draft_block
 from engine.model.host_store import PackedAdapter
+from engine.model.lora import target_names
 from engine.model.peft_loader import TargetShapes, target_shapes
 from engine.model.quantize import open_source
 from engine.model.sizes import max_model_len
@@ -219,7 +220,10 @@ def make_draft_model(
     (num_pages, elements), own_spec = arena.pages.shape, draft.decoder.spec
     shape = page_shape(own_spec, draft_block(own_spec, elements))
     dtype, device = arena.pages.dtype, arena.pages.device
-    own = Arena(shape, num_pages, config.max_resident_adapters, dtype, device, pages=arena.pages)
+    num_targets = len(target_names(own_spec))
+    own = Arena(
+        shape, num_pages, config.max_resident_adapters, dtype, device, pages=arena.pages, num_targets=num_targets
+    )
     forward, max_len = forward_over(draft.decoder, own, backend), max_model_len(config, spec)
     sizes = config.max_seqs, max_len, shape.block_size
     return DraftModel(forward, own, spec.vocab_size, spec.eos_token_ids, *sizes, clock)

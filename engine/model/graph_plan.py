@@ -167,6 +167,8 @@ def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Upper bound, in bytes, of the intermediate results of one row of a step, assuming that none is freed before its
     layer ends."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
+    if spec.experts:
+        layer += spec.experts.top_k * (2 * spec.hidden_size + 3 * spec.experts.width)
     return layer * dtype.itemsize + 6 * 4 * spec.head_dim * len(set(spec.ropes))  # with angles, in float32
 
 

@@ -41,6 +41,7 @@ def load_kernels(
         attention_wish(config, spec),
         _log_attention,
         sums=config.tensor_parallel > 1,
+        experts=spec.experts is not None,
     )
 
 

@@ -33,6 +33,7 @@ from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
 from lora_kernels.portable.torch_attention import attend_rows
+from lora_kernels.routing import TorchExperts
 from lora_kernels.segments import SegmentPlan, plan_segments
 
 log = structlog.get_logger(__name__)
@@ -157,6 +158,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self.pointwise = TorchPointwise()
+        self.experts = TorchExperts(self.prepare_lora)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._key_value: tuple[Tensor, Tensor]

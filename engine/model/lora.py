@@ -4,38 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from engine.model.spec import ModelSpec
+from engine.model.weights import mlp_path
 from lora_kernels.backend import Backend
 from lora_kernels.dora import BaseScales
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.linear import Linear
+from lora_kernels.routing import Routing, RowAdapters
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.select import prepare_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Projections in the order of the T axis of every table: a projection's index is its target number."""
+"""Projections in the order of the T axis of every table: a projection's index is its target number. Those of the MLP
+are of the one that computes all rows."""
+NUM_ATTENTION = 4
+"""Number of TARGETS that are projections of attention: the first."""
+SHARED_GATE = "shared_expert_gate"
+ROUTERS = (SHARED_GATE, "gate")
+"""Linears of layers with experts that say how much each expert counts for a row: the one that all rows share, and the
+others. They follow TARGETS, and the experts' projections follow them: gate, up and down of each expert."""
+EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+ROUTER = len(TARGETS) + 1
+"""Target number of the router. Those from there on are of experts."""
+FIRST_EXPERT = len(TARGETS) + len(ROUTERS)
+"""Target number of the gate of expert 0. It is a multiple of three, as `ExpertKernels.prepare_lora` needs it."""
+
+
+def target_names(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the names of all targets of a model, those of experts with the expert: `experts.3.up_proj`."""
+    if spec.experts is None:
+        return TARGETS
+    numbers = range(spec.experts.count)
+    return (*TARGETS, *ROUTERS, *(f"experts.{number}.{name}" for number in numbers for name in EXPERT_PROJECTIONS))
+
+
+def dense_path(layer: int, target: int) -> str | None:
+    """Returns the path of a target of a model without experts: `model.layers.3.self_attn.q_proj`."""
+    block = "self_attn" if target < NUM_ATTENTION else "mlp"
+    return f"model.layers.{layer}.{block}.{TARGETS[target]}"
+
+
+def target_path(spec: ModelSpec, names: Sequence[str], layer: int, target: int) -> str | None:
+    """Returns the path of a target in checkpoints and adapters of a model, whose `target_names` are `names`. None means
+    that the layer lacks it."""
+    if target < NUM_ATTENTION:
+        return dense_path(layer, target)
+    if target < len(TARGETS):
+        path = mlp_path(spec, layer) if spec.has_mlp(layer) else None
+    else:
+        path = "mlp" if spec.has_experts(layer) and (names[target] != SHARED_GATE or spec.shares_expert) else None
+    return path and spec.stored_name(f"model.layers.{layer}.{path}.{names[target]}")
 
 
 def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
-    """Returns int32 [targets, 2]: (in_features, out_features) of each projection in TARGETS."""
-    hidden, query, kv, inner = spec.hidden_size, spec.query_width, spec.kv_width, spec.intermediate_size
-    pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), (hidden, inner), (hidden, inner)]
-    return np.asarray([*pairs, (inner, hidden)], dtype=np.int32)
+    """Returns int32 [targets, 2]: (in_features, out_features) of each of `target_names`."""
+    hidden, query, kv = spec.hidden_size, spec.query_width, spec.kv_width
+    pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), *_mlp_widths(hidden, spec.intermediate_size)]
+    if spec.experts is not None:
+        pairs += [(hidden, 1), (hidden, spec.experts.count)]
+        pairs += _mlp_widths(hidden, spec.experts.width) * spec.experts.count
+    return np.asarray(pairs, dtype=np.int32)
+
+
+def _mlp_widths(hidden: int, inner: int) -> list[tuple[int, int]]:
+    return [(hidden, inner), (hidden, inner), (inner, hidden)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroups:
-    """The four linears of a layer (q, k, v and gate, up are fused), as groups of the projections that adapters change.
-    The backend adds a group's deltas in one call."""
+    """The linears of a layer (q, k, v and gate, up are fused), as groups of the projections that adapters change. The
+    backend adds a group's deltas in one call. `experts` are the groups of layers with experts; None means that no layer
+    has any."""
 
     qkv: ProjectionGroup
     o: ProjectionGroup
+    gate_up: ProjectionGroup
+    down: ProjectionGroup
+    experts: ExpertGroups | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """The linears of a layer's experts. `gate_up` and `down` are of any one expert, with the targets that it has under
+    its virtual slot (see lora_kernels/routing.py)."""
+
+    router: ProjectionGroup
+    shared_gate: ProjectionGroup
     gate_up: ProjectionGroup
     down: ProjectionGroup
 
@@ -43,11 +104,17 @@ class ProjectionGroups:
 def projection_groups(spec: ModelSpec) -> ProjectionGroups:
     widths = target_widths(spec)
 
-    def group(name: str, targets: Sequence[int]) -> ProjectionGroup:
-        outs = tuple(int(widths[target, 1]) for target in targets)
-        return ProjectionGroup(name, tuple(targets), int(widths[targets[0], 0]), outs)
+    def group(name: str, targets: Sequence[int], first: int = 0) -> ProjectionGroup:
+        outs = tuple(int(widths[first + target, 1]) for target in targets)
+        return ProjectionGroup(name, tuple(targets), int(widths[first + targets[0], 0]), outs)
 
-    return ProjectionGroups(group("qkv", (0, 1, 2)), group("o", (3,)), group("gate_up", (4, 5)), group("down", (6,)))
+    experts = None
+    if spec.experts is not None:
+        shared_gate, router = group("shared_gate", (7,)), group("router", (8,))
+        gate_up, down = group("expert_gate_up", (0, 1), FIRST_EXPERT), group("expert_down", (2,), FIRST_EXPERT)
+        experts = ExpertGroups(router, shared_gate, gate_up, down)
+    dense = group("qkv", (0, 1, 2)), group("o", (3,)), group("gate_up", (4, 5)), group("down", (6,))
+    return ProjectionGroups(*dense, experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +124,13 @@ class LoraStep:
     Attributes:
         prepared: the backend's own data. None means that every row uses the base model.
         scales: the scales that DoRA adapters apply to base outputs. None means that the step has no such adapters.
+        of_experts: the work on experts. None means that no adapter of the step changes any.
     """
 
     backend: Backend
     prepared: Any
     scales: BaseScales | None = None
+    of_experts: LoraOfExperts | None = None
 
     def apply(self, base: Linear, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
         """Computes a linear of the base model, scales the rows that have DoRA adapters, then adds each row's delta.
@@ -80,11 +149,39 @@ class LoraStep:
             self.backend.add_lora(out, x, self.prepared, layer, group)
         return out
 
+    def route(self, logits: Tensor, top_k: int, normalised: bool, layer: int) -> tuple[Routing, LoraStep]:
+        """Returns the entries of a layer with experts, of the router's logits [num_rows, experts], and the LoRA work on
+        them, whose groups are those of `ExpertGroups`, in layer 0."""
+        experts, work = self.backend.experts, self.of_experts
+        if work is None:
+            return experts.route(logits, top_k, normalised=normalised), LoraStep(self.backend, None)
+        routing = experts.route(logits, top_k, normalised=normalised, order=work.adapters.order)
+        prepared = experts.prepare_lora(work.arena, work.table, work.adapters, routing, layer, FIRST_EXPERT)
+        return routing, LoraStep(self.backend, prepared)
 
-def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan) -> LoraStep:
-    """Prepares the LoRA work of a step, once for all layers. `arena` is flat, [num_elements]. If no row has an adapter,
-    the result's `apply` adds nothing."""
+
+class LoraOfExperts(NamedTuple):
+    """What the LoRA work on experts is prepared from, in each layer once its routing is known: see
+    `ExpertKernels.prepare_lora`."""
+
+    arena: Tensor
+    table: LoraTable
+    adapters: RowAdapters
+
+
+def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan, num_rows: int) -> LoraStep:
+    """Prepares the LoRA work of a step of `num_rows`, once for all layers. `arena` is flat, [num_elements]. If no row
+    has an adapter, the result's `apply` adds nothing."""
     if not segments.num_segments:
         return LoraStep(backend, None)
     prepared = backend.prepare_lora(arena, table, segments)
-    return LoraStep(backend, prepared, prepare_scales(arena, table, segments))
+    scales = prepare_scales(arena, table, segments)
+    return LoraStep(backend, prepared, scales, _prepare_experts(arena, table, segments, num_rows))
+
+
+def _prepare_experts(arena: Tensor, table: LoraTable, segments: SegmentPlan, num_rows: int) -> LoraOfExperts | None:
+    if not table.host_ranks[segments.adapter_slots, :, FIRST_EXPERT:].any():
+        return None
+    slots = segments.slots_of_rows(num_rows)
+    order = torch.from_numpy(np.argsort(slots, kind="stable"))
+    return LoraOfExperts(arena, table, RowAdapters(slots, order.to(arena.device)))

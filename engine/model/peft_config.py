@@ -70,8 +70,8 @@ def _is_unset(key: str, value: Any) -> bool:
 
 
 def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
-    targets, layers = config.get("target_modules"), _layers(config)
-    if not targets:
+    targets, layers, parameters = config.get("target_modules"), _layers(config), _strings(config, "target_parameters")
+    if not targets and not parameters:
         raise AdapterError("target_modules is missing: name the projections the adapter was trained on")
     if isinstance(targets, str) and (layers or config.get("layers_pattern")):
         raise AdapterError("layers_to_transform and layers_pattern need target_modules as a list, not an expression")
@@ -93,6 +93,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         kind=config["peft_type"],
         seed=_seed(config),
         scaled_inputs=_scaled_inputs(config),
+        parameters=tuple(sorted(parameters)),
     )
 
 

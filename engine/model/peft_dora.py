@@ -24,11 +24,11 @@ BaseLinears = Callable[[str], tuple[Tensor, Tensor | None]]
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
     """Returns a function that reads the weight and bias of a base projection from `source` at each call, as fp32 on the
     CPU."""
-    known = parameter_shapes(spec)
+    names = {spec.stored_name(name): name for name in parameter_shapes(spec)}
 
     def read(module: str) -> tuple[Tensor, Tensor | None]:
-        bias = f"{module}.bias"
-        return _fp32(dense(source(f"{module}.weight"))), _fp32(dense(source(bias))) if bias in known else None
+        bias = names.get(f"{module}.bias")
+        return _fp32(dense(source(names[f"{module}.weight"]))), None if bias is None else _fp32(dense(source(bias)))
 
     return read
 

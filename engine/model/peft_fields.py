@@ -10,7 +10,7 @@ LORA, ADALORA, VERA, LOHA, LOKR, IA3 = "LORA", "ADALORA", "VERA", "LOHA", "LOKR"
 HANDLED = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "init_lora_weights", "bias", "base_model_name_or_path", "use_dora",
-    "alora_invocation_tokens",
+    "alora_invocation_tokens", "target_parameters",
 }  # fmt: skip
 HARMLESS = {
     "task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
@@ -27,7 +27,6 @@ REFUSED = {
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported; the adapter is of another kind of base model",
     "modules_to_save": "fully trained modules (embeddings, lm_head, norms) are not supported; retrain without them",
     "trainable_token_indices": "trained token embeddings are not supported; retrain without them",
-    "target_parameters": "LoRA on bare parameters is not supported; target the projections by target_modules",
     "megatron_config": "Megatron adapters are not supported; convert it to a plain LoRA",
     "layer_replication": "the adapter is of a base with replicated layers, which this model is not",
     "arrow_config": "Arrow routing is not supported; serve each of its adapters by its own name",

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from engine.model.fused import fused_name
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
-from engine.model.lora import TARGETS, target_widths
+from engine.model.lora import FIRST_EXPERT, ROUTER, dense_path, target_names, target_path, target_widths
 from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
+from engine.model.peft_experts import split_experts
 from engine.model.peft_folder import PeftFolder, read_adapter
 from engine.model.peft_fused import split_fused
 from engine.model.peft_kinds import as_lora
@@ -34,7 +35,6 @@ from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_kernels.layout import MAX_RANK
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 KEY = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?:"
     r"(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight|"
@@ -45,6 +45,8 @@ KEY = re.compile(
 MAGNITUDE, OUTPUT_SCALE = "magnitude_vector", "output_scale"
 """Parts of adapters that scale base outputs. The second stands only in what `as_lora` has converted."""
 NO_GGUF = GgufBase()
+MOST_NAMED = 12
+"""Number of projections that messages name: all but those of other experts than the first."""
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
 
@@ -64,6 +66,7 @@ class TargetShapes:
         gguf: what the form of adapters in GGUF files depends on.
         shard: the part of checked adapters that this rank packs.
         fused: whether adapters have the projections of `FUSED` (engine/model/fused.py) in place of their parts.
+        spec: shape of a model with experts. None means that every layer has one MLP.
     """
 
     layers: int
@@ -74,6 +77,7 @@ class TargetShapes:
     gguf: GgufBase = NO_GGUF
     shard: AdapterShard = WHOLE_ADAPTERS
     fused: bool = False
+    spec: ModelSpec | None = None
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
@@ -87,8 +91,13 @@ class TargetShapes:
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
         """Returns an adapter that was read as a LoRA of `targets`. Raises AdapterError if it is of another kind that is
-        not exactly a LoRA, or has fused projections that are not the model's."""
+        not exactly a LoRA, or has fused projections or parameters that are not the model's."""
         folder = as_lora(folder, self.stored_widths())
+        if self.spec is not None:
+            modules = [path for path, (_, target) in self.places().items() if target < ROUTER]
+            return split_experts(folder, self.spec, modules)
+        if parameters := folder.settings.parameters:
+            raise AdapterError(f"target_parameters names {parameters[0][:120]!r}, and this model has no experts")
         if not self.fused:
             return folder
         return split_fused(folder, dict(zip(self.targets, self.widths[:, 1].tolist(), strict=True)))
@@ -103,22 +112,29 @@ class TargetShapes:
         return widths
 
     def module(self, place: Place) -> str:
-        """Returns the path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
-        name = self.targets[place[1]]
-        return f"model.layers.{place[0]}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
+        """Returns the path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`. Raises
+        KeyError if its layer lacks it."""
+        path = self._path(place)
+        if path is None:
+            raise KeyError(f"layer {place[0]} has no {self.targets[place[1]]}")
+        return path
+
+    def _path(self, place: Place) -> str | None:
+        return dense_path(*place) if self.spec is None else target_path(self.spec, self.targets, *place)
 
     def places(self) -> dict[str, Place]:
         """Maps the path of every adaptable module to (layer, target index), in the order in which they are computed."""
         places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
-        return {self.module(place): place for place in places}
+        return {path: place for place in places if (path := self._path(place))}
 
 
 def target_shapes(spec: ModelSpec, source: WeightSource, name: str, shard: Shard = WHOLE) -> TargetShapes:
     """Returns the projections of a model of this shape, whose weights `source` reads and whose folder has this name.
     `shard` is this rank's part of the model; `spec` and `source` are the whole model's."""
     linears, gguf = base_linears(spec, source), GgufBase(spec.model_type, spec.head_dim)
-    part = shard_adapters(shard, spec)
-    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf, part, spec.fused)
+    part, names = shard_adapters(shard, spec), target_names(spec)
+    of_experts = spec if spec.experts else None
+    return TargetShapes(spec.layers, names, target_widths(spec), linears, (name,), gguf, part, spec.fused, of_experts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,8 +174,11 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
     pairs = pair_tensors(_parse(folder.data), settings, shapes)
-    wanted = _wanted(settings, shapes)
+    wanted = _wanted(settings, shapes, changes_experts=any(target >= ROUTER for _, target in pairs))
     _check_coverage(pairs, wanted, settings, shapes)
+    of_experts = [module for (_, target), module in wanted.items() if target >= FIRST_EXPERT]
+    if (settings.use_dora or settings.scales_outputs) and of_experts:
+        raise AdapterError(f"DoRA and (IA)³ on experts ({of_experts[0]}) are not supported; retrain them as plain LoRA")
     blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
     scales: dict[Place, Tensor] = {}
     if settings.scales_outputs:
@@ -192,14 +211,19 @@ def _parse(data: memoryview) -> dict[str, Raw]:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
 
 
-def _wanted(settings: PeftSettings, shapes: TargetShapes) -> dict[Place, str]:
+def _wanted(settings: PeftSettings, shapes: TargetShapes, *, changes_experts: bool) -> dict[Place, str]:
     """Maps the projections that the configuration targets to their paths, in the order in which they are computed.
-    Raises AdapterError if it targets none, or a layer that the model does not have."""
+    Experts and routers are among them only if the adapter `changes_experts`: in transformers 5 they are no modules, so
+    that names such as gate_proj are then those of other MLPs. Raises AdapterError if it targets none, or a layer that
+    the model does not have."""
     if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
         raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
-    wanted = {place: module for module, place in shapes.places().items() if settings.targets(module)}
+    places = shapes.places().items()
+    modules = {place: module for module, place in places if changes_experts or place[1] < ROUTER}
+    wanted = {place: module for place, module in modules.items() if settings.targets(module)}
     if not wanted:
-        raise AdapterError(f"target_modules match none of the model's projections ({', '.join(shapes.targets)})")
+        names = ", ".join(shapes.targets[:MOST_NAMED])
+        raise AdapterError(f"target_modules match none of the model's projections ({names})")
     return wanted
 
 
@@ -241,7 +265,7 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
         return f"{shown}: adapting the embeddings or lm_head is not supported; retrain on the projections only"
     if layer and int(layer[1]) >= shapes.layers:
         return f"{shown} is of layer {int(layer[1])}, {_other_base(settings, shapes)}"
-    return f"{shown} matches no module of the model, whose projections are {', '.join(shapes.targets)}"
+    return f"{shown} matches no module of the model, whose projections are {', '.join(shapes.targets[:MOST_NAMED])}"
 
 
 def _check_coverage(

@@ -73,10 +73,17 @@ class PeftSettings:
     """Ends of the names of modules whose inputs, not outputs, (IA)³ scales, or an expression of whole names."""
     scales_outputs: bool = False
     """True means that each projection has factors of its base outputs, as (IA)³ has once it is converted."""
+    parameters: tuple[str, ...] = ()
+    """Names of bare parameters that the adapter changes: suffixes of their paths, in whole path components."""
+    exact: Mapping[str, tuple[int, float]] | None = None
+    """Rank and alpha of each module that the adapter changes, by name, where all of them are known (see
+    peft_experts.py). None means that the other fields say it."""
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
         long."""
+        if self.exact is not None:
+            return module in self.exact
         module = self._written(module)
         if _selects(self.exclude_modules, module):
             return False
@@ -87,7 +94,7 @@ class PeftSettings:
     def rank_of(self, module: str) -> int:
         """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
         matching takes too long."""
-        rank = int(_override(self.rank_overrides, self._written(module), self.rank))
+        rank = self.rank_and_alpha(module)[0]
         if not 1 <= rank <= MAX_RANK:
             raise AdapterError(f"rank {rank} on {module}: ranks of 1 to {MAX_RANK} are supported")
         return rank
@@ -95,8 +102,21 @@ class PeftSettings:
     def scale_of(self, module: str) -> float:
         """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
         AdapterError in the cases of `rank_of`."""
-        alpha, rank = _override(self.alpha_overrides, self._written(module), self.alpha), self.rank_of(module)
+        alpha, rank = self.rank_and_alpha(module)[1], self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def rank_and_alpha(self, name: str) -> tuple[int, float]:
+        """Returns the adapter's rank and alpha on the module or parameter of this name. Raises AdapterError if matching
+        takes too long."""
+        if self.exact is not None:
+            return self.exact[name]
+        written = self._written(name)
+        rank = int(_override(self.rank_overrides, written, self.rank))
+        return rank, _override(self.alpha_overrides, written, self.alpha)
+
+    def changes_parameter(self, path: str) -> bool:
+        """Returns whether the adapter changes the bare parameter of this path."""
+        return _selects(self.parameters, path)
 
     def canonical(self) -> bytes:
         """Returns the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
@@ -112,6 +132,7 @@ class PeftSettings:
             sorted(self.layers),
             [pattern.pattern for pattern in self.layer_patterns],
             *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
+            *([{"parameters": self.parameters}] if self.parameters else ()),
             *([self.kind, self.seed, _canonical_selection(self.scaled_inputs)] if self.kind != LORA else ()),
         )
         return json.dumps(fields).encode()

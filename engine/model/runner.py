@@ -32,6 +32,7 @@ from engine.model.host_store import HostStore
 from engine.model.identity import hash_model, kv_identity
 from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
+from engine.model.lora import target_names
 from engine.model.masks import TokenMasks
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
@@ -179,6 +180,7 @@ class ModelRunner:
             self.device,
             self._fp8_adapters,
             kv_codings,
+            num_targets=len(target_names(self.spec)),
         )
         return graphs
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.model.families import find_family
-from engine.model.families.base import Json, ModelSpec, token_ids
+from engine.model.families.base import ExpertsSpec, Json, ModelSpec, token_ids
 
-__all__ = ["ModelSpec", "parse_spec", "read_spec"]
+__all__ = ["ExpertsSpec", "ModelSpec", "parse_spec", "read_spec"]
 
 
 def read_spec(folder: Path) -> ModelSpec:

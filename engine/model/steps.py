@@ -83,8 +83,8 @@ def plan_graphs(
     max_model_len: int,
 ) -> GraphPlan | None:
     """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, in stages, or if
-    so configured. Raises TypeError if a GPU's backend is not Triton."""
-    if not config.graphs or device.type != "cuda" or config.pipeline_parallel > 1:
+    so configured, or with experts, for which the host waits. Raises TypeError if a GPU's backend is not Triton."""
+    if not config.graphs or spec.experts or device.type != "cuda" or config.pipeline_parallel > 1:
         return None
     # Imported here: a machine without CUDA may have no triton.
     from engine.model.graph_plan import make_plan

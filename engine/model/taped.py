@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder, Step, StepOutput
+from engine.model.feed_forward import Experts
 from engine.model.lora import prepare_lora
 from engine.model.rope import Angles
 from lora_kernels.cpu.numba_backend import NumbaBackend
@@ -63,7 +64,7 @@ class TapedDecoder:
         is played from its tape, or recorded if there is none for its number of rows, with or without adapters; other
         steps are computed without tapes."""
         arena, backend = self._arena, self._backend
-        lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
+        lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         if batch.sample_rows is not None or lora.scales is not None:
             return self._decoder.run(batch, arena, backend, lora)
         x, step = self._decoder.embedded(batch), self._decoder.step(batch, arena, backend, lora)
@@ -85,8 +86,12 @@ class TapedDecoder:
 
 def can_tape(decoder: Decoder) -> bool:
     """Returns whether a step runs only kernels of this project: all linears are packed, and no reordered inputs need
-    torch."""
-    linears = [decoder.head, *(part for one in decoder.layers for part in (one.qkv, one.o, one.gate_up, one.down))]
+    torch. Experts do: what they compute differs from step to step."""
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        if isinstance(layer.feed_forward, Experts):
+            return False
+        linears += [layer.qkv, layer.o, *layer.feed_forward.linears]
     return all(map(_is_packed, linears))
 
 

@@ -19,7 +19,7 @@ from engine.core.types import SamplingParams
 from engine.model.arena import Arena
 from engine.model.batch import HostBatch
 from engine.model.host_memory import Blob
-from engine.model.lora import TARGETS, target_widths
+from engine.model.lora import target_names, target_widths
 from engine.model.memory import Progress
 from engine.model.parallel.pipeline import Pipeline
 from engine.model.sampling import SlotSampler
@@ -132,7 +132,7 @@ def warm_up(
 def _load_adapter(spec: ModelSpec, arena: Arena) -> int:
     """Loads a DoRA adapter of zeros, of rank 1 on the first layer, into pages that no request has yet, and returns its
     adapter slot."""
-    ranks = np.zeros((spec.layers, len(TARGETS)), dtype=np.int32)
+    ranks = np.zeros((spec.layers, len(target_names(spec))), dtype=np.int32)
     ranks[0] = 1
     layout = plan_layout(ranks, target_widths(spec), arena.shape.elements, ranks > 0, arena.table.fp8)
     blob = Blob.of(torch.zeros(layout.num_pages, arena.shape.elements, dtype=arena.pages.dtype))

@@ -16,7 +16,7 @@ from engine.model.checkpoints.folder import Folder
 from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
 from engine.model.fused import fuse, fused_name, select_rows
 from engine.model.gguf_weights import GgufFile
-from engine.model.spec import ModelSpec
+from engine.model.spec import ExpertsSpec, ModelSpec
 from engine.process.model_source import GGUF_NAME
 from lora_kernels.quantized import AnyCoding, Weight
 
@@ -47,7 +47,9 @@ def open_weights(
         return lambda name: _dummy(name, expected[name], seed, device)
     stored = _open(folder, spec)
     _check(stored.shapes, stored_shapes(spec), spec)
-    return _parts_of(stored.read, spec) if spec.fused else stored.read
+    if spec.fused:
+        return _parts_of(stored.read, spec)
+    return lambda name: stored.read(spec.stored_name(name))
 
 
 def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], AnyCoding | None]:
@@ -56,7 +58,7 @@ def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[s
     if load_format == "dummy":
         return lambda name: None
     stored = _open(folder, spec)
-    return lambda name: stored.coding(fused_name(name) if spec.fused else name)
+    return lambda name: stored.coding(fused_name(name) if spec.fused else spec.stored_name(name))
 
 
 def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
@@ -139,33 +141,59 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
     for layer in range(spec.layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(spec).items()}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(spec, layer).items()}
     return shapes
 
 
 def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
     """Returns the shape of every tensor of a checkpoint whose weights are not quantised, by its Hugging Face name."""
-    return fuse(parameter_shapes(spec))[0] if spec.fused else parameter_shapes(spec)
+    if spec.fused:
+        return fuse(parameter_shapes(spec))[0]
+    return {spec.stored_name(name): shape for name, shape in parameter_shapes(spec).items()}
 
 
-def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shape]:
+    hidden = spec.hidden_size
     shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in spec.norms if name}
     for name, out, in_, bias in (
         ("self_attn.q_proj", spec.query_width, hidden, spec.qkv_bias),
         ("self_attn.k_proj", spec.kv_width, hidden, spec.qkv_bias),
         ("self_attn.v_proj", spec.kv_width, hidden, spec.qkv_bias),
         ("self_attn.o_proj", hidden, spec.query_width, spec.o_bias),
-        ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
-        ("mlp.up_proj", inner, hidden, spec.mlp_bias),
-        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
     ):
         shapes[f"{name}.weight"] = (out, in_)
         if bias:
             shapes[f"{name}.bias"] = (out,)
+    if spec.has_mlp(layer):
+        shapes |= _mlp_shapes(mlp_path(spec, layer), hidden, spec.intermediate_size, spec.mlp_bias)
+    if spec.experts and spec.has_experts(layer):
+        shapes |= _expert_shapes(spec.experts, hidden)
     if spec.qk_norm:
         widths = (spec.head_dim,) * 2 if spec.qk_norm == "head" else (spec.query_width, spec.kv_width)
         shapes |= {f"self_attn.{side}_norm.weight": (width,) for side, width in zip("qk", widths, strict=True)}
+    return shapes
+
+
+def mlp_path(spec: ModelSpec, layer: int) -> str:
+    """Returns the path, in its layer, of the MLP that computes all rows."""
+    return "mlp.shared_expert" if spec.has_experts(layer) else "mlp"
+
+
+def _mlp_shapes(path: str, hidden: int, inner: int, bias: bool = False) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {}
+    for name, out, in_ in (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)):
+        shapes[f"{path}.{name}.weight"] = (out, in_)
+        if bias:
+            shapes[f"{path}.{name}.bias"] = (out,)
+    return shapes
+
+
+def _expert_shapes(experts: ExpertsSpec, hidden: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"mlp.gate.weight": (experts.count, hidden)}
+    if experts.shared:
+        shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
+    for number in range(experts.count):
+        shapes |= _mlp_shapes(f"mlp.experts.{number}", hidden, experts.width)
     return shapes
 
 

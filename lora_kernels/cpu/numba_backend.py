@@ -13,6 +13,7 @@ from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.cpu import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.cpu.formats import FORMATS
 from lora_kernels.cpu.numba_attention_plan import AttentionForm, NumbaAttentionPlan, plan_attention
+from lora_kernels.cpu.numba_experts import NumbaExperts
 from lora_kernels.cpu.numba_pointwise import NumbaPointwise
 from lora_kernels.cpu.numba_tape import Tape, player
 from lora_kernels.cpu.openmp import Kernel, team
@@ -28,6 +29,7 @@ class NumbaBackend:
     def __init__(self) -> None:
         self._team = team()
         self.pointwise = NumbaPointwise(self._team)
+        self.experts = NumbaExperts(self._team)
         self.name = "numba" if self._team.is_parallel else "numba, one thread"
         self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
         self._batch: AttentionBatch | None = None
@@ -35,9 +37,12 @@ class NumbaBackend:
         self._lora_key: tuple[Any, ...] = ()
         self._lora: numba_lora.NumbaLora | None = None
 
-    def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None], *, sums: bool = False) -> None:
+    def compile(
+        self, dtype: torch.dtype, on_kernel: Callable[[int, int], None], *, sums: bool = False, experts: bool = False
+    ) -> None:
         """Compiles every kernel of the backend for `dtype`, or loads it from a cache, now instead of on first use. With
-        `sums`, deltas are also added to outputs in fp32, which ranks sum.
+        `sums`, deltas are also added to outputs in fp32, which ranks sum. The kernels of experts are included if
+        `experts`.
 
         `on_kernel` is called before each kernel and at the end, with the numbers of kernels compiled and in total.
         """
@@ -45,6 +50,8 @@ class NumbaBackend:
         out_dtypes = {dtype, torch.float32} if sums else {dtype}
         compilers += [partial(self._kernel, numba_lora, dtype, out_dtype) for out_dtype in out_dtypes]
         compilers += [player, *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS)]
+        if experts:
+            compilers += [partial(self.experts.compile, out_dtype) for out_dtype in out_dtypes]
         for done, compiler in enumerate(compilers):
             on_kernel(done, len(compilers))
             compiler()

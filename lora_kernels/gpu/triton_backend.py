@@ -12,6 +12,7 @@ from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import QkNorms
+from lora_kernels.routing import TorchExperts
 from lora_kernels.segments import Int32Array, SegmentPlan
 
 
@@ -24,6 +25,7 @@ class TritonBackend:
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
+        self.experts = TorchExperts(self.prepare_lora)
         self.paged_attention = attention or PagedAttention()
         library = self.paged_attention.name
         self.name = "triton" if library == "triton" else f"triton+{library}"

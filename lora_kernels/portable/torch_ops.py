@@ -10,6 +10,7 @@ from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
 from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
+from lora_kernels.routing import TorchExperts
 from lora_kernels.segments import SegmentPlan
 
 PreparedLora = torch_lora.TiledLora | torch_stacked.PreparedStack
@@ -24,6 +25,7 @@ class TorchBackend:
         """`max_stacked_rank` is the largest sum of the adapters' ranks at which adapters are stacked. Above it they are
         tiled; 0 never stacks."""
         self.pointwise = TorchPointwise()
+        self.experts = TorchExperts(self.prepare_lora)
         self._max_stacked_rank = max_stacked_rank
         self._batch: AttentionBatch | None = None
         self._slots: tuple[Tensor, Tensor] | None = None

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from expert_checks import EXPERT_CHECKS
 from kernel_cases import ATTENTION_CASES, LORA_CASES, AttentionCase, LoraCase, attention_case, lora_case
 from pointwise_checks import POINTWISE_CHECKS
 from torch import Tensor
@@ -190,6 +191,7 @@ def batches_follow_each_other(backend: Backend) -> None:
 
 CHECKS: dict[str, Check] = {
     **POINTWISE_CHECKS,
+    **EXPERT_CHECKS,
     **{f"lora: {name}": partial(lora_matches_reference, name) for name in LORA_CASES},
     **{f"attention: {name}": partial(attention_matches_reference, name) for name in ATTENTION_CASES},
     "lora: bf16 error": partial(lora_error_is_that_of_two_gemms, torch.bfloat16),

@@ -27,7 +27,8 @@ from engine.model.weights import open_weights, parameter_shapes
 from engine.sim.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
-CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")
+DENSE = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")
+CASES = (*DENSE, "mixtral", "qwen2_moe", "qwen3_moe")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 
@@ -124,7 +125,7 @@ def test_what_a_family_cannot_is_refused_by_name(tmp_path):
         attention_wish(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", DENSE)
 def test_plans_count_what_the_engine_has(family, tmp_path):
     model = save_model(family, tmp_path)
     spec, shape = read_spec(tmp_path), find_shape(str(tmp_path))

@@ -129,7 +129,7 @@ def test_memory_is_counted_and_taken_as_the_file_has_it(tiny):
     spec, size = read_spec(folder), (folder / GGUF_NAME).stat().st_size
     counted = count_weight_bytes(spec, find_kept_bits(EngineConfig(str(folder)), spec, CPU, torch.bfloat16))
     decoder = build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
-    linears = [part for layer in decoder.layers for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    linears = [part for layer in decoder.layers for part in (layer.qkv, layer.o, *layer.feed_forward.linears)]
     taken = sum(quantized_form(linear).nbytes for linear in (decoder.head, *linears))
     assert counted <= 1.1 * size
     assert counted <= taken <= 1.2 * counted, "panels of 48 outputs pad these tiny weights"

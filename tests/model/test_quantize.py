@@ -34,7 +34,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     source = quantized_source(open_weights(tmp_path / "model", spec), weights, None)
     run = Replay(tmp_path / "model")
     run.decoder = build_decoder(spec, source, torch.float32, CPU)
-    linears = [part for layer in run.decoder.layers for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    linears = [part for layer in run.decoder.layers for part in (layer.qkv, layer.o, *layer.feed_forward.linears)]
     forms = [quantized_form(linear) for linear in (run.decoder.head, *linears)]
     assert not any(forms) if weights == "fp8" else all(forms), "a CPU computes with dequantised FP8"
     found = run.run(TOKENS)

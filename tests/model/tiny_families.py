@@ -29,6 +29,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 Llama, Qwen2, Qwen3 = transformers.LlamaConfig, transformers.Qwen2Config, transformers.Qwen3Config
 FAMILIES = {
     "llama": partial(Llama),
@@ -91,6 +92,18 @@ FAMILIES = {
             "long_factor": [2.0, 3.0, 5.0, 7.0, 9.0, 11.0],
             "original_max_position_embeddings": 128,
         },
+    ),
+    "mixtral": partial(transformers.MixtralConfig, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": partial(
+        transformers.Qwen2MoeConfig, **EXPERTS, moe_intermediate_size=40, shared_expert_intermediate_size=72
+    ),
+    "qwen3_moe": partial(
+        transformers.Qwen3MoeConfig,
+        **EXPERTS,
+        moe_intermediate_size=40,
+        head_dim=24,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
     ),
     "olmo2": partial(transformers.Olmo2Config, num_key_value_heads=2),
 }

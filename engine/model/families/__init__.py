@@ -9,9 +9,10 @@ from engine.model.families.base import Json, ModelSpec, read_llama
 from engine.model.families.gemma import read_gemma, read_gemma2, read_gemma3
 from engine.model.families.granite import read_granite
 from engine.model.families.mistral import read_mistral
+from engine.model.families.mixtral import read_mixtral
 from engine.model.families.olmo2 import read_olmo2
 from engine.model.families.phi3 import read_phi3
-from engine.model.families.qwen import read_qwen2, read_qwen3
+from engine.model.families.qwen import read_qwen2, read_qwen2_moe, read_qwen3, read_qwen3_moe
 from engine.model.families.smollm3 import read_smollm3
 
 FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
@@ -21,10 +22,13 @@ FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "granite": read_granite,
     "llama": read_llama,
     "mistral": read_mistral,
+    "mixtral": read_mixtral,
     "olmo2": read_olmo2,
     "phi3": read_phi3,
     "qwen2": read_qwen2,
+    "qwen2_moe": read_qwen2_moe,
     "qwen3": read_qwen3,
+    "qwen3_moe": read_qwen3_moe,
     "smollm3": read_smollm3,
 }
 EXPERTS = "layers with experts (MoE)"
@@ -35,11 +39,8 @@ MISSING = {
     "gpt_oss": f"{EXPERTS} and attention sinks",
     "granitemoe": EXPERTS,
     "llama4": f"images and {EXPERTS}",
-    "mixtral": EXPERTS,
     "olmoe": EXPERTS,
     "phimoe": EXPERTS,
-    "qwen2_moe": EXPERTS,
-    "qwen3_moe": EXPERTS,
     "qwen3_next": f"{EXPERTS} and linear attention",
 }
 """What the engine lacks for well-known families that it refuses, by `model_type`."""

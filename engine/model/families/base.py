@@ -24,6 +24,29 @@ LLAMA_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", Non
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of a model: MLPs of which a router chooses some for each row (mixture of experts).
+
+    Attributes:
+        count: number of experts of each layer that has experts.
+        top_k: number of experts that the router chooses for a row.
+        width: intermediate size of an expert.
+        normalised: True means that the weights of a row's experts add up to 1. False means that they are the experts'
+            probabilities among all.
+        layers: whether each layer has experts; the others have one MLP instead.
+        shared: True means that layers with experts also have an MLP for all rows, of which the sigmoid of a linear of
+            the row says how much is added.
+    """
+
+    count: int
+    top_k: int
+    width: int
+    normalised: bool
+    layers: tuple[bool, ...]
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shape, rotary embeddings and EOS tokens of a decoder, and how it differs from Llama's."""
 
@@ -32,6 +55,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Intermediate size of an MLP that computes all rows, if any layer has one."""
     layers: int
     heads: int
     kv_heads: int
@@ -70,10 +94,32 @@ class ModelSpec:
     """Bound of logits, which become cap * tanh(logit / cap). None means that they are not bounded."""
     fused: bool = False
     """True means that checkpoints and adapters have the projections of `FUSED` (engine/model/fused.py) as one."""
+    experts: ExpertsSpec | None = None
+    """The experts of the layers. None means that every layer has one MLP instead."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Parts of names of layers' parameters, and what checkpoints and adapters have in their place."""
 
     def served(self, max_len: int) -> ModelSpec:
         """Returns the spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
         return replace(self, ropes=tuple(rope.served(max_len) for rope in self.ropes))
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def shares_expert(self) -> bool:
+        """Whether layers with experts also have an MLP for all rows."""
+        return self.experts is not None and self.experts.shared
+
+    def has_mlp(self, layer: int) -> bool:
+        """Returns whether a layer has an MLP that computes all rows, alone or beside experts."""
+        return self.shares_expert or not self.has_experts(layer)
+
+    def stored_name(self, name: str) -> str:
+        """Returns the name that a parameter or a module has in checkpoints and adapters."""
+        for part, stored in self.renames:
+            name = name.replace(part, stored)
+        return name
 
     @property
     def query_width(self) -> int:

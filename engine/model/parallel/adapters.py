@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.model.lora import TARGETS
+from engine.model.lora import ROUTERS, target_names
 from engine.model.parallel.shard import Cut, Shard
 from engine.model.spec import ModelSpec
 from lora_kernels.layout import AdapterLayout, plan_layout
@@ -27,13 +27,14 @@ class AdapterShard:
     """A rank's part of every adapter of a model.
 
     Attributes:
-        cuts: the part of each projection, in the order of the LoRA table. Empty means that it is all of each.
+        cuts: the part of each projection, in the order of the LoRA table; None means all of it, as of routers. Empty
+            means all of each.
         is_first: whether this is rank 0 of its stage, on which what is added to sums over ranks is added.
         stages: the layers of each stage. Empty means that one stage has all layers.
         stage: number of the rank's stage.
     """
 
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[Cut | None, ...] = ()
     is_first: bool = True
     stages: tuple[range, ...] = ()
     stage: int = 0
@@ -71,28 +72,33 @@ class AdapterShard:
             layouts.append(plan_layout(ranks[part], widths, layer_elems * len(layers), own_scaled, fp8))
         return replace(layouts[self.stage], num_pages=max(layout.num_pages for layout in layouts))
 
+    def _cut(self, target: int) -> Cut | None:
+        return self.cuts[target] if self.cuts else None
+
     def widths(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns (in_features, out_features) of the part of each projection, int32 [targets, 2], from those of the
         whole model."""
         widths = widths.copy()
         for target, cut in enumerate(self.cuts):
-            widths[target, 1 - cut.axis] = cut.stop - cut.start
+            if cut is not None:
+                widths[target, 1 - cut.axis] = cut.stop - cut.start
         return widths
 
     def block(self, target: int, block: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the part of A [rank, in_features] and B [out_features, rank] of a projection."""
-        if not self.cuts:
+        (a, b), cut = block, self._cut(target)
+        if cut is None:
             return block
-        (a, b), cut = block, self.cuts[target]
         return (a, b[cut.slice]) if cut.axis == 0 else (a[:, cut.slice], b)
 
     def scales(self, target: int, scales: Tensor) -> Tensor:
         """Returns the part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). The scale applies
         to each rank's part of a sum, the shift to the sum once."""
-        if not self.cuts:
+        cut = self._cut(target)
+        if cut is None:
             return scales
-        if self.cuts[target].axis == 0:
-            return scales[:, self.cuts[target].slice]
+        if cut.axis == 0:
+            return scales[:, cut.slice]
         if self.is_first:
             return scales
         scales = scales.clone()
@@ -101,9 +107,9 @@ class AdapterShard:
 
     def starts(self, target: int) -> tuple[int, int]:
         """Returns the first input and the first output of a projection's part."""
-        if not self.cuts:
+        cut = self._cut(target)
+        if cut is None:
             return 0, 0
-        cut = self.cuts[target]
         return (0, cut.start) if cut.axis == 0 else (cut.start, 0)
 
 
@@ -113,5 +119,7 @@ WHOLE_ADAPTERS = AdapterShard()
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:
     """Returns a rank's part of the adapters of a model, whose whole shape is `spec`."""
-    cuts = tuple(shard.columns(target, spec) for target in TARGETS) if shard.size > 1 else ()
+    cuts: tuple[Cut | None, ...] = ()
+    if shard.size > 1:
+        cuts = tuple(None if name in ROUTERS else shard.columns(name, spec) for name in target_names(spec))
     return AdapterShard(cuts, shard.rank == 0, shard.stages, shard.stage)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from engine.model.arena import Arena
-from engine.model.batch import BatchInput, HostBatch, Ints
+from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder, StepOutput
 from engine.model.lora import prepare_lora
 from engine.model.parallel.ranks import Stage
 from engine.sizing import micro_batches
 from lora_kernels.backend import Backend
 from lora_kernels.pinned import upload
-from lora_kernels.segments import SegmentPlan, plan_segments
+from lora_kernels.segments import plan_segments
 
 WEIGHT_ROWS = {"cpu": 25, "cuda": 256}
 """Rows that a device computes in the time in which it reads the weights: measured on two CPU cores, and for GPUs an
@@ -73,7 +73,7 @@ class Pipeline:
         else:
             self._decoder.embedded(batch, x)
         arena = self._arena
-        lora = prepare_lora(self._backend, arena.flat, arena.table, batch.segments)
+        lora = prepare_lora(self._backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         self._decoder.advance(x, self._decoder.step(batch, arena, self._backend, lora))
         self._stage.after.send(x)
 
@@ -95,7 +95,7 @@ def cut_rows(batch: HostBatch, number: int) -> list[int]:
 
 def split_batch(batch: HostBatch, cuts: Sequence[int]) -> Iterator[HostBatch]:
     """Yields the parts of a step from each of `cuts` to the next, which sample no rows."""
-    slots = _adapter_slots(batch.segments, batch.num_rows)
+    slots = batch.segments.slots_of_rows(batch.num_rows)
     for first, end in pairwise(cuts):
         one = np.searchsorted(batch.query_starts, first, "right") - 1
         last = np.searchsorted(batch.query_starts, end, "left")
@@ -112,10 +112,3 @@ def split_batch(batch: HostBatch, cuts: Sequence[int]) -> Iterator[HostBatch]:
             sample_rows=batch.sample_rows[:0],
             sample_ids=(),
         )
-
-
-def _adapter_slots(segments: SegmentPlan, num_rows: int) -> Ints:
-    """Returns each row's adapter slot, -1 for the base model, int32 [num_rows]."""
-    slots = np.full(num_rows, -1, dtype=np.int32)
-    slots[segments.rows] = np.repeat(segments.adapter_slots, segments.lengths)
-    return slots

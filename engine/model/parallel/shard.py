@@ -19,6 +19,7 @@ from lora_kernels.quantized import QuantizedWeight, Weight
 
 LAYER = re.compile(r"model\.layers\.(?P<number>\d+)\.")
 PROJECTION = re.compile(r"\.(?P<module>[a-z]+_proj)\.(?P<kind>weight|bias)$")
+EXPERT = re.compile(r"(?<![^.])experts\.\d+\.[a-z]+_proj$")
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections of which each rank computes some outputs, from all inputs. Each rank computes all outputs of the others,
 o_proj and down_proj, from some inputs: the ranks' results are added."""
@@ -78,7 +79,8 @@ class Shard:
         inner features cannot be divided, or a norm is of all heads."""
         size, layers = self.size, self.layers(spec)
         part = slice(layers.start, layers.stop)
-        spec = replace(spec, layers=len(layers), windows=spec.windows[part], ropes=spec.ropes[part])
+        experts = spec.experts and replace(spec.experts, layers=spec.experts.layers[part])
+        spec = replace(spec, layers=len(layers), windows=spec.windows[part], ropes=spec.ropes[part], experts=experts)
         if size == 1:
             return spec
         if spec.qk_norm == "projection":
@@ -91,6 +93,8 @@ class Shard:
             raise _refusal(size, f"the model's {spec.kv_heads} KV heads, nor is it a multiple of them")
         if spec.intermediate_size % size:
             raise _refusal(size, f"the model's intermediate_size, {spec.intermediate_size}")
+        if experts and experts.width % size:
+            raise _refusal(size, f"the intermediate size of the model's experts, {experts.width}")
         if -(-spec.vocab_size // size) * (size - 1) >= spec.vocab_size:
             raise ValueError(f"engine.tensor_parallel {size}: {spec.vocab_size} tokens leave a rank without any")
         return replace(
@@ -98,15 +102,20 @@ class Shard:
             heads=spec.heads // size,
             kv_heads=max(1, spec.kv_heads // size),
             intermediate_size=spec.intermediate_size // size,
+            experts=experts and replace(experts, width=experts.width // size),
         )
 
-    def columns(self, module: str, spec: ModelSpec) -> Cut:
-        """Returns the part of a projection's weight [out_features, in_features]. `spec` is the whole model's."""
+    def columns(self, path: str, spec: ModelSpec) -> Cut:
+        """Returns the part of a projection's weight [out_features, in_features]. `path` ends with the projection's
+        name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is the whole model's."""
+        module = path.rpartition(".")[2]
         if module in ("k_proj", "v_proj"):
             heads = max(1, spec.kv_heads // self.size)
             start = self.rank * spec.kv_heads // self.size * spec.head_dim
             return Cut(0, start, start + heads * spec.head_dim)
         whole = spec.query_width if module in ("q_proj", "o_proj") else spec.intermediate_size
+        if spec.experts and EXPERT.search(path):
+            whole = spec.experts.width
         each = whole // self.size
         return Cut(0 if module in BY_ROWS else 1, self.rank * each, (self.rank + 1) * each)
 
@@ -124,7 +133,7 @@ class Shard:
         found = PROJECTION.search(name)
         if found is None or (found["kind"] == "bias" and found["module"] not in BY_ROWS):
             return None
-        return self.columns(found["module"], spec)
+        return self.columns(name[: found.end("module")], spec)
 
     def shapes(self, spec: ModelSpec) -> dict[str, Shape]:
         """Returns the shape of each parameter's part, by name, of the parameters that the rank's stage has."""

@@ -1,0 +1,91 @@
+"""The feed-forward part of a layer: one MLP for all rows, experts that a router chooses for each row, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from engine.model.lora import ExpertGroups, LoraStep
+from lora_kernels.backend import Backend
+from lora_kernels.grouped import GroupedLinear
+from lora_kernels.layout import ProjectionGroup
+from lora_kernels.linear import Linear
+from lora_kernels.pointwise import Pointwise
+
+Activation = Literal["silu", "gelu"]
+
+
+def _activate(activation: Activation, pointwise: Pointwise) -> Callable[[Tensor], Tensor]:
+    return pointwise.swiglu if activation == "silu" else pointwise.geglu
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """One gated MLP that computes all rows. `gate_up` and `down` are its linears, `groups` what adapters change of
+    them."""
+
+    gate_up: Linear
+    down: Linear
+    groups: tuple[ProjectionGroup, ProjectionGroup]
+    activation: Activation
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.gate_up, self.down
+
+    def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
+        """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""
+        gate_up, down = self.groups
+        inner = _activate(self.activation, backend.pointwise)(lora.apply(self.gate_up, x, layer, gate_up))
+        return lora.apply(self.down, inner, layer, down)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMlp:
+    """An MLP beside experts. The sigmoid of `gate`, a linear [num_rows, hidden_size] -> [num_rows, 1], says how much of
+    its output is added."""
+
+    mlp: Mlp
+    gate: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes:
+        router: gives each row's logits, [num_rows, experts].
+        gate_up, down: the linears of the experts' MLPs.
+        top_k: number of experts that compute a row.
+        normalised: whether the weights of a row's experts add up to 1: see `ExpertKernels.route`.
+        shared: an MLP for all rows beside the experts. None means that there is none.
+    """
+
+    router: Linear
+    gate_up: GroupedLinear
+    down: GroupedLinear
+    top_k: int
+    normalised: bool
+    groups: ExpertGroups
+    activation: Activation
+    shared: SharedMlp | None = None
+
+    def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
+        """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""
+        logits = lora.apply(self.router, x, layer, self.groups.router)
+        routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer)
+        gate_up, down = (partial(linear, starts=routing.starts) for linear in (self.gate_up, self.down))
+        inner = of_entries.apply(gate_up, x.index_select(0, routing.rows), 0, self.groups.gate_up)
+        inner = _activate(self.activation, backend.pointwise)(inner)
+        out = backend.experts.combine(of_entries.apply(down, inner, 0, self.groups.down), routing)
+        if self.shared is None:
+            return out
+        share = lora.apply(self.shared.gate, x, layer, self.groups.shared_gate).sigmoid()
+        return out.addcmul_(self.shared.mlp.compute(x, layer, backend, lora), share)
+
+
+FeedForward = Mlp | Experts

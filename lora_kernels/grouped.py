@@ -1,0 +1,67 @@
+"""Builds the linears of a layer's experts in the fastest form available on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from itertools import chain, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lora_kernels.linear import Linear, make_linear
+from lora_kernels.quantized import Weight
+
+
+class GroupedLinear(Protocol):
+    """The linears of all experts of a layer."""
+
+    def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
+        """Returns each entry's output of its own expert's linear, a new tensor [num_entries, out_features].
+
+        Args:
+            x: [num_entries, in_features], sorted by expert.
+            starts: int32 [experts + 1], on the device of `x`: see `Routing.starts`.
+        """
+
+
+def make_grouped(
+    weights: Iterable[Sequence[Weight]], count: int, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+) -> GroupedLinear:
+    """Returns the linears of `count` experts in the fastest form available on their device.
+
+    On a CPU with numba, tensors are packed for one call of all experts (cpu/numba_grouped.py). Quantised weights, and
+    those on other devices, are computed expert by expert, for which the host waits for the routing.
+
+    Args:
+        weights: yields, expert by expert, weights of the same inputs that lie one below the other, such as gate and up.
+            They are dropped once they are packed.
+        dtype: dtype of inputs and outputs.
+        out_dtype: dtype of outputs where the kernel can give it, such as fp32 for sums. None means `dtype`.
+    """
+    experts = iter(weights)
+    first = next(experts)
+    everyone = chain([first], experts)
+    if all(isinstance(piece, Tensor) and piece.device.type == "cpu" for piece in first) and find_spec("numba"):
+        # Imported late because a few platforms have no numba.
+        from lora_kernels.cpu.numba_grouped import PackedExperts
+
+        dense = (torch.cat([piece for piece in pieces if isinstance(piece, Tensor)]).to(dtype) for pieces in everyone)
+        return PackedExperts(dense, count, out_dtype)
+    return ExpertByExpert([make_linear(pieces, None, dtype, out_dtype) for pieces in everyone])
+
+
+class ExpertByExpert:
+    """The linears of experts, each called for its own entries."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
+        """Returns each entry's output, a new tensor: see `GroupedLinear`. The host waits for `starts`."""
+        bounds = pairwise(starts.tolist())
+        parts = [
+            linear(x[start:stop]) for linear, (start, stop) in zip(self._linears, bounds, strict=True) if start < stop
+        ]
+        return torch.cat(parts)

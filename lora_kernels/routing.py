@@ -1,0 +1,128 @@
+"""Which experts compute which rows of a step, in one layer of a mixture of experts.
+
+An *entry* is a row at one of its experts. Entries are sorted by expert, so that an expert's weights are read once for
+all of its rows. An adapter of experts is looked up under *virtual adapter slots*: each expert of each layer of each
+slot is a slot of a table with one layer and three targets (gate, up and down), see `LoraTable.by_expert`. Entries that
+are segmented by virtual slot, which is by (adapter, expert), are what LoRA kernels take in place of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_kernels.layout import EXPERT_TARGETS, LoraTable
+from lora_kernels.segments import Int32Array, SegmentPlan, plan_segments
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The entries of one layer, on the device.
+
+    Attributes:
+        rows: int32 [num_rows * top_k]. Row of each entry.
+        starts: int32 [experts + 1]. Entries of expert i are `starts[i]:starts[i + 1]`.
+        places: int32 [num_rows, top_k]. Entries of each row, that of its likeliest expert first.
+        weights: fp32 [num_rows, top_k]. Factor of each entry's result, in the order of `places`.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    places: Tensor
+    weights: Tensor
+
+
+class RowAdapters(NamedTuple):
+    """The adapters of a step's rows, for experts.
+
+    Attributes:
+        slots: int32 [num_rows], on the host. Adapter slot of each row, -1 for the base model.
+        order: int64 [num_rows], on the device. All rows, those of the base model first and then by adapter slot.
+    """
+
+    slots: Int32Array
+    order: Tensor
+
+
+class ExpertKernels(Protocol):
+    """The operations of a mixture of experts besides matrix products (see lora_kernels/grouped.py) and LoRA."""
+
+    def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
+        """Chooses the `top_k` experts of the largest logits for each row. An entry's weight is the expert's probability
+        among all (softmax in fp32) or, if `normalised`, among the chosen. Never waits for the device.
+
+        Args:
+            logits: [num_rows, experts], in any dtype of floats.
+            order: int64 [num_rows], a permutation of rows: an expert's entries follow it. None means ascending rows.
+        """
+
+    def combine(self, entries: Tensor, routing: Routing) -> Tensor:
+        """Returns, for each row, the sum of its entries times their weights, in the order of `routing.places`: a new
+        tensor [num_rows, width] of the dtype of `entries` [num_entries, width]. Weights are rounded to that dtype, and
+        the sum is computed in fp32."""
+
+    def prepare_lora(
+        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+    ) -> Any:
+        """Returns the data with which `Backend.add_lora` adds the deltas of experts' adapters to entries: with layer 0
+        and groups of the targets 0 (gate), 1 (up) and 2 (down). None means that there is nothing to add.
+
+        Args:
+            table: the table of the model's adapters, of which `first_target` is the gate of expert 0. The number of its
+                targets and `first_target` are multiples of 3, and an expert's three targets are neighbours.
+            routing: of this layer, made with `adapters.order`.
+        """
+
+
+PrepareLora = Callable[[Tensor, LoraTable, SegmentPlan], Any]
+"""See `Backend.prepare_lora`."""
+
+
+class TorchExperts:
+    """`ExpertKernels` in torch, for any device. `prepare` is the backend's preparation of LoRA. To segment entries by
+    adapter, the host waits for the experts of all rows."""
+
+    def __init__(self, prepare: PrepareLora) -> None:
+        self._prepare = prepare
+
+    def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
+        """Chooses the experts of each row: `ExpertKernels.route`."""
+        logits = logits.float()
+        chosen, experts = logits.topk(top_k, dim=1)
+        weights = chosen.softmax(1) if normalised else logits.softmax(1).gather(1, experts)
+        rows = torch.arange(len(logits), device=logits.device) if order is None else order
+        sorted_experts, of_entry = experts[rows].flatten().sort(stable=True)
+        numbers = torch.arange(logits.shape[1] + 1, device=logits.device)
+        starts = torch.searchsorted(sorted_experts, numbers, out_int32=True)
+        places = torch.empty_like(of_entry).scatter_(0, of_entry, torch.arange(len(of_entry), device=logits.device))
+        by_row = torch.empty_like(experts).index_copy_(0, rows, places.view(-1, top_k))
+        return Routing(rows[of_entry // top_k].int(), starts, by_row.int(), weights)
+
+    def combine(self, entries: Tensor, routing: Routing) -> Tensor:
+        """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
+        parts = entries[routing.places.long()].float()
+        weights = routing.weights.to(entries.dtype).float()
+        return torch.einsum("rkw,rk->rw", parts, weights).to(entries.dtype)
+
+    def prepare_lora(
+        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+    ) -> Any:
+        """Segments the entries on the host, and prepares their LoRA as if they were rows:
+        `ExpertKernels.prepare_lora`."""
+        starts, rows = routing.starts.cpu().numpy(), routing.rows.cpu().numpy()
+        experts = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        slots = adapters.slots[rows]
+        virtual = virtual_slots(table, slots, experts, layer, first_target)
+        plan = plan_segments(np.where(slots < 0, -1, virtual).astype(np.int32))
+        return self._prepare(arena, table.by_expert(), plan) if plan.num_segments else None
+
+
+def virtual_slots(table: LoraTable, slots: Int32Array, experts: Any, layer: int, first_target: int) -> Any:
+    """Returns the slots in `LoraTable.by_expert` of experts of adapters: integers of the shape of `slots`."""
+    _, layers, targets = table.host_ranks.shape
+    return ((slots * layers + layer) * targets + first_target) // EXPERT_TARGETS + experts

@@ -1,0 +1,123 @@
+"""Adapters of experts in every form in which PEFT has written them, and those that are refused."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from test_families import PROMPTS, continuation
+from tiny_engine import TinyEngine
+from tiny_families import save_model
+
+from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.spec import read_spec
+from engine.model.weights import open_weights
+
+RANK, HIDDEN = 3, 64
+FORMS = {
+    "mixtral": ((0, 1), "block_sparse_moe", ("w1", "w3", "w2"), 4, 32),
+    "qwen3_moe": ((1,), "mlp", ("gate_proj", "up_proj", "down_proj"), 6, 40),
+}
+"""Layers with experts, how their modules are named, the number of experts and their width."""
+
+
+def save_old_adapter(family, folder, **settings):
+    """Saves a random adapter of experts, routers and q_proj, as PEFT writes it with transformers 4."""
+    layers, block, (gate, up, down), count, inner = FORMS[family]
+    generator, tensors = torch.Generator().manual_seed(5), {}
+
+    def add(module, inputs, outputs):
+        key = f"base_model.model.model.layers.{module}"
+        tensors[f"{key}.lora_A.weight"] = torch.randn(RANK, inputs, generator=generator) * 0.2
+        tensors[f"{key}.lora_B.weight"] = torch.randn(outputs, RANK, generator=generator) * 0.2
+
+    for layer in layers:
+        add(f"{layer}.{block}.gate", HIDDEN, count)
+        for number in range(count):
+            for name, inputs, outputs in ((gate, HIDDEN, inner), (up, HIDDEN, inner), (down, inner, HIDDEN)):
+                add(f"{layer}.{block}.experts.{number}.{name}", inputs, outputs)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["gate", gate, up, down]}
+    if family == "qwen3_moe":  # whose first layer has an MLP with projections of the same names
+        numbers, names = range(count), config["target_modules"][1:]
+        config["target_modules"] = ["gate", *(f"experts.{number}.{name}" for number in numbers for name in names)]
+    (folder / "adapter_config.json").write_text(json.dumps(config | settings))
+    return tensors
+
+
+def shapes_of(folder):
+    spec = read_spec(folder)
+    return target_shapes(spec, open_weights(folder, spec), "model")
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_adapters_of_transformers_4_equal_pefts(family, tmp_path):
+    model = save_model(family, tmp_path / "model")
+    save_old_adapter(family, tmp_path / "adapter")
+    engine = TinyEngine(tmp_path / "model", tmp_path / "adapter")
+    for index, prompt in enumerate(PROMPTS):
+        engine.chat(f"{index}", prompt, "adapter" if index % 2 else "base")
+    engine.finish()
+    for index in (0, 2):
+        assert engine.texts[f"{index}"] == continuation(model, PROMPTS[index], engine.texts[f"{index}"])
+    peer = PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
+    for index in (1, 3):
+        assert engine.texts[f"{index}"] == continuation(peer, PROMPTS[index], engine.texts[f"{index}"])
+
+
+@pytest.mark.parametrize("parameter", ["mlp.experts.down_proj", "experts.gate_up_proj", "mlp.gate.weight"])
+def test_an_adapter_of_one_parameter_equals_pefts(parameter, tmp_path):
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, target_modules=[], target_parameters=[parameter], init_lora_weights=False)
+    peer = get_peft_model(save_model("qwen3_moe", tmp_path / "model"), config).eval()
+    for name, weight in peer.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    peer.save_pretrained(tmp_path / "adapter")
+    engine = TinyEngine(tmp_path / "model", tmp_path / "adapter")
+    engine.chat("base", PROMPTS[3])
+    engine.chat("one", PROMPTS[3], "adapter")
+    engine.finish()
+    assert engine.texts["one"] == continuation(peer, PROMPTS[3], engine.texts["one"])
+    assert engine.texts["one"] != engine.texts["base"]
+
+
+def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):
+    save_model("qwen3_moe", tmp_path / "model")
+    shapes, adapter = shapes_of(tmp_path / "model"), tmp_path / "adapter"
+    old = save_old_adapter("qwen3_moe", adapter)
+    load_peft(adapter, shapes)
+    key = "base_model.model.model.layers.1.mlp.experts.2.up_proj.lora_A.weight"
+    save_file({name: tensor for name, tensor in old.items() if name != key}, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"model.layers.1.mlp.experts.2.up_proj has no lora_A"):
+        load_peft(adapter, shapes)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    magnitudes = {
+        f"{name[:-14]}.lora_magnitude_vector.weight": b[:, 0].clone() for name, b in old.items() if "lora_B" in name
+    }
+    save_file(old | magnitudes, adapter / "adapter_model.safetensors")
+    for wrong, match in (
+        ({"target_parameters": ["mlp.experts.bias"]}, "names 'mlp.experts.bias', which is no parameter"),
+        ({"use_dora": True}, "DoRA and .* on experts"),
+    ):
+        (adapter / "adapter_config.json").write_text(json.dumps(config | wrong))
+        with pytest.raises(AdapterError, match=match):
+            load_peft(adapter, shapes)
+
+
+def test_matrices_of_another_number_of_experts_are_refused(tmp_path):
+    save_model("qwen3_moe", tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_parameters": ["mlp.experts.down_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    prefix = "base_model.model.model.layers.1.mlp.experts"
+    tensors = {f"{prefix}.lora_A.weight": torch.ones(20, 40), f"{prefix}.lora_B.weight": torch.ones(64, 20)}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"is \[.*\], and 6 experts of rank 4 need 24 (rows|columns)"):
+        load_peft(adapter, shapes_of(tmp_path / "model"))
+    save_model("llama", tmp_path / "llama")
+    with pytest.raises(AdapterError, match=r"names 'mlp.experts.down_proj', and this model has no experts"):
+        load_peft(adapter, shapes_of(tmp_path / "llama"))

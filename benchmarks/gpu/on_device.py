@@ -17,7 +17,10 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch, Backend, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import Pointwise, QkNorms
+from lora_kernels.routing import ExpertKernels, Routing, RowAdapters
 from lora_kernels.segments import SegmentPlan
+
+CPU = torch.device("cpu")
 
 
 class OnDevice:
@@ -34,6 +37,10 @@ class OnDevice:
     def pointwise(self) -> Pointwise:
         return PointwiseOnDevice(self._backend.pointwise, self._device)
 
+    @property
+    def experts(self) -> ExpertKernels:
+        return ExpertsOnDevice(self._backend.experts, self)
+
     def rotate_and_write(
         self,
         qkv: Tensor,
@@ -47,16 +54,16 @@ class OnDevice:
         """Apply norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
         return the query. Only `kv`, the paged KV of a layer, is changed."""
         require_plain(kv_coding)
-        there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
-        angles = self._there(cos), self._there(sin)
-        query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
+        there, more = self.there(kv), None if norms is None else to_device(norms, self._device)
+        angles = self.there(cos), self.there(sin)
+        query = self._backend.rotate_and_write(self.there(qkv), there, self._same_batch(batch), *angles, more)
         kv.copy_(there)
         return query.to(qkv.device)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Store the step's keys and values at `batch.kv_slots` of a layer's paged KV `kv`, by way of the device."""
-        there = self._there(kv)
-        self._backend.write_kv(there, self._there(key), self._there(value), self._same_batch(batch))
+        there = self.there(kv)
+        self._backend.write_kv(there, self.there(key), self.there(value), self._same_batch(batch))
         kv.copy_(there)
 
     def attention(
@@ -71,17 +78,17 @@ class OnDevice:
         """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device. A query
         sees the last `window` tokens up to its own; None means all."""
         require_plain(kv_coding)
-        args = self._there(query), self._there(kv), self._same_batch(batch)
+        args = self.there(query), self.there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scores, window).to(query.device)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
         """Return the device data that `add_lora` needs for a step in all layers, made from copies of the arguments."""
-        return self._backend.prepare_lora(self._there(arena), self.table(table), plan)
+        return self._backend.prepare_lora(self.there(arena), self.table(table), plan)
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
         """Add a layer's LoRA deltas of a projection group for the rows `x` to `out` in place, by way of the device."""
-        there = self._there(out)
-        self._backend.add_lora(there, self._there(x), prepared, layer, group)
+        there = self.there(out)
+        self._backend.add_lora(there, self.there(x), prepared, layer, group)
         out.copy_(there)
 
     def table(self, table: LoraTable) -> LoraTable:
@@ -89,6 +96,7 @@ class OnDevice:
         twin = self._tables.get(table)
         if twin is None:
             twin = self._tables[table] = copy.copy(table)
+            twin._by_expert = None  # a view of the copied table would be of the memory of `table`
             for name, value in vars(table).items():
                 if isinstance(value, Tensor):
                     setattr(twin, name, value.to(self._device, copy=True))
@@ -104,12 +112,12 @@ class OnDevice:
         returns scales for CPU tensors (None if there are none)."""
 
         def prepare_there(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-            scales = prepare(self._there(arena), self.table(table), plan)
+            scales = prepare(self.there(arena), self.table(table), plan)
             return None if scales is None else ScalesOnDevice(scales, self._device)
 
         return prepare_there
 
-    def _there(self, tensor: Tensor) -> Tensor:
+    def there(self, tensor: Tensor) -> Tensor:
         return copy_with_memory(tensor, self._device)
 
     def _same_batch(self, batch: AttentionBatch) -> AttentionBatch:
@@ -154,6 +162,34 @@ class PointwiseOnDevice:
 
     def _there(self, tensor: Tensor) -> Tensor:
         return copy_with_memory(tensor, self._device)
+
+
+class ExpertsOnDevice:
+    """An `ExpertKernels` for CPU tensors: copies arguments to the device of a backend, and results back."""
+
+    def __init__(self, experts: ExpertKernels, device: OnDevice) -> None:
+        self._experts = experts
+        self._device = device
+
+    def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
+        """Return the entries of a layer's experts, computed on the device."""
+        order = None if order is None else self._device.there(order)
+        return to_device(
+            self._experts.route(self._device.there(logits), top_k, normalised=normalised, order=order), CPU
+        )
+
+    def combine(self, entries: Tensor, routing: Routing) -> Tensor:
+        """Return the weighted sums of entries, computed on the device."""
+        there = self._device.there(entries)
+        return self._experts.combine(there, to_device(routing, there.device)).to(entries.device)
+
+    def prepare_lora(
+        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+    ) -> Any:
+        """Return the device data that `add_lora` needs for entries, made from copies of the arguments."""
+        arena, twin = self._device.there(arena), self._device.table(table)
+        there = adapters._replace(order=self._device.there(adapters.order)), to_device(routing, arena.device)
+        return self._experts.prepare_lora(arena, twin, *there, layer, first_target)
 
 
 class ScalesOnDevice:

@@ -108,7 +108,7 @@ class ModelSpec:
 
     @property
     def shares_expert(self) -> bool:
-        """Whether layers with experts also have an MLP for all rows."""
+        """True means that layers with experts also have an MLP for all rows."""
         return self.experts is not None and self.experts.shared
 
     def has_mlp(self, layer: int) -> bool:

@@ -28,7 +28,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 .PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
-.PHONY: bench-drift bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
+.PHONY: bench-drift bench-experts bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
 .PHONY: bench-activated screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -170,6 +170,9 @@ bench-weights: setup-dev  ## Speed of quantised weights beside bf16
 
 bench-drift: setup-dev  ## Drift of 8 bits beside that of compressed-tensors, whose Python ARGS name
 	$(BIN)/python -m benchmarks.drift $(ARGS)
+
+bench-experts: setup-dev  ## Throughput of a mixture of experts, with adapters of its experts, beside Hugging Face
+	$(BIN)/python -m benchmarks.experts $(ARGS)
 
 bench-split: setup-dev  ## Where prompts on one engine and answers on another pay, simulated (ARGS="--plot split.png")
 	$(BIN)/python -m benchmarks.split $(ARGS)

@@ -32,8 +32,10 @@ class Clock(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def load(model_dir: str, adapters: dict[str, str]) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+def load(model_dir: str, adapters: dict[str, str], dtype: str = "bfloat16", experts: str | None = None) -> Any:
+    """Load a model with adapters. `experts` is Hugging Face's implementation of experts; None means its own choice."""
+    options = {"experts_implementation": experts} if experts else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype), **options)
     for name, folder in adapters.items():
         if isinstance(model, PeftModel):
             model.load_adapter(folder, adapter_name=name)
@@ -70,9 +72,10 @@ def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Time a job's batches one after the other, as a server without continuous batching would run them. The job has the
-    folders of the `model` and of the `adapters` (by name), the requests (`items`), and how many make a `batch`. Returns
-    the total `seconds`, and in `streams` the times of each request's tokens, in seconds since the beginning."""
-    model, size = load(job["model"], job["adapters"]), job["batch"]
+    folders of the `model` and of the `adapters` (by name), the requests (`items`), and how many make a `batch`; it may
+    have a `dtype` and an implementation of `experts` (see `load`). Returns the total `seconds`, and in `streams` the times of each request's tokens, in seconds since the beginning."""
+    options = {name: job[name] for name in ("dtype", "experts") if name in job}
+    model, size = load(job["model"], job["adapters"], **options), job["batch"]
     generate(model, [{**item, "max_tokens": 4} for item in job["items"][:size]])
     streams, started = [], time.perf_counter()
     for start in range(0, len(job["items"]), size):

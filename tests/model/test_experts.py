@@ -16,7 +16,7 @@ from engine.model.weights import open_weights
 
 RANK, HIDDEN = 3, 64
 FORMS = {
-    "mixtral": ((0, 1), "block_sparse_moe", ("w1", "w3", "w2"), 4, 32),
+    "mixtral": ((0, 1), "block_sparse_moe", ("w1", "w3", "w2"), 3, 32),
     "qwen3_moe": ((1,), "mlp", ("gate_proj", "up_proj", "down_proj"), 6, 40),
 }
 """Layers with experts, how their modules are named, the number of experts and their width."""

@@ -93,7 +93,7 @@ FAMILIES = {
             "original_max_position_embeddings": 128,
         },
     ),
-    "mixtral": partial(transformers.MixtralConfig, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": partial(transformers.MixtralConfig, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2),
     "qwen2_moe": partial(
         transformers.Qwen2MoeConfig, **EXPERTS, moe_intermediate_size=40, shared_expert_intermediate_size=72
     ),

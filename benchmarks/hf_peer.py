@@ -73,7 +73,8 @@ def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Time a job's batches one after the other, as a server without continuous batching would run them. The job has the
     folders of the `model` and of the `adapters` (by name), the requests (`items`), and how many make a `batch`; it may
-    have a `dtype` and an implementation of `experts` (see `load`). Returns the total `seconds`, and in `streams` the times of each request's tokens, in seconds since the beginning."""
+    have a `dtype` and an implementation of `experts` (see `load`). Returns the total `seconds`, and in `streams` the
+    times of each request's tokens, in seconds since the beginning."""
     options = {name: job[name] for name in ("dtype", "experts") if name in job}
     model, size = load(job["model"], job["adapters"], **options), job["batch"]
     generate(model, [{**item, "max_tokens": 4} for item in job["items"][:size]])

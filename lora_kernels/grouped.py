@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels.linear import Linear, make_linear
-from lora_kernels.quantized import Weight
+from lora_kernels.quantized import Weight, dense
 
 
 class GroupedLinear(Protocol):
@@ -31,8 +31,8 @@ def make_grouped(
 ) -> GroupedLinear:
     """Returns the linears of `count` experts in the fastest form available on their device.
 
-    On a CPU with numba, tensors are packed for one call of all experts (cpu/numba_grouped.py). Quantised weights, and
-    those on other devices, are computed expert by expert, for which the host waits for the routing.
+    Tensors are computed in one call of all experts, on a CPU with numba packed for it (cpu/numba_grouped.py). Quantised
+    weights are computed expert by expert, for which the host waits for the routing.
 
     Args:
         weights: yields, expert by expert, weights of the same inputs that lie one below the other, such as gate and up.
@@ -43,12 +43,17 @@ def make_grouped(
     experts = iter(weights)
     first = next(experts)
     everyone = chain([first], experts)
-    if all(isinstance(piece, Tensor) and piece.device.type == "cpu" for piece in first) and find_spec("numba"):
-        # Imported late because a few platforms have no numba.
-        from lora_kernels.cpu.numba_grouped import PackedExperts
+    # Imported late because a few platforms have no numba, and a machine without CUDA may have no triton.
+    if all(isinstance(piece, Tensor) for piece in first):
+        stacked = (torch.cat([dense(piece) for piece in pieces]).to(dtype) for pieces in everyone)
+        if first[0].device.type == "cuda":
+            from lora_kernels.gpu.grouped_linear import DeviceExperts
 
-        dense = (torch.cat([piece for piece in pieces if isinstance(piece, Tensor)]).to(dtype) for pieces in everyone)
-        return PackedExperts(dense, count, out_dtype)
+            return DeviceExperts(stacked, count, out_dtype)
+        if find_spec("numba"):
+            from lora_kernels.cpu.numba_grouped import PackedExperts
+
+            return PackedExperts(stacked, count, out_dtype)
     return ExpertByExpert([make_linear(pieces, None, dtype, out_dtype) for pieces in everyone])
 
 

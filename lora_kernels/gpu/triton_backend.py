@@ -9,10 +9,10 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch, KvCoding, Scores
 from lora_kernels.gpu import triton_kv, triton_lora, triton_lora_plan, triton_pointwise
 from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_experts import TritonExperts
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import QkNorms
-from lora_kernels.routing import TorchExperts
 from lora_kernels.segments import Int32Array, SegmentPlan
 
 
@@ -25,7 +25,7 @@ class TritonBackend:
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
-        self.experts = TorchExperts(self.prepare_lora)
+        self.experts = TritonExperts(self.prepare_lora)
         self.paged_attention = attention or PagedAttention()
         library = self.paged_attention.name
         self.name = "triton" if library == "triton" else f"triton+{library}"

@@ -15,6 +15,7 @@ from triton.runtime import JITFunction
 import lora_kernels.gpu
 from lora_kernels.gpu import quantized_linear, triton_dora
 from lora_kernels.gpu.coded_rows import code_rows
+from lora_kernels.gpu.grouped_linear import DeviceExperts
 from lora_kernels.gpu.quantized_linear import DeviceLinear
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -52,6 +53,7 @@ def launch_all(*, fp8: bool, early: bool = True) -> None:
     _launch_attention(fp8=fp8)
     _launch_sampling()
     _launch_quantized(fp8=fp8)
+    _launch_experts()
 
 
 def _launch_pointwise() -> None:
@@ -101,3 +103,10 @@ def _launch_quantized(*, fp8: bool) -> None:
     DeviceLinear([by_rows], None, BF16)(torch.zeros(3, 64, dtype=BF16))
     if fp8:
         code_rows(torch.zeros(3, 64, dtype=BF16), FP8)
+
+
+def _launch_experts() -> None:
+    experts, linears = TritonBackend().experts, DeviceExperts(torch.zeros(4, 48, 64, dtype=BF16), 4)
+    routing = experts.route(torch.zeros(5, 4, dtype=BF16), 2, normalised=True, order=torch.arange(5))
+    routing.starts.copy_(torch.tensor([0, 5, 10, 10, 10]))
+    experts.combine(linears(torch.zeros(10, 64, dtype=BF16), routing.starts), routing)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import compile_attention
+import compile_experts
 import compile_lora
 import compile_quantized
 import compile_step
@@ -47,6 +48,7 @@ POINTERS = {
     "slots_ptr": "i64",
     **compile_step.POINTERS,
     **compile_quantized.POINTERS,
+    **compile_experts.POINTERS,
 }
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Shared memory a program may have (CUDA programming guide, technical specifications by compute capability)."""
@@ -72,6 +74,7 @@ def cases(capability: int) -> Iterator[Case]:
     yield from compile_attention.cases(capability)
     yield from compile_step.cases(capability)
     yield from compile_quantized.cases(capability)
+    yield from compile_experts.cases(capability)
 
 
 def compile_for(

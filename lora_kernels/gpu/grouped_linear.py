@@ -1,0 +1,58 @@
+"""The linears of a layer's experts on a GPU, computed in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import triton
+from torch import Tensor
+
+from lora_kernels.gpu.grouped_tuning import SHIPPED, GroupedTuning
+from lora_kernels.gpu.launch import with_constants
+from lora_kernels.gpu.triton_grouped import SIDE_BY_SIDE, grouped_kernel
+
+
+class DeviceExperts:
+    """A `GroupedLinear` of tensors. Its launch depends on the number of entries only, so that it can be captured.
+
+    Args:
+        weights: yields each expert's weight [out_features, in_features] on the GPU, all of one shape and dtype.
+        count: number of experts.
+        out_dtype: dtype of outputs. None means that of weights.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], count: int, out_dtype: torch.dtype | None = None) -> None:
+        experts = iter(weights)
+        first = next(experts)
+        # Filled one by one, so that no more than one expert's weight is in memory twice.
+        self.weight = first.new_empty(count, *first.shape)
+        self.weight[0] = first
+        for number, weight in enumerate(experts, 1):
+            self.weight[number] = weight
+        self._out_dtype = out_dtype or first.dtype
+
+    def __call__(self, x: Tensor, starts: Tensor, tuning: GroupedTuning = SHIPPED) -> Tensor:
+        """Returns each entry's output of its own expert's linear, a new tensor: see `GroupedLinear`."""
+        count, features, width = self.weight.shape
+        out = x.new_empty(len(x), features, dtype=self._out_dtype)
+        if len(x):
+            tile = tuning.tile(len(x), count)
+            kernel = with_constants(
+                grouped_kernel, **expert_constants(count), FEATURES=features, WIDTH=width, **tile.constants
+            )
+            grid = num_programs(len(x), count, features, tile.block_m, tile.block_n)
+            kernel(grid, x, self.weight, starts, out, x.stride(0))
+        return out
+
+
+def expert_constants(count: int) -> dict[str, int]:
+    return {"EXPERTS": count, "EXPERT_BLOCK": triton.next_power_of_2(count)}
+
+
+def num_programs(entries: int, experts: int, features: int, block_m: int, block_n: int) -> tuple[int]:
+    """Returns the grid for all blocks of outputs of as many tiles as there can be: each expert has one that is not
+    full."""
+    tiles = min(experts, entries) + entries // block_m
+    side = SIDE_BY_SIDE.value
+    return (-(-tiles // side) * side * -(-features // block_n),)

@@ -19,7 +19,7 @@ from tests.chaos.proxy import Proxy
 ROLES = ("prefill", "decode", "both")
 PASSED_BYTES = 400
 """Bytes of a transfer that pass before an engine is killed during it: the sender's hello, and less than all pages."""
-TRANSFER_SECONDS = 3.0
+TRANSFER_SECONDS = 10.0
 """How long a fault waits for the transfer at which it kills an engine."""
 
 Moment = Literal["before", "during", "after"]

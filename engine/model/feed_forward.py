@@ -85,7 +85,7 @@ class Experts:
         if self.shared is None:
             return out
         share = lora.apply(self.shared.gate, x, layer, self.groups.shared_gate).sigmoid()
-        return out.addcmul_(self.shared.mlp.compute(x, layer, backend, lora), share)
+        return out.add_(self.shared.mlp.compute(x, layer, backend, lora) * share)
 
 
 FeedForward = Mlp | Experts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ ROUTERS = (SHARED_GATE, "gate")
 """Linears of layers with experts that say how much each expert counts for a row: the one that all rows share, and the
 others. They follow TARGETS, and the experts' projections follow them: gate, up and down of each expert."""
 EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+NUMBER = re.compile(r"(?<=experts\.)\d+\.")
 ROUTER = len(TARGETS) + 1
 """Target number of the router. Those from there on are of experts."""
 FIRST_EXPERT = len(TARGETS) + len(ROUTERS)
@@ -43,6 +45,13 @@ def target_names(spec: ModelSpec) -> tuple[str, ...]:
         return TARGETS
     numbers = range(spec.experts.count)
     return (*TARGETS, *ROUTERS, *(f"experts.{number}.{name}" for number in numbers for name in EXPERT_PROJECTIONS))
+
+
+def touched_names(names: Sequence[str], ranks: npt.NDArray[np.int32]) -> tuple[str, ...]:
+    """Returns the names of the targets that an adapter of these ranks, int32 [layers, targets], changes in any layer:
+    those of experts without the expert, once. `names` are the model's `target_names`."""
+    touched = (name for name, column in zip(names, ranks.T, strict=True) if column.any())
+    return tuple(dict.fromkeys(NUMBER.sub("", name) for name in touched))
 
 
 def dense_path(layer: int, target: int) -> str | None:

@@ -17,6 +17,7 @@ import torch
 from engine.executor.base import HostAdapter
 from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
+from engine.model.lora import touched_names
 from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter, read_draft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.peft_settings import AdapterError
@@ -136,8 +137,7 @@ class Packer:
         """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that on the stage with
         the largest pages, where the host memory for adapters holds the fewest."""
         num_bytes = num_pages * self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
-        touched = tuple(name for name, column in zip(self._shapes.targets, ranks.T, strict=True) if column.any())
-        sizes = num_pages, num_bytes
+        touched, sizes = touched_names(self._shapes.targets, ranks), (num_pages, num_bytes)
         return HostAdapter(folder.adapter_hash, int(ranks.max()), touched, *sizes, folder.settings.invocation)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:

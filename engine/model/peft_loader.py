@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.model.fused import fused_name
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
-from engine.model.lora import FIRST_EXPERT, ROUTER, dense_path, target_names, target_path, target_widths
+from engine.model.lora import FIRST_EXPERT, ROUTER, dense_path, target_names, target_path, target_widths, touched_names
 from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
@@ -199,7 +199,7 @@ def _assemble(
     ranks = np.zeros((shapes.layers, len(shapes.targets)), dtype=np.int32)
     for place, (a, _) in blocks.items():
         ranks[place] = a.shape[0]
-    touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
+    touched = touched_names(shapes.targets, ranks)
     scaled = ranks.astype(np.bool_) & bool(scales)
     return LoadedAdapter(adapter_hash, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 

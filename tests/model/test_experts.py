@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from test_families import PROMPTS, continuation
+from test_parallel import Engines
 from tiny_engine import TinyEngine
 from tiny_families import save_model
 
@@ -18,6 +19,7 @@ RANK, HIDDEN = 3, 64
 FORMS = {
     "mixtral": ((0, 1), "block_sparse_moe", ("w1", "w3", "w2"), 3, 32),
     "qwen3_moe": ((1,), "mlp", ("gate_proj", "up_proj", "down_proj"), 6, 40),
+    "qwen2_moe": ((0, 1), "mlp", ("gate_proj", "up_proj", "down_proj"), 6, 40),
 }
 """Layers with experts, how their modules are named, the number of experts and their width."""
 
@@ -40,7 +42,7 @@ def save_old_adapter(family, folder, **settings):
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["gate", gate, up, down]}
-    if family == "qwen3_moe":  # whose first layer has an MLP with projections of the same names
+    if family != "mixtral":  # other MLPs have projections of the same names
         numbers, names = range(count), config["target_modules"][1:]
         config["target_modules"] = ["gate", *(f"experts.{number}.{name}" for number in numbers for name in names)]
     (folder / "adapter_config.json").write_text(json.dumps(config | settings))
@@ -52,7 +54,7 @@ def shapes_of(folder):
     return target_shapes(spec, open_weights(folder, spec), "model")
 
 
-@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_adapters_of_transformers_4_equal_pefts(family, tmp_path):
     model = save_model(family, tmp_path / "model")
     save_old_adapter(family, tmp_path / "adapter")
@@ -84,11 +86,27 @@ def test_an_adapter_of_one_parameter_equals_pefts(parameter, tmp_path):
     assert engine.texts["one"] != engine.texts["base"]
 
 
+def test_ranks_and_stages_divide_experts(tmp_path):
+    save_model("qwen2_moe", tmp_path / "model")
+    save_old_adapter("qwen2_moe", tmp_path / "adapter")
+    answers = []
+    for size, stages in ((1, 1), (2, 2)):
+        engines = Engines(tmp_path / "model", [tmp_path / "adapter"], size, stages)
+        for index, prompt in enumerate(PROMPTS[:4]):
+            engines.ask(f"{index}", prompt, 0 if index % 2 else None)
+        engines.finish()
+        engines.close()
+        answers.append(engines)
+    assert answers[0].tokens == answers[1].tokens
+    for name, logprobs in answers[0].logprobs.items():
+        assert answers[1].logprobs[name] == pytest.approx(logprobs, abs=2e-5)
+
+
 def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):
     save_model("qwen3_moe", tmp_path / "model")
     shapes, adapter = shapes_of(tmp_path / "model"), tmp_path / "adapter"
     old = save_old_adapter("qwen3_moe", adapter)
-    load_peft(adapter, shapes)
+    assert load_peft(adapter, shapes).target_modules == ("gate", *(f"experts.{name}" for name in FORMS["qwen3_moe"][2]))
     key = "base_model.model.model.layers.1.mlp.experts.2.up_proj.lora_A.weight"
     save_file({name: tensor for name, tensor in old.items() if name != key}, adapter / "adapter_model.safetensors")
     with pytest.raises(AdapterError, match=r"model.layers.1.mlp.experts.2.up_proj has no lora_A"):

@@ -11,6 +11,7 @@ from engine.model.families.granite import read_granite
 from engine.model.families.mistral import read_mistral
 from engine.model.families.mixtral import read_mixtral
 from engine.model.families.olmo2 import read_olmo2
+from engine.model.families.olmoe import read_olmoe
 from engine.model.families.phi3 import read_phi3
 from engine.model.families.qwen import read_qwen2, read_qwen2_moe, read_qwen3, read_qwen3_moe
 from engine.model.families.smollm3 import read_smollm3
@@ -24,6 +25,7 @@ FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "mistral": read_mistral,
     "mixtral": read_mixtral,
     "olmo2": read_olmo2,
+    "olmoe": read_olmoe,
     "phi3": read_phi3,
     "qwen2": read_qwen2,
     "qwen2_moe": read_qwen2_moe,
@@ -39,7 +41,6 @@ MISSING = {
     "gpt_oss": f"{EXPERTS} and attention sinks",
     "granitemoe": EXPERTS,
     "llama4": f"images and {EXPERTS}",
-    "olmoe": EXPERTS,
     "phimoe": EXPERTS,
     "qwen3_next": f"{EXPERTS} and linear attention",
 }

@@ -1,0 +1,22 @@
+"""OLMoE: Llama with experts in every layer, and norms of whole q and k projections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.model.families.base import ExpertsSpec, Json, ModelSpec, read_llama, required
+
+
+def read_olmoe(config: Json) -> ModelSpec:
+    """Reads an OLMoE model. Raises ValueError if its queries, keys and values are clipped."""
+    if config.get("clip_qkv") is not None:
+        raise ValueError(f"clip_qkv {config['clip_qkv']!r} is not supported; supported: null")
+    spec = read_llama({"rms_norm_eps": 1e-5, **config})
+    experts = ExpertsSpec(
+        count=config.get("num_local_experts") or required(config, "num_experts"),
+        top_k=required(config, "num_experts_per_tok"),
+        width=spec.intermediate_size,
+        normalised=bool(config.get("norm_topk_prob", False)),
+        layers=(True,) * spec.layers,
+    )
+    return replace(spec, qk_norm="projection", experts=experts)

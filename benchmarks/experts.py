@@ -31,7 +31,7 @@ from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
 from engine.engine import Engine
-from engine.model.lora import target_names, target_path, target_widths
+from engine.model.lora import TARGETS, target_names, target_path, target_widths
 from engine.model.runner import ModelRunner
 from engine.model.spec import ModelSpec
 
@@ -71,7 +71,7 @@ def save_adapter(folder: Path, spec: ModelSpec, seed: int) -> None:
                 tensors[f"base_model.model.{path}.lora_B.weight"] = b * 0.02
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear"}
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": TARGETS}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
@@ -89,9 +89,8 @@ class Ours:
     """The engine, with its adapters loaded."""
 
     def __init__(self, folder: Path, adapters: Sequence[Path]) -> None:
-        config = EngineConfig(
-            str(folder), device="cpu", dtype="float32", memory_gb=1, prefix_caching=False, max_seqs=BATCH
-        )
+        options: dict[str, Any] = {"prefix_caching": False, "speculation": "off"}  # random models repeat themselves
+        config = EngineConfig(str(folder), device="cpu", dtype="float32", memory_gb=1, max_seqs=BATCH, **options)
         runner = ModelRunner(config)
         core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, ())
         self._engine = Engine(EngineState.create(core), runner)

@@ -14,11 +14,11 @@ from torch import Tensor
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import FORMATS, Format, load_as, rounded, size_of, store_as
 from lora_kernels.cpu.kernel_cache import cached
-from lora_kernels.cpu.numba_lora import NumbaLora
+from lora_kernels.cpu.numba_lora import GroupMemory, NumbaLora
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.products import MAX_ROWS
 from lora_kernels.cpu.simd import LANES
-from lora_kernels.layout import EXPERT_TARGETS, LoraTable
+from lora_kernels.layout import EXPERT_TARGETS, LoraTable, ProjectionGroup
 from lora_kernels.routing import Routing, RowAdapters
 
 
@@ -63,6 +63,7 @@ class NumbaExperts:
 
     def __init__(self, team: Team) -> None:
         self._team = team
+        self._memories: dict[ProjectionGroup, GroupMemory] = {}
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compiles the kernels for entries in `dtype`, or loads them from a cache, now instead of on first use."""
@@ -99,7 +100,9 @@ class NumbaExperts:
         count = _cut_tiles(rows, starts, adapters.slots, table.host_ranks, place, tiles)
         if not count:
             return None
-        return NumbaLora(arena, table.by_expert(), np.arange(len(rows), dtype=np.int32), tiles[:count])
+        entries = np.arange(len(rows), dtype=np.int32)
+        memories = self._memories
+        return NumbaLora(arena, table.by_expert(), entries, tiles[:count], memories=memories, is_touched=True)
 
 
 @cached(njit(cache=True, nogil=True, error_model="numpy"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,15 +83,32 @@ class GroupPlan:
     touched: tuple[bool, ...]
 
 
+class GroupMemory(NamedTuple):
+    """What a projection group's plans need besides the step's rows. `targets` is the array of `LoraArguments`, and
+    `scratch`, uint8 [threads, bytes], the memory of a run."""
+
+    targets: Int64Array
+    scratch: Tensor
+
+
 @dataclass(slots=True)
 class NumbaLora:
-    """The LoRA data of one step, which all layers share. `groups` caches each projection group's plan."""
+    """The LoRA data of one step, which all layers share.
+
+    Attributes:
+        groups: caches each projection group's plan.
+        memories: caches each projection group's memory, also for other steps if the caller keeps it.
+        is_touched: True means that some adapter is known to touch every tile in the only layer. False means that plans
+            find out which layers are touched.
+    """
 
     arena: Tensor
     table: LoraTable
     rows: Int32Array
     tiles: Int32Array
     groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
+    memories: dict[ProjectionGroup, GroupMemory] = field(default_factory=dict)
+    is_touched: bool = False
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
@@ -109,10 +127,8 @@ class NumbaLora:
         return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
-        columns = np.cumsum((0, *group.out_features[:-1]))
-        targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
-        scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(group.in_features), dtype=torch.uint8)
-        whole = len(self.tiles) >= TILES_A_THREAD * torch.get_num_threads()
+        targets, scratch = self._memory(group)
+        whole = len(self.tiles) >= TILES_A_THREAD * len(scratch)
         block = LoraArguments(
             num_items=len(self.tiles) * (1 if whole else len(targets)),
             item_targets=len(targets) if whole else 1,
@@ -127,10 +143,24 @@ class NumbaLora:
             scratch=scratch.data_ptr(),
             scratch_bytes=scratch.shape[1],
         )
-        adapter_slots = np.unique(self.tiles[:, 0])
-        touched = np.any(self.table.host_ranks[adapter_slots][:, :, list(group.targets)] > 0, axis=(0, 2)).tolist()
-        plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched))
+        touched = (True,) if self.is_touched else self._touched(group)
+        plan = self.groups[group] = GroupPlan(block, targets, scratch, touched)
         return plan
+
+    def _memory(self, group: ProjectionGroup) -> GroupMemory:
+        memory, threads = self.memories.get(group), torch.get_num_threads()
+        if memory is None or len(memory.scratch) != threads:
+            columns = np.cumsum((0, *group.out_features[:-1]))
+            targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
+            scratch = torch.empty(threads, _scratch_bytes(group.in_features), dtype=torch.uint8)
+            memory = self.memories[group] = GroupMemory(targets, scratch)
+        return memory
+
+    def _touched(self, group: ProjectionGroup) -> tuple[bool, ...]:
+        """Returns, for each layer, whether any adapter of the step touches the group."""
+        ranks = self.table.host_ranks[np.unique(self.tiles[:, 0])][:, :, list(group.targets)]
+        touched: tuple[bool, ...] = tuple(np.any(ranks > 0, axis=(0, 2)).tolist())
+        return touched
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> NumbaLora | None:

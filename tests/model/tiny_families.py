@@ -94,7 +94,7 @@ FAMILIES = {
         },
     ),
     "mixtral": partial(transformers.MixtralConfig, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2),
-    "olmoe": partial(transformers.OlmoeConfig, **EXPERTS, intermediate_size=40),
+    "olmoe": partial(transformers.OlmoeConfig, intermediate_size=32, num_experts=3, num_experts_per_tok=2),
     "qwen2_moe": partial(
         transformers.Qwen2MoeConfig, **EXPERTS, moe_intermediate_size=40, shared_expert_intermediate_size=72
     ),

@@ -37,6 +37,8 @@ FP8_SCALES = RANK_TILE
 multiplied by it."""
 FP8_MAX = 448.0
 """The largest e4m3 number."""
+TARGET_BYTES = 4 * (2 * MAX_TILES + 2)
+"""Bytes of a `LoraTable` for each target of each layer of each slot."""
 EXPERT_TARGETS = 3
 """Projections of an expert: gate, up and down."""
 SCALE_ROWS = 2

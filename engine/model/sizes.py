@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
-from engine.model.lora import target_widths
+from engine.model.lora import target_names, target_widths
 from engine.model.memory import count_pages, free_host_bytes
 from engine.model.parallel.adapters import shard_adapters
 from engine.model.parallel.ranks import Ranks
@@ -25,6 +25,7 @@ from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import find_codings
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
+from lora_kernels.layout import TARGET_BYTES
 from lora_kernels.linear import kept_bits, multiplies_fp8
 
 log = structlog.get_logger("sizes")
@@ -33,6 +34,8 @@ Bits = Callable[[str], float]
 """Maps the name of a parameter to the bits that each of its weights takes in memory."""
 
 DEFAULT_MAX_MODEL_LEN = 8192
+TABLE_BYTES = 256 << 20
+"""Maximum size in bytes of the table through which kernels find adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def fill_sizes(
     """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
     or a GPU has too little memory; the message says what to do. `config` and the sizes are those of one rank, which has
     `shard` (see `EngineConfig.of_rank`); `spec` is the whole model's."""
+    config = fit_table(config, spec)
     whole, spec = spec, shard.spec(spec)
     page_bytes = count_page_bytes(config, whole, device, dtype, shard)
     chosen, bits = chosen_sizes(config, page_bytes), find_kept_bits(config, whole, device, dtype)
@@ -90,6 +94,13 @@ def fill_sizes(
     sized = with_sizes(config, device, steps)
     reserved = expected(sized.config.max_seqs, sized.config.token_budget)
     return replace(sized, weight_bytes=weight_bytes, loaded_bytes=weight_bytes, reserved=reserved)
+
+
+def fit_table(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+    """Returns the configuration with so few resident adapters that their table fits into TABLE_BYTES. A table of 1,024
+    adapters, the default, would take 2.5 GB with 48 layers of 128 experts."""
+    of_adapter = spec.layers * len(target_names(spec)) * TARGET_BYTES
+    return replace(config, max_resident_adapters=min(config.max_resident_adapters, max(1, TABLE_BYTES // of_adapter)))
 
 
 def agreed(sized: Sized, ranks: Ranks) -> Sized:

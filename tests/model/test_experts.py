@@ -1,6 +1,7 @@
 """Adapters of experts in every form in which PEFT has written them, and those that are refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ from test_parallel import Engines
 from tiny_engine import TinyEngine
 from tiny_families import save_model
 
+from engine.config import EngineConfig
+from engine.model.lora import target_names
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.sizes import TABLE_BYTES, fit_table
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
+from lora_kernels.layout import TARGET_BYTES
 
 RANK, HIDDEN = 3, 64
 FORMS = {
@@ -123,6 +128,16 @@ def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):
         (adapter / "adapter_config.json").write_text(json.dumps(config | wrong))
         with pytest.raises(AdapterError, match=match):
             load_peft(adapter, shapes)
+
+
+def test_the_table_of_adapters_stays_small(tmp_path):
+    save_model("qwen3_moe", tmp_path)
+    config, small = EngineConfig(str(tmp_path)), read_spec(tmp_path)
+    assert fit_table(config, small) == config
+    large = replace(small, layers=48, experts=replace(small.experts, count=128))
+    fitting = fit_table(config, large).max_resident_adapters
+    assert 100 <= fitting < config.max_resident_adapters
+    assert fitting * 48 * len(target_names(large)) * TARGET_BYTES <= TABLE_BYTES
 
 
 def test_matrices_of_another_number_of_experts_are_refused(tmp_path):

@@ -13,12 +13,18 @@ from tiny_engine import TinyEngine
 from tiny_families import save_model
 
 from engine.config import EngineConfig
-from engine.model.lora import target_names
+from engine.model.assembly import build_decoder
+from engine.model.lora import LoraStep, target_names
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.quantize import quantized_source
 from engine.model.sizes import TABLE_BYTES, fit_table
 from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.weights import CPU, open_weights
+from lora_kernels.cpu.numba_grouped import PackedExperts
+from lora_kernels.grouped import ExpertByExpert
 from lora_kernels.layout import TARGET_BYTES
+from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.quantized import dense
 
 RANK, HIDDEN = 3, 64
 FORMS = {
@@ -105,6 +111,19 @@ def test_ranks_and_stages_divide_experts(tmp_path):
     assert answers[0].tokens == answers[1].tokens
     for name, logprobs in answers[0].logprobs.items():
         assert answers[1].logprobs[name] == pytest.approx(logprobs, abs=2e-5)
+
+
+def test_quantised_experts_are_computed_as_they_are(tmp_path):
+    save_model("qwen2_moe", tmp_path, moe_intermediate_size=64)
+    spec, backend = read_spec(tmp_path), TorchBackend()
+    source = quantized_source(open_weights(tmp_path, spec), "int4", None)
+    kept, plain = (
+        build_decoder(spec, weights, torch.float32, CPU).layers[1].feed_forward
+        for weights in (source, lambda name: dense(source(name)))
+    )
+    assert isinstance(kept.gate_up, ExpertByExpert) and isinstance(plain.gate_up, PackedExperts)
+    x, lora = torch.randn(9, HIDDEN), LoraStep(backend, None)
+    torch.testing.assert_close(kept.compute(x, 1, backend, lora), plain.compute(x, 1, backend, lora))
 
 
 def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):

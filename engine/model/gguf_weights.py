@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, BlockType, read_blocks
-from engine.model.gguf_header import StoredTensor, read_tensors
+from engine.model.gguf_header import ARCHITECTURES, StoredTensor, read_tensors
 from engine.model.spec import ModelSpec
 from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense
 
@@ -41,8 +41,6 @@ TURNED = re.compile(r"self_attn\.[qk]_proj")
 """Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
 that a rotation turns side by side, whereas Hugging Face has them half a head apart."""
 TURNED_TYPES = ("llama", "mistral")
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""llama.cpp's name of an architecture, by the `model_type` of config.json."""
 
 
 class GgufFile:

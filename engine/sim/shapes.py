@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.model.gguf_header import read_header
+from engine.model.families import find_family
+from engine.model.gguf_header import ARCHITECTURES, read_header
 
 CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -103,13 +104,15 @@ def find_shape(model: str) -> Shape:
 
 def _config_shape(path: Path, name: str) -> Shape:
     """Return the shape that a config.json describes. Raises KeyError, which names the field that it lacks, and
-    ValueError if it is not JSON, a size is not a positive integer or the model has experts."""
+    ValueError if it is not JSON, the engine refuses the family, a size is not a positive integer or the model has
+    experts."""
     try:
         config = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} is no JSON object")
+    find_family(config.get("model_type"))
     _check_dense(name, [config.get(field) for field in EXPERTS])
 
     def size(field: str, default: int | None = None) -> int:
@@ -135,6 +138,9 @@ def _gguf_shape(path: Path, name: str) -> Shape:
     with path.open("rb") as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
     kind = header.values["general.architecture"]
+    if kind not in ARCHITECTURES.values():
+        supported = ", ".join(sorted(set(ARCHITECTURES.values())))
+        raise ValueError(f"{path}: {str(kind)[:40]!r} models are not read from GGUF files; supported: {supported}")
 
     def size(key: str) -> int:
         return _positive(header.values[f"{kind}.{key}"], f"{path}: {kind}.{key}")

@@ -1,6 +1,7 @@
 """Shapes of models, and the devices that a plan finds for them."""
 
 import json
+import struct
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,8 @@ from engine.sim.shapes import SHAPES, find_shape
 from engine.sim.synthetic import Sizes
 
 LLAMA = {
-    "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
 }  # fmt: skip
 SCENARIO = Scenario(rate=10.0, prompt=Sizes(200, 1000), output=Sizes(50, 200), seconds=30.0)
 GOALS = LaneGoals(0.5, 0.1)
@@ -50,6 +51,8 @@ def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
     [
         ({**LLAMA, "num_experts": 8}, "has experts"),
         ({**LLAMA, "n_routed_experts": 8}, "has experts"),
+        ({**LLAMA, "model_type": "deepseek_v3"}, "the engine lacks .*latent attention"),
+        ({**LLAMA, "model_type": "abacus"}, "'abacus' is not supported"),
         ({**LLAMA, "hidden_size": "4096"}, "hidden_size must be an integer"),
         ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads must be an integer from 1"),
         ({**LLAMA, "num_key_value_heads": -8}, "num_key_value_heads must be"),
@@ -67,6 +70,14 @@ def test_a_model_whose_sizes_are_not_known_is_refused(tmp_path, config, reason):
         find_shape(str(tmp_path))
     with pytest.raises(ValueError, match="no model 'llama-9'"):
         find_shape("llama-9")
+
+
+def test_a_gguf_file_of_an_architecture_that_is_not_read_is_refused(tmp_path):
+    key, kind = b"general.architecture", b"phi3"
+    value = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(kind)) + kind
+    (tmp_path / "phi.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + value)
+    with pytest.raises(ValueError, match="'phi3' models are not read from GGUF files; supported: llama"):
+        find_shape(str(tmp_path / "phi.gguf"))
 
 
 def test_what_fits_on_a_device():

@@ -13,6 +13,9 @@ from gateway.routes.learned import Learned
 from gateway.routes.policies import POLICIES
 from gateway.routes.policy import Policy
 
+ROUTER = "router"
+"""Setting that names the model of a router's vectors. It must be one of this gateway: upstreams embed no chats."""
+
 
 def read_routes(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Policy]:
     """Convert the section `routes`: policies by the names of the virtual models. Raises ConfigError with all problems
@@ -47,9 +50,11 @@ def check_routes(
             if isinstance(policy, Cascade) and policy.accept.logprob is not None:
                 _refuse_unscored(name, policy, upstreams)
         for place, member in named_members(policy):
+            elsewhere = () if place == ROUTER else upstreams
             with problems.noting():
-                if member not in upstreams and home_of(member, models) is None:
-                    what = f"{member!r} is no base model, no upstream and no adapter of adapters.preload"
+                if member not in elsewhere and home_of(member, models) is None:
+                    kinds = "no base model" if place == ROUTER else "no base model, no upstream"
+                    what = f"{member!r} is {kinds} and no adapter of adapters.preload"
                     raise ConfigError(f"routes.{name}.{place}: {what}; write a later adapter as BASE:ADAPTER")
     problems.raise_all()
 
@@ -69,7 +74,7 @@ def named_members(policy: Policy) -> Iterator[tuple[str, str]]:
     if isinstance(policy, Cascade) and policy.accept.verifier is not None:
         yield "accept.verifier.member", policy.accept.verifier.member
     if isinstance(policy, Learned) and policy.embedder:
-        yield "router", policy.embedder
+        yield ROUTER, policy.embedder
 
 
 def home_of(member: str, models: Mapping[str, ModelSettings]) -> str | None:

@@ -157,8 +157,9 @@ def test_the_section_names_a_file_and_two_members(tmp_path):
     version = router_source(tmp_path / "r.json").current().version
     assert policy == Learned(tmp_path / "r.json", SMALL, BASE)
     assert version in policy.explain() and f"vector by {SMALL}" in policy.explain()
-    with pytest.raises(ConfigError, match=r"routes\.auto\.router: 'small' is no base model"):
-        check_routes({ROUTE: policy}, {BASE: SimpleNamespace(preload={})})
+    for upstreams in ((), (SMALL,)):
+        with pytest.raises(ConfigError, match=r"routes\.auto\.router: 'small' is no base model"):
+            check_routes({ROUTE: policy}, {BASE: SimpleNamespace(preload={})}, upstreams)
     for change, message in (
         ({"router": "gone.json"}, r"gone\.json: No such file"),
         ({"large": SMALL}, "two members"),

@@ -57,6 +57,8 @@ class UpstreamClient:
         self._config = config
         self._breaker = Breaker(config.failures, config.pause_s, clock)
         self._running = 0
+        self._limit_field = wire.LIMIT
+        """Field of chats for the maximum number of output tokens."""
         timeout = httpx.Timeout(config.idle_timeout_s, connect=config.connect_timeout_s)
         headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
         limits = httpx.Limits(max_connections=config.max_requests, max_keepalive_connections=config.max_requests)
@@ -108,7 +110,7 @@ class UpstreamClient:
             return
         path = "chat/completions" if isinstance(request.prompts[0], Chat) else "completions"
         async with (
-            self._begun(path, wire.body_of(request, name), self._read_events) as events,
+            self._begun(path, wire.body_of(request, name, self._limit_field), self._read_events) as events,
             aclosing(self._chunks(events, num_answers)) as chunks,
         ):
             async for chunk in chunks:
@@ -143,9 +145,25 @@ class UpstreamClient:
         with _failures():
             async with self._http.stream("POST", self._config.endpoint(path), json=body) as response:
                 if response.status_code != 200:
-                    raise await _refused(response)
+                    raise await self._refused(response, body)
                 async with aclosing(read(response)) as parts:
                     yield parts
+
+    async def _refused(self, response: httpx.Response, body: wire.Json) -> Exception:
+        """Return the exception for a status that is not 200. If the upstream wants the limit of tokens in its newer
+        field, `body` and later bodies have it there, so that the request can be sent again."""
+        status, text = response.status_code, b""
+        if status not in REFUSALS:
+            return UpstreamFailed(f"HTTP {status}", is_transient=status >= 500 or status in TRANSIENT)
+        async for piece in response.aiter_bytes():
+            text += piece
+            if len(text) > ERROR_BYTES:
+                break
+        if wire.LIMIT in body and wire.wants_newer_limit(text[:ERROR_BYTES]):
+            self._limit_field = wire.NEWER_LIMIT
+            body[wire.NEWER_LIMIT] = body.pop(wire.LIMIT)
+            return UpstreamFailed(f"it wants {wire.NEWER_LIMIT}")
+        return wire.refusal(status, text[:ERROR_BYTES], MAX_QUOTED)
 
     async def _read_vectors(self, response: httpx.Response) -> AsyncGenerator[Vectors, None]:
         """Yield the answer in the body of a response. Raises UpstreamFailed if it is too long or no such answer."""
@@ -208,18 +226,6 @@ async def _after(first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
     yield first
     async for part in rest:
         yield part
-
-
-async def _refused(response: httpx.Response) -> Exception:
-    """Return the exception for a status that is not 200."""
-    status, text = response.status_code, b""
-    if status not in REFUSALS:
-        return UpstreamFailed(f"HTTP {status}", is_transient=status >= 500 or status in TRANSIENT)
-    async for piece in response.aiter_bytes():
-        text += piece
-        if len(text) > ERROR_BYTES:
-            break
-    return wire.refusal(status, text[:ERROR_BYTES], MAX_QUOTED)
 
 
 @contextmanager

@@ -23,6 +23,9 @@ Json = dict[str, Any]
 
 MOST_TOKENS = 10_000_000
 """Maximum numbers of tokens that an upstream is believed."""
+LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
+"""Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's models
+which reason take."""
 MOST_ANSWERS = 128
 """Maximum number of answers of a request, as many as engines give."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
@@ -68,10 +71,11 @@ def _is_other_grammar(grammar: Grammar | None) -> bool:
     return grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
 
 
-def body_of(request: GenerateRequest, model: str) -> Json:
+def body_of(request: GenerateRequest, model: str, limit_field: str = LIMIT) -> Json:
     """Return the body for a request for answers that `check` accepts: of a chat completion if it is a chat, otherwise
-    of a completion. `model` is the model's name at the upstream. Values that have OpenAI's defaults are left out,
-    because some servers refuse fields that they do not know."""
+    of a completion. `model` is the model's name at the upstream, `limit_field` the field of chats for the maximum
+    number of output tokens. Values that have OpenAI's defaults are left out, because some servers refuse fields that
+    they do not know."""
     sampling, chat = request.sampling, request.prompts[0]
     body: Json = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     optional: dict[str, tuple[Any, Any]] = {
@@ -79,7 +83,7 @@ def body_of(request: GenerateRequest, model: str) -> Json:
         "top_p": (sampling.top_p, 1.0),
         "presence_penalty": (sampling.presence_penalty, 0.0),
         "frequency_penalty": (sampling.frequency_penalty, 0.0),
-        "max_tokens": (request.asked_tokens, None),
+        limit_field if isinstance(chat, Chat) else LIMIT: (request.asked_tokens, None),
         "seed": (request.seed, None),
         "n": (request.n, 1),
         "stop": (list(request.stop), []),
@@ -224,18 +228,30 @@ def _bounded(tokens: int) -> int:
 class ErrorDetail(Struct):
     message: str = ""
     code: Any = None
+    param: Any = None
 
 
 class ErrorBody(Struct):
     error: ErrorDetail
 
 
+def wants_newer_limit(text: bytes) -> bool:
+    """Return whether a refusal, whose body begins with `text`, says to send NEWER_LIMIT in place of LIMIT."""
+    detail = _detail(text)
+    return detail.param == LIMIT and NEWER_LIMIT in detail.message
+
+
 def refusal(status: int, text: bytes, shown: int) -> ApiError:
     """Return the error for a status of 400, 413 or 422: the upstream refuses the request itself. Its message is quoted
     up to `shown` characters."""
-    detail = ErrorDetail()
-    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        detail = msgspec.json.decode(text, type=ErrorBody).error
+    detail = _detail(text)
     is_long = detail.code == "context_length_exceeded" or status == 413
     fault = Fault.CONTEXT_LENGTH_EXCEEDED if is_long else Fault.INVALID_REQUEST
     return ApiError(fault, f"the upstream refused the request: {detail.message[:shown] or status}")
+
+
+def _detail(text: bytes) -> ErrorDetail:
+    """Return what the body of an error says; nothing if it cannot be read."""
+    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return msgspec.json.decode(text, type=ErrorBody).error
+    return ErrorDetail()

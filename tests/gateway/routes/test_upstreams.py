@@ -206,6 +206,18 @@ async def test_what_the_upstream_refuses_is_the_caller_s_error(make_place, statu
     assert len(place.cloud.bodies) == 1 and place.client.ready
 
 
+async def test_a_limit_of_tokens_is_sent_in_the_field_that_the_upstream_s_model_takes(make_place):
+    message = (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    )
+    error = {"message": message, "param": "max_tokens", "code": "unsupported_parameter"}
+    place = await make_place(statuses=[400], error=error)
+    assert [(await place.chat(max_tokens=9)).status_code for _ in range(2)] == [200, 200]
+    first, *later = place.cloud.bodies
+    assert first["max_tokens"] == 9
+    assert [(body.get("max_tokens"), body["max_completion_tokens"]) for body in later] == [(None, 9)] * 2
+
+
 BROKEN = {
     "no stream": {"content_type": "application/json"},
     "no JSON": {"events": ["{", "[DONE]"]},
@@ -404,6 +416,16 @@ async def test_embeddings_are_sent_as_embeddings(make_place, second):
     as_it_came = await place.post({"input": [[5, 6], [7]], "normalize": False}, "/v1/embeddings")
     assert [item["embedding"] for item in as_it_came.json()["data"]] == [[0.0, 2.0], [3.0, 4.0]]
     assert place.cloud.bodies[1]["input"] == [[5, 6], [7]]
+
+
+async def test_documents_are_ranked_by_the_vectors_of_an_upstream(make_place):
+    place = await make_place(body=vectors_body([1.0, 0.0], [0.0, 3.0], [2.0, 1.0]))
+    answer = await place.post({"query": "q", "documents": ["a", "b"]}, "/v1/rerank")
+    assert [(item["index"], round(item["relevance_score"], 3)) for item in answer.json()["results"]] == [
+        (1, 0.894),
+        (0, 0.0),
+    ]
+    assert place.cloud.bodies[0]["input"] == ["q", "a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ the adapter scales (DoRA) has one additional tile, before the others: see dora.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lora_kernels.pinned import upload_into
+from lora_kernels.pinned import upload, upload_into
+from lora_kernels.segments import SegmentPlan
 
 RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
@@ -71,6 +73,8 @@ class AdapterLayout:
         scales: int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none.
         num_pages: number of pages of the blob.
         fp8: whether A and B tiles hold e4m3 numbers.
+        tokens: tokens whose rows the adapter replaces. None means that it replaces none.
+        token_offsets: element offset in the blob of each of these rows.
     """
 
     ranks: npt.NDArray[np.int32]
@@ -78,6 +82,40 @@ class AdapterLayout:
     scales: npt.NDArray[np.int64]
     num_pages: int
     fp8: bool = False
+    tokens: TokenIds | None = None
+    token_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenIds:
+    """The tokens whose rows of the embedding and of the head an adapter replaces (see tokens.py).
+
+    Attributes:
+        embedding, head: int64, each ascending.
+        num_rows: number of rows that are stored: the embedding's are the first, the head's the last, so that the two
+            may have the same rows.
+        width: elements of a row.
+    """
+
+    embedding: npt.NDArray[np.int64]
+    head: npt.NDArray[np.int64]
+    num_rows: int
+    width: int
+
+
+class TokenRows(NamedTuple):
+    """Rows of a matrix, on the device: `ids` of their tokens, int64, ascending, and `starts`, int64, the element offset
+    of each in the arena."""
+
+    ids: torch.Tensor
+    starts: torch.Tensor
+
+
+class TokenTable(NamedTuple):
+    """The rows of one adapter that stand in place of the base model's."""
+
+    embedding: TokenRows
+    head: TokenRows
 
 
 def plan_layout(
@@ -86,9 +124,10 @@ def plan_layout(
     page_elems: int,
     scaled: npt.NDArray[np.bool_] | None = None,
     fp8: bool = False,
+    tokens: TokenIds | None = None,
 ) -> AdapterLayout:
-    """Returns an adapter's layout, with the tiles in the order of layers and, within a layer, of targets. A tile that
-    does not fit the current page starts a new one.
+    """Returns an adapter's layout: first the rows of tokens, then the tiles in the order of layers and, within a layer,
+    of targets. A row or tile that does not fit the current page starts a new one.
 
     Args:
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
@@ -96,9 +135,10 @@ def plan_layout(
         page_elems: elements of one page.
         scaled: bool [layers, targets]. Projections that have a scale tile, if their rank is above 0. None means none.
         fp8: whether A and B are stored in e4m3, in an arena of 16-bit elements.
+        tokens: tokens whose rows the adapter replaces. None means that it replaces none.
 
     Raises:
-        ValueError: A tile is larger than a page, or a rank is not 0 to MAX_RANK.
+        ValueError: A row or tile is larger than a page, or a rank is not 0 to MAX_RANK.
     """
     wrong = ranks[(ranks < 0) | (ranks > MAX_RANK)]
     if len(wrong):
@@ -106,6 +146,7 @@ def plan_layout(
     offsets = np.zeros((*ranks.shape, 2, MAX_TILES), dtype=np.int64)
     scales = np.full(ranks.shape, -1, dtype=np.int64)
     cursor = _Cursor(page_elems)
+    token_offsets = tuple(cursor.place(tokens.width) for _ in range(tokens.num_rows)) if tokens else ()
     for layer, target in np.argwhere(ranks > 0):
         if scaled is not None and scaled[layer, target]:
             scales[layer, target] = cursor.place(SCALE_ROWS * int(widths[target, SIDE_B]))
@@ -115,7 +156,7 @@ def plan_layout(
                 offsets[layer, target, side, tile] = cursor.place(
                     _tile_elems(rows * int(widths[target, side]), side, fp8)
                 )
-    return AdapterLayout(ranks, offsets, scales, -(-cursor.end // page_elems), fp8)
+    return AdapterLayout(ranks, offsets, scales, -(-cursor.end // page_elems), fp8, tokens, token_offsets)
 
 
 def _tile_elems(numbers: int, side: int, fp8: bool) -> int:
@@ -152,6 +193,7 @@ def pack_adapter(
     page_elems: int,
     dtype: torch.dtype,
     scales: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
+    token_rows: Iterable[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Writes an adapter's blocks into one contiguous blob in the layout that the kernels read.
 
@@ -160,6 +202,7 @@ def pack_adapter(
         blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
         dtype: dtype of the blob, which is the arena's.
         scales: (layer, target) -> scale tile [SCALE_ROWS, out_features], where `layout` has room for one.
+        token_rows: the rows of tokens, each [layout.tokens.width], one for each of `layout.token_offsets`.
 
     Returns:
         [num_pages, page_elems], zero between tiles.
@@ -176,6 +219,8 @@ def pack_adapter(
     for (layer, target), rows in scales.items():
         start = int(layout.scales[layer, target])
         blob[start : start + rows.numel()] = rows.reshape(-1).to(dtype)
+    for start, row in zip(layout.token_offsets, token_rows, strict=True):
+        blob[start : start + len(row)] = row.to(dtype)
     return blob.view(layout.num_pages, page_elems)
 
 
@@ -215,6 +260,7 @@ class LoraTable:
         fp8: whether all adapters are stored in e4m3; if False, none is.
         max_ranks: int32 [max_adapter_slots], host only. The largest rank of each slot.
         has_scales: bool [max_adapter_slots], host only. Whether a slot's adapter scales any base output.
+        tokens: adapter slot -> the rows of tokens that its adapter replaces; host only, of slots that replace any.
         versions: int64 [max_adapter_slots], host only. Incremented with every change of a slot, so that data derived
             from the slot can be recognised as stale.
     """
@@ -237,6 +283,7 @@ class LoraTable:
         self.host_ranks = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
         self.host_offsets = np.zeros((max_adapter_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
         self.host_scales = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
+        self.tokens: dict[int, TokenTable] = {}
         self.versions = np.zeros(max_adapter_slots, dtype=np.int64)
         self.ranks = torch.from_numpy(self.host_ranks).to(device)
         self.offsets = torch.from_numpy(self.host_offsets).to(device)
@@ -253,6 +300,9 @@ class LoraTable:
         self.host_ranks[adapter_slot] = layout.ranks
         self.host_offsets[adapter_slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
         self.host_scales[adapter_slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
+        self.tokens.pop(adapter_slot, None)
+        if layout.tokens is not None:
+            self.tokens[adapter_slot] = self._token_table(layout.tokens, layout.token_offsets, pages)
         self._upload(adapter_slot)
 
     def by_expert(self) -> LoraTable:
@@ -281,6 +331,12 @@ class LoraTable:
         part.max_ranks[own] = part.host_ranks[own].max(axis=(1, 2))
         part.has_scales[own] = part.host_scales[own].max(axis=(1, 2)) > 0
 
+    def _token_table(self, tokens: TokenIds, offsets: tuple[int, ...], pages: tuple[int, ...]) -> TokenTable:
+        starts = self._in_arena(np.asarray(offsets, dtype=np.int64), pages) * ALIGN
+        device, first = self.ranks.device, tokens.num_rows - len(tokens.head)
+        embedding = TokenRows(upload(tokens.embedding, device), upload(starts[: len(tokens.embedding)], device))
+        return TokenTable(embedding, TokenRows(upload(tokens.head, device), upload(starts[first:], device)))
+
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""
         page, within = np.divmod(offsets, self.page_elems)
@@ -292,7 +348,12 @@ class LoraTable:
         self.host_ranks[adapter_slot] = 0
         self.host_offsets[adapter_slot] = 0
         self.host_scales[adapter_slot] = 0
+        self.tokens.pop(adapter_slot, None)
         self._upload(adapter_slot)
+
+    def replaces_tokens(self, plan: SegmentPlan) -> bool:
+        """Returns whether an adapter of a step replaces rows of tokens."""
+        return bool(self.tokens) and any(slot in self.tokens for slot in plan.adapter_slots.tolist())
 
     def _upload(self, adapter_slot: int) -> None:
         self.versions[adapter_slot] += 1

@@ -217,5 +217,6 @@ def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:
     """Returns, for each layer, the number of leading blob pages that hold it and all before it; for the last, all."""
     last_tiles = layout.offsets.reshape(len(layout.offsets), -1).max(axis=1)
     touched = layout.ranks.any(axis=1)
-    ends = np.maximum.accumulate(np.where(touched, last_tiles // page_elems + 1, 0)).tolist()
+    tokens = max(layout.token_offsets, default=-1) // page_elems + 1  # before every layer
+    ends = np.maximum.accumulate(np.where(touched, last_tiles // page_elems + 1, tokens)).tolist()
     return [*ends[:-1], layout.num_pages]

@@ -59,6 +59,7 @@ class BatchInput:
         segments: the rows of each adapter, on the host.
         sample_rows: int32 [num_samples]. Rows whose logits are wanted. None means all rows, in a decode-only step.
         sample_ids: id of the request of each sampled row.
+        host_sample_rows: `sample_rows` on the host, int64. Captured steps have none.
     """
 
     token_ids: Tensor
@@ -67,6 +68,7 @@ class BatchInput:
     segments: SegmentPlan
     sample_rows: Tensor | None
     sample_ids: tuple[str, ...]
+    host_sample_rows: Longs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,8 @@ class HostBatch:
         )
         if (self.token_ids == UNKNOWN).any():
             tokens = known_ids(tokens, slots, last_tokens)
-        wanted = None if self.is_decoding else samples
-        return BatchInput(tokens, positions, attention, self.segments, wanted, self.sample_ids)
+        wanted, on_host = (None, None) if self.is_decoding else (samples, self.sample_rows)
+        return BatchInput(tokens, positions, attention, self.segments, wanted, self.sample_ids, on_host)
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:

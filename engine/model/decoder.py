@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine.model.arena import Arena
-from engine.model.batch import BatchInput
+from engine.model.batch import BatchInput, Longs
 from engine.model.feed_forward import FeedForward
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.parallel.ranks import ALONE, Ranks
@@ -20,6 +20,7 @@ from engine.model.spec import ModelSpec
 from lora_kernels.backend import AttentionBatch, Backend, Scores
 from lora_kernels.linear import Embedding, Linear
 from lora_kernels.pointwise import Pointwise, QkNorms
+from lora_kernels.tokens import TrainedTokens, prepare_tokens
 
 
 class Norms(NamedTuple):
@@ -63,23 +64,25 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Inputs of one step that all layers share: angles of each rotary embedding, attention batch, pages, backend and
-    LoRA work."""
+    """Inputs of one step that all layers share: angles of each rotary embedding, attention batch, pages, backend, LoRA
+    work, and the trained tokens of its adapters (None means that they have none)."""
 
     angles: tuple[Angles, ...]
     attention: AttentionBatch
     arena: Arena
     backend: Backend
     lora: LoraStep
+    tokens: TrainedTokens | None = None
 
 
 class StepOutput(NamedTuple):
     """What a step has computed, valid until the next step is computed: the logits [num_samples, vocab_size] of the
     sampled rows, and the residual stream [num_rows, hidden_size] of all rows after the last layer, before the final
-    norm."""
+    norm. `tokens` are the trained tokens of the step's adapters, on which further logits depend."""
 
     logits: Tensor
     residual: Tensor
+    tokens: TrainedTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +116,50 @@ class Decoder:
         if lora is None:
             lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         step = self.step(batch, arena, backend, lora)
-        x = self.embedded(batch)
-        return StepOutput(self.compute(x, step, batch.sample_rows), x)
+        x = self.embedded(batch, step)
+        return StepOutput(self.compute(x, step, batch.sample_rows, batch.host_sample_rows), x, step.tokens)
 
-    def embedded(self, batch: BatchInput, out: Tensor | None = None) -> Tensor:
+    def embedded(self, batch: BatchInput, step: Step, out: Tensor | None = None) -> Tensor:
         """Returns the embedded rows of a step, [num_rows, hidden_size]: `out`, if it is given."""
-        return self.embed(batch.token_ids, out)
+        x = self.embed(batch.token_ids, out)
+        if step.tokens is not None:
+            step.arena.copies.wait(0)
+            step.tokens.embed(x, batch.token_ids, self.spec.embedding_scale)
+        return x
 
     def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
         turned = tuple(angles(batch.positions, *rope) for rope in self.ropes)
-        return Step(turned, batch.attention, arena, backend, lora)
+        tokens = prepare_tokens(arena.flat, arena.table, batch.segments)
+        return Step(turned, batch.attention, arena, backend, lora, tokens)
 
-    def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
+    def compute(
+        self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
+    ) -> Tensor:
         """Runs all layers over the embedded rows `x` ([num_rows, hidden_size]) and writes their K and V to the arena.
         `x` becomes the residual stream after the last layer. Returns the logits [num_samples, vocab_size] of
-        `sample_rows`; None means all rows."""
-        return self.finish(self.head_outputs(x, step, sample_rows))
+        `sample_rows`, which are `host_sample_rows` on the host; None means all rows."""
+        return self.finish(self.head_outputs(x, step, sample_rows, host_sample_rows))
 
-    def head_outputs(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
+    def head_outputs(
+        self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
+    ) -> Tensor:
         """Does what `compute` does, but returns what `finish` makes logits of."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
         rows = self._entering(x, delta, self.norm, step.backend.pointwise)
         if sample_rows is None:
-            return self.head(rows)
-        return self.head(rows[sample_rows]) if len(sample_rows) else x.new_empty(0, self.spec.vocab_size)
+            return self._head(rows, step.tokens, None)
+        if not len(sample_rows):
+            return x.new_empty(0, self.spec.vocab_size)
+        return self._head(rows[sample_rows], step.tokens, host_sample_rows)
+
+    def _head(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
+        """Returns the outputs of the head, of which those of trained tokens are of their own rows."""
+        outputs = self.head(hidden)
+        if tokens is not None:
+            tokens.adjust(outputs, hidden, rows)
+        return outputs
 
     def advance(self, x: Tensor, step: Step) -> None:
         """Runs a stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after them."""
@@ -169,9 +190,12 @@ class Decoder:
         """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
         return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
 
-    def logits(self, x: Tensor, backend: Backend) -> Tensor:
-        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows of the residual stream."""
-        return self.finish(self.head(self.final_norm(x, backend)))
+    def logits(
+        self, x: Tensor, backend: Backend, tokens: TrainedTokens | None = None, rows: Longs | None = None
+    ) -> Tensor:
+        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows of the residual stream. With the
+        trained `tokens` of a step, `rows` are their rows in its batch; None means all."""
+        return self.finish(self._head(self.final_norm(x, backend), tokens, rows))
 
     def finish(self, outputs: Tensor) -> Tensor:
         """Turns the head's outputs into logits, in place, and returns them: divides them (Granite), and bounds them as

@@ -141,13 +141,15 @@ class StepGraphs:
 
     def find(self, batch: HostBatch) -> Rung | None:
         """Returns the lowest rung that a step fits. None means that it cannot be replayed: no rung has as many rows and
-        sequences, or an adapter scales outputs (DoRA), because those launches depend on which rows are scaled."""
+        sequences, or an adapter scales outputs (DoRA) or has trained tokens, because those launches depend on which
+        rows have such adapters."""
         rungs = self._decodes if batch.is_decoding else self._chunks
         index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
         if index == len(rungs) or len(batch.contexts) > rungs[index].shape.seqs:
             return None
-        is_scaled = self._parts.arena.table.has_scales[batch.segments.adapter_slots].any()
-        return None if is_scaled else rungs[index]
+        table = self._parts.arena.table
+        is_scaled = table.has_scales[batch.segments.adapter_slots].any()
+        return None if is_scaled or table.replaces_tokens(batch.segments) else rungs[index]
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch, rung: Rung) -> StepOutput:
@@ -224,8 +226,8 @@ class StepGraphs:
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
         # A batch of its own for each call, because attention is planned once for each batch.
         batch = replace(batch, token_ids=ids, attention=replace(batch.attention))
-        x = parts.decoder.embedded(batch, self._residual[: len(ids)])
         step = parts.decoder.step(batch, parts.arena, parts.backend, lora)
+        x = parts.decoder.embedded(batch, step, self._residual[: len(ids)])
         logits = parts.decoder.compute(x, step, batch.sample_rows)
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[: len(logits)].copy_(logits)

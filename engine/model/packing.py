@@ -174,7 +174,8 @@ class Packer:
             own: part.block(own[1], block) for place, block in loaded.blocks.items() if (own := part.place(place))
         }
         scales = {own: part.scales(own[1], tile) for place, tile in loaded.scales.items() if (own := part.place(place))}
-        contents = pack_adapter(layout, blocks, self._page_elems, self._dtype, scales)
+        rows = loaded.tokens.rows if loaded.tokens and layout.tokens else ()
+        contents = pack_adapter(layout, blocks, self._page_elems, self._dtype, scales, rows)
         return self._packed(folder.adapter_hash, layout, lambda blob: blob.fill(contents))
 
     def _packed(self, adapter_hash: str, layout: AdapterLayout, fill: Callable[[Blob], None]) -> PackedAdapter:
@@ -188,7 +189,8 @@ class Packer:
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
         widths = self._shapes.packed_widths
-        return self._shapes.shard.layout(loaded.ranks, widths, self._page_elems, loaded.scaled, self._fp8)
+        tokens = loaded.tokens.ids if loaded.tokens else None
+        return self._shapes.shard.layout(loaded.ranks, widths, self._page_elems, loaded.scaled, self._fp8, tokens)
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""

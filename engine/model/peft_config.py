@@ -22,6 +22,9 @@ from engine.model.peft_settings import AdapterError, Override, PeftSettings, Sel
 
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
+MAX_TRAINED_TOKENS = 1024
+"""Maximum number of tokens whose rows an adapter may replace: of a model of width 4,096, 8 MiB in 16 bits."""
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
 ALL_LINEAR = "all-linear"
 
 
@@ -94,6 +97,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         seed=_seed(config),
         scaled_inputs=_scaled_inputs(config),
         parameters=tuple(sorted(parameters)),
+        tokens=_trained_tokens(config),
     )
 
 
@@ -123,6 +127,32 @@ def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
     if config.get("use_dora"):
         raise AdapterError("use_dora and alora_invocation_tokens: PEFT has no activated DoRA; retrain without one")
     return check_invocation(tokens, "alora_invocation_tokens")
+
+
+def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns the tokens whose rows are trained, of each layer: see `PeftSettings.tokens`."""
+    given = config.get("trainable_token_indices")
+    if _is_unset("trainable_token_indices", given):
+        return ()
+    by_layer = given if isinstance(given, dict) else {EMBEDDING: given}
+    if config.get("alora_invocation_tokens") is not None:
+        raise AdapterError(
+            "alora_invocation_tokens and trainable_token_indices: before the invocation, pages are the base model's, "
+            "whose rows the adapter has changed; retrain without one"
+        )
+    found = {str(name).rpartition(".")[2]: _token_ids(ids) for name, ids in by_layer.items()}
+    if len(found) < len(by_layer) or not found.keys() <= {EMBEDDING, HEAD}:
+        raise AdapterError(f"trainable_token_indices must be of {EMBEDDING} or {HEAD}, not {short(list(by_layer))}")
+    return tuple(sorted(found.items()))
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    is_list = isinstance(ids, list) and 1 <= len(ids) <= MAX_TRAINED_TOKENS
+    if not is_list or not all(type(token) is int and 0 <= token < 2**31 for token in ids) or len({*ids}) < len(ids):
+        raise AdapterError(
+            f"trainable_token_indices must be 1 to {MAX_TRAINED_TOKENS} different token ids or null, not {short(ids)}"
+        )
+    return tuple(ids)
 
 
 def _number(config: dict[str, Any], key: str, default: float, whole: bool = False) -> float:

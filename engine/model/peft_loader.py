@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.lora import FIRST_EXPERT, ROUTER, dense_path, target_names, target_path, target_widths, touched_names
 from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
+from engine.model.peft_config import MAX_TRAINED_TOKENS
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_experts import split_experts
 from engine.model.peft_folder import PeftFolder, read_adapter
 from engine.model.peft_fused import split_fused
 from engine.model.peft_kinds import as_lora
 from engine.model.peft_settings import AdapterError, PeftSettings
+from engine.model.peft_tokens import NO_ENDS, Ends, TrainedRows, arrange_rows, split_tokens, stored_layers
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -67,6 +69,7 @@ class TargetShapes:
         shard: the part of checked adapters that this rank packs.
         fused: whether adapters have the projections of `FUSED` (engine/model/fused.py) in place of their parts.
         spec: shape of a model with experts. None means that every layer has one MLP.
+        ends: shape of the embedding and the head, of which adapters may replace rows.
     """
 
     layers: int
@@ -78,6 +81,7 @@ class TargetShapes:
     shard: AdapterShard = WHOLE_ADAPTERS
     fused: bool = False
     spec: ModelSpec | None = None
+    ends: Ends = NO_ENDS
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
@@ -87,7 +91,8 @@ class TargetShapes:
     @property
     def max_file_bytes(self) -> int:
         """Maximum size in bytes of the weights file of any adapter of this model."""
-        return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
+        numbers = self.layers * MAX_RANK * int(self.widths.sum()) + 2 * MAX_TRAINED_TOKENS * self.ends.hidden_size
+        return MAX_HEADER_BYTES + numbers * torch.float64.itemsize
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
         """Returns an adapter that was read as a LoRA of `targets`. Raises AdapterError if it is of another kind that is
@@ -134,7 +139,9 @@ def target_shapes(spec: ModelSpec, source: WeightSource, name: str, shard: Shard
     linears, gguf = base_linears(spec, source), GgufBase(spec.model_type, spec.head_dim)
     part, names = shard_adapters(shard, spec), target_names(spec)
     of_experts = spec if spec.experts else None
-    return TargetShapes(spec.layers, names, target_widths(spec), linears, (name,), gguf, part, spec.fused, of_experts)
+    ends = Ends(spec.vocab_size, spec.hidden_size, spec.tied_embeddings)
+    shapes = spec.layers, names, target_widths(spec), linears
+    return TargetShapes(*shapes, (name,), gguf, part, spec.fused, of_experts, ends)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +158,8 @@ class LoadedAdapter:
         target_modules: names of the projections that the adapter changes in any layer, in the model's order.
         rank: the largest of `ranks`.
         base_model: name of the base model in the adapter's configuration; may be empty.
+        tokens: rows of the embedding and of the head that stand in place of the base model's. None means that the
+            adapter replaces none.
     """
 
     adapter_hash: str
@@ -161,6 +170,7 @@ class LoadedAdapter:
     target_modules: tuple[str, ...]
     rank: int
     base_model: str
+    tokens: TrainedRows | None = None
 
 
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
@@ -173,7 +183,9 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the file is damaged, does not fit
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
-    pairs = pair_tensors(_parse(folder.data), settings, shapes)
+    rows, tensors = split_tokens(_parse(folder.data))
+    tokens = _trained_rows(rows, settings, shapes.ends)
+    pairs = pair_tensors(tensors, settings, shapes)
     wanted = _wanted(settings, shapes, changes_experts=any(target >= ROUTER for _, target in pairs))
     _check_coverage(pairs, wanted, settings, shapes)
     of_experts = [module for (_, target), module in wanted.items() if target >= FIRST_EXPERT]
@@ -186,7 +198,23 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     if settings.use_dora:
         for place, block in blocks.items():
             blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
-    return _assemble(folder.adapter_hash, blocks, scales, settings, shapes)
+    return replace(_assemble(folder.adapter_hash, blocks, scales, settings, shapes), tokens=tokens)
+
+
+def _trained_rows(found: Mapping[str, Raw], settings: PeftSettings, ends: Ends) -> TrainedRows | None:
+    """Returns the rows of trained tokens. Raises AdapterError if they are not those of the configuration, or not of the
+    model's shape."""
+    layers = stored_layers(settings.tokens, ends)
+    if found.keys() != layers.keys():
+        raise AdapterError(
+            f"{WEIGHTS_FILE} has trained tokens of {sorted(found)}, and by trainable_token_indices of {CONFIG_FILE} it "
+            f"should have those of {sorted(layers)}; save the adapter again"
+        )
+    rows = {
+        layer: _tensor(found[layer], f"{layer}'s trainable_tokens_delta", (len(ids), ends.hidden_size))
+        for layer, ids in layers.items()
+    }
+    return arrange_rows(layers, rows, ends) if layers else None
 
 
 def _assemble(

@@ -71,6 +71,9 @@ class PeftSettings:
     """Seed of VeRA's shared matrices. None means that the weights file has them."""
     scaled_inputs: Selection = ()
     """Ends of the names of modules whose inputs, not outputs, (IA)³ scales, or an expression of whole names."""
+    tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Layers with trained rows, `embed_tokens` or `lm_head`, each with its tokens, in the order of their rows in the
+    file. An adapter of a model whose head is its embedding need not name the head."""
     scales_outputs: bool = False
     """True means that each projection has factors of its base outputs, as (IA)³ has once it is converted."""
     parameters: tuple[str, ...] = ()
@@ -78,6 +81,11 @@ class PeftSettings:
     exact: Mapping[str, tuple[int, float]] | None = None
     """Rank and alpha of each module that the adapter changes, by name, where all of them are known (see
     peft_experts.py). None means that the other fields say it."""
+
+    @property
+    def has_only_deltas(self) -> bool:
+        """Returns whether the adapter has only A and B of projections: no factors of outputs and no rows of tokens."""
+        return not (self.use_dora or self.scales_outputs or self.tokens)
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
@@ -134,6 +142,7 @@ class PeftSettings:
             *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
             *([{"parameters": self.parameters}] if self.parameters else ()),
             *([self.kind, self.seed, _canonical_selection(self.scaled_inputs)] if self.kind != LORA else ()),
+            *([self.tokens] if self.tokens else ()),
         )
         return json.dumps(fields).encode()
 

@@ -77,7 +77,8 @@ class Recipes:
 
     def find(self, folder: PeftFolder) -> Recipe | None:
         """Returns the recipe of a checked folder's structure, and works it out if it is new. None means that tensors
-        need more than a copy (DoRA, (IA)³), are not all bf16 or all fp32, or are not aligned in the file."""
+        need more than a copy (DoRA, (IA)³, trained tokens), are not all bf16 or all fp32, or are not aligned in the
+        file."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:
@@ -93,7 +94,7 @@ class Recipes:
     def _work_out(self, settings: PeftSettings, header: bytes) -> Recipe | None:
         tensors = {name: raw for name, raw in json.loads(header[8:]).items() if name != "__metadata__"}
         types = {raw["dtype"] for raw in tensors.values()}
-        if settings.use_dora or settings.scales_outputs or len(types) != 1 or not types <= SOURCES.keys():
+        if not settings.has_only_deltas or len(types) != 1 or not types <= SOURCES.keys():
             return None
         source = SOURCES[types.pop()]
         pairs = pair_tensors(tensors, settings, self._shapes)

@@ -194,7 +194,9 @@ class ModelRunner:
             self.device,
         )
         self._scorer = PromptScorer(
-            lambda rows: self._decoder.logits(rows, self.backend), self.spec.vocab_size, self.device
+            lambda x, tokens, rows: self._decoder.logits(x, self.backend, tokens, rows),
+            self.spec.vocab_size,
+            self.device,
         )
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
@@ -273,7 +275,9 @@ class ModelRunner:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
         sample = self._sample(output.logits, batch) if batch and output else None
         vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
-        scores = self._scorer.start(output.residual, batch.scored) if batch and output and batch.scored else None
+        scores = None
+        if batch and output and batch.scored:
+            scores = self._scorer.start(output.residual, batch.scored, output.tokens)
         self._arena.copies.close()
         uses, ended = self._uses(plan, batch), self._clock.mark()
         self._submitted.append(

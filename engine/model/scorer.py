@@ -21,6 +21,7 @@ from engine.model.batch import ScoredChunk
 from engine.model.draws import ranked
 from engine.model.results import ResultBlocks, StepResults
 from lora_kernels.pinned import upload
+from lora_kernels.tokens import TrainedTokens
 
 SLICE_ROWS = 128
 """Rows whose logits exist at the same time."""
@@ -29,6 +30,8 @@ RESULT_BYTES = 1 << 20
 more, the host waits for the copy."""
 
 Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Logits = Callable[[Tensor, TrainedTokens | None, Longs], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,10 @@ class PromptScorer:
 
     Args:
         logits: the model's final norm and head, from [num_rows, hidden_size] of the residual stream to [num_rows,
-            vocab_size].
+            vocab_size], given the trained tokens of the step and the rows' numbers in it, too.
     """
 
-    def __init__(self, logits: Callable[[Tensor], Tensor], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, logits: Logits, vocab_size: int, device: torch.device) -> None:
         self._logits = logits
         self._vocab_size = vocab_size
         self._device = device
@@ -105,12 +108,15 @@ class PromptScorer:
         """Forgets a request. Does nothing for a request that was not added."""
         self._prompts.pop(request_id, None)
 
-    def start(self, residual: Tensor, chunks: Iterable[ScoredChunk]) -> Scores | None:
+    def start(
+        self, residual: Tensor, chunks: Iterable[ScoredChunk], tokens: TrainedTokens | None = None
+    ) -> Scores | None:
         """Computes the logprobs of prompt tokens that the rows of `chunks` predict, and starts to copy them to the
         host. Does not wait for a GPU. None means that no chunk has an entry in the step's result.
 
         Args:
             residual: [num_rows, hidden_size], the residual stream after the last layer; not changed.
+            tokens: the trained tokens of the step's adapters. None means that there are none.
         """
         spans = [self._span(chunk) for chunk in chunks]
         kept = [span for span, has_entry in spans if has_entry]
@@ -119,7 +125,7 @@ class PromptScorer:
         width = max(span.prompt.width for span in kept)
         rows = np.concatenate([np.arange(span.first, span.end) for span in kept])
         targets = np.concatenate([span.targets for span in kept])
-        packed = self._packed(residual, upload(np.stack((rows, targets)).astype(np.int64), self._device), width)
+        packed = self._packed(residual, np.stack((rows, targets)).astype(np.int64), width, tokens)
         results = self._results.begin()
         return Scores(tuple(kept), results.download(packed), results)
 
@@ -140,12 +146,15 @@ class PromptScorer:
         span = _Span(chunk.request_id, prompt, first, first + max(0, stop - start), start)
         return span, stop > start or (prompt.is_all and chunk.is_last)
 
-    def _packed(self, residual: Tensor, numbers: Tensor, width: int) -> Tensor:
+    def _packed(self, residual: Tensor, numbers: Longs, width: int, tokens: TrainedTokens | None) -> Tensor:
         """Returns logprobs in the format of prompt_logprobs.py, int32 [num_rows, 2 + 2 * width]. `numbers` is int64 [2,
         num_rows]: rows of the residual stream, and the tokens that they predict."""
-        slices = zip(numbers[0].split(SLICE_ROWS), numbers[1].split(SLICE_ROWS), strict=True)
         pack = pack_on_gpu if residual.is_cuda else pack_on_cpu
-        parts = [pack(self._logits(residual.index_select(0, rows)), ids, width) for rows, ids in slices if len(rows)]
+        uploaded, parts = upload(numbers, self._device), []
+        for first in range(0, numbers.shape[1], SLICE_ROWS):
+            rows, ids = uploaded[:, first : first + SLICE_ROWS]
+            x, on_host = residual.index_select(0, rows), numbers[0, first : first + SLICE_ROWS]
+            parts.append(pack(self._logits(x, tokens, on_host), ids, width))
         return torch.cat(parts) if parts else residual.new_empty(0, row_bytes(width) // 4, dtype=torch.int32)
 
 

@@ -61,13 +61,14 @@ class TapedDecoder:
 
     def run(self, batch: BatchInput) -> StepOutput:
         """Computes a step like `Decoder.run`; its output is valid until the next call. A decode-only step without DoRA
-        is played from its tape, or recorded if there is none for its number of rows, with or without adapters; other
-        steps are computed without tapes."""
+        or trained tokens is played from its tape, or recorded if there is none for its number of rows, with or without
+        adapters; other steps are computed without tapes."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
-        if batch.sample_rows is not None or lora.scales is not None:
+        if batch.sample_rows is not None or lora.scales is not None or arena.table.replaces_tokens(batch.segments):
             return self._decoder.run(batch, arena, backend, lora)
-        x, step = self._decoder.embedded(batch), self._decoder.step(batch, arena, backend, lora)
+        step = self._decoder.step(batch, arena, backend, lora)
+        x = self._decoder.embedded(batch, step)
         key = len(x), lora.prepared is not None
         recorded = self._tapes.pop(key, None)
         if recorded is not None:

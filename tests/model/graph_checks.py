@@ -44,7 +44,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
-from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.layout import TokenIds, pack_adapter, plan_layout
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB = 16, 80, 4, 64, 97
@@ -110,17 +110,20 @@ class SteppedArena:
             graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, setup.token_budget)
         self.steps = Steps(forward_over(decoder, self.arena, backend), self.sampler.last_tokens, graphs)
 
-    def load(self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False) -> None:
+    def load(
+        self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False, tokens: TokenIds | None = None
+    ) -> None:
         """A random adapter of every projection, the same for the same name."""
         spec, generator = tiny_decoder().spec, torch.Generator().manual_seed(ord(name))
         ranks = np.full((spec.layers, len(TARGETS)), rank, dtype=np.int32)
         widths, scaled = target_widths(spec), np.full(ranks.shape, is_scaled)
-        layout = plan_layout(ranks, widths, self.arena.shape.elements, scaled)
+        layout = plan_layout(ranks, widths, self.arena.shape.elements, scaled, tokens=tokens)
         random = partial(torch.randn, generator=generator)
         places = {place: widths[place[1]].tolist() for place in np.ndindex(ranks.shape)}
         blocks = {place: (random(rank, into) * 0.2, random(out, rank) * 0.2) for place, (into, out) in places.items()}
         scales = {place: random(2, out) * 0.1 for place, (_, out) in places.items() if is_scaled}
-        blob = pack_adapter(layout, blocks, self.arena.shape.elements, self.arena.pages.dtype, scales)
+        rows = random(tokens.num_rows, tokens.width) if tokens else ()
+        blob = pack_adapter(layout, blocks, self.arena.shape.elements, self.arena.pages.dtype, scales, rows)
         self.arena.load_adapter(name, layout, Blob.of(blob), tuple(pages[: layout.num_pages]))
 
     def admit(self, admission: Admission) -> None:
@@ -134,7 +137,7 @@ class SteppedArena:
 
     def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
         batch = self.state.gather(chunks)
-        logits, self.residual = self.steps.compute(batch, self.steps.find(batch))
+        logits, self.residual, _ = self.steps.compute(batch, self.steps.find(batch))
         masks = mask(allowed, batch.sample_ids) if allowed else None
         if not batch.sample_ids:
             return []
@@ -267,12 +270,16 @@ def requests_come_and_go() -> None:
     assert pair.step("abc") == OF_4
 
 
-def scaled_outputs_are_not_replayed() -> None:
-    pair = Pair()
+def scaled_outputs_and_trained_tokens_are_not_replayed() -> None:
+    """Rows of the embedding and of the head are replaced also for tokens that only the device knows."""
+    pair, every = Pair(), np.arange(VOCAB)
+    ids = TokenIds(every, every, VOCAB, tiny_decoder().spec.hidden_size)
     pair.both(lambda stepped: stepped.load("d", 4, range(20, 40), is_scaled=True))
+    pair.both(lambda stepped: stepped.load("t", 4, range(40, 80), tokens=ids))
     pair.admit("a", (50, 51, 52, 53), "d")
     pair.admit("b", (4, 5, 6))
-    assert [pair.step("ab") for _ in range(2)] == [None] * 2
+    pair.admit("c", (54, 55), "t")
+    assert [pair.step(names) for names in ("abc", "bc")] == [None] * 2
     assert pair.step("b") == OF_1 + PLAIN
 
 
@@ -301,7 +308,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     for check in (
         any_set_of_adapters_with_padding,
         requests_come_and_go,
-        scaled_outputs_are_not_replayed,
+        scaled_outputs_and_trained_tokens_are_not_replayed,
         grammar_rows_are_replayed_beside_others,
     )
 } | {"an_engine_ahead_of_replays": lambda: an_engine_ahead_of_replays(Path(sys.argv[1]))}

@@ -12,7 +12,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 VOCAB = 64
 
 
-def base_model() -> LlamaForCausalLM:
+def base_model(tied: bool = False) -> LlamaForCausalLM:
     """Weights so large that what attention reads decides which token follows; no bias is 0."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -27,6 +27,7 @@ def base_model() -> LlamaForCausalLM:
         initializer_range=0.2,
         attention_bias=True,
         mlp_bias=True,
+        tie_word_embeddings=tied,
     )
     model = LlamaForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
@@ -41,12 +42,13 @@ def save_adapter(
     dtype: torch.dtype = torch.float32,
     size: float = 1.0,
     kind: type[PeftConfig] = LoraConfig,
+    tied: bool = False,
     **options,
 ) -> None:
     """An adapter of random numbers; `size` is their standard deviation. Magnitudes of DoRA and factors of (IA)³ are
     changed by half."""
     defaults = {"r": 4, "target_modules": ["q_proj", "v_proj"]} if kind is LoraConfig else {}
-    model = get_peft_model(base_model(), kind(**{**defaults, **options}))
+    model = get_peft_model(base_model(tied), kind(**{**defaults, **options}))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -41,7 +41,7 @@ BLOCK, MAX_SEQS, MAX_LEN = 16, 5, 64
 REPLAYS = (
     "any_set_of_adapters_with_padding",
     "requests_come_and_go",
-    "scaled_outputs_are_not_replayed",
+    "scaled_outputs_and_trained_tokens_are_not_replayed",
     "grammar_rows_are_replayed_beside_others",
     "an_engine_ahead_of_replays",
 )

@@ -60,7 +60,7 @@ WIDTHS = {
     "mlp.down_proj": (INNER, HIDDEN),
 }
 RANKS = (1, 2, 5, 8, 16, 17, 3, 4)
-DORA, LAST_LAYER = 3, 6
+DORA, TRAINED_TOKENS, LAST_LAYER = 3, 5, 6
 SIZES = {"num_pages": 90, "block_size": 16, "max_seqs": 6, "token_budget": 40}
 
 
@@ -93,16 +93,18 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """Eight adapters of all projections; one of them is a DoRA adapter, and another one is of the last layer only."""
+    """Eight adapters of all projections; one of them is a DoRA adapter, one replaces rows of the embedding and the
+    head, and one is of the last layer only."""
     folders = []
     for seed, rank in enumerate(RANKS):
         folders.append(tmp_path_factory.mktemp("adapters") / str(seed))
         layers = [LAYERS - 1] if seed == LAST_LAYER else range(LAYERS)
-        _save_adapter(folders[-1], rank, seed, layers, use_dora=seed == DORA)
+        trained = seed == TRAINED_TOKENS
+        _save_adapter(folders[-1], rank, seed, layers, use_dora=seed == DORA, has_tokens=trained)
     return folders
 
 
-def _save_adapter(folder, rank, seed, layers, use_dora):
+def _save_adapter(folder, rank, seed, layers, use_dora, has_tokens):
     folder.mkdir()
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for layer in layers:
@@ -115,6 +117,12 @@ def _save_adapter(folder, rank, seed, layers, use_dora):
     targets = [module.split(".")[1] for module in WIDTHS]
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "use_dora": use_dora}
     settings["layers_to_transform"] = list(layers)
+    if has_tokens:
+        settings["trainable_token_indices"] = {"embed_tokens": [*range(0, VOCAB, 8)], "lm_head": [*range(0, VOCAB, 16)]}
+        for layer, path in (("embed_tokens", "model.embed_tokens"), ("lm_head", "lm_head")):
+            count = len(settings["trainable_token_indices"][layer])
+            rows = torch.randn(count, HIDDEN, generator=generator) / 8
+            tensors[f"base_model.model.{path}.token_adapter.trainable_tokens_delta"] = rows
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
 

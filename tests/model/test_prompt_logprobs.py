@@ -154,7 +154,7 @@ def test_preempted_requests_get_every_row_once(tiny_llama, adapter, wanted, pree
 def test_only_rows_that_predict_prompt_tokens_have_logits():
     seen = []
 
-    def logits(rows):
+    def logits(rows, *_):
         seen.append(len(rows))
         return rows
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.model.lora import ROUTERS, target_names
 from engine.model.parallel.shard import Cut, Shard
 from engine.model.spec import ModelSpec
-from lora_kernels.layout import AdapterLayout, plan_layout
+from lora_kernels.layout import AdapterLayout, TokenIds, plan_layout
 
 Place = tuple[int, int]
 """A projection: (layer, target index)."""
@@ -59,17 +59,19 @@ class AdapterShard:
         page_elems: int,
         scaled: npt.NDArray[np.bool_] | None = None,
         fp8: bool = False,
+        tokens: TokenIds | None = None,
     ) -> AdapterLayout:
         """Returns the layout of an adapter's part: see `plan_layout`. `ranks` and `scaled` are those of all layers,
-        `widths` the rank's part. Pages have the same ids in every stage, so that the layout has as many as the stage
-        that needs most of them."""
+        `widths` the rank's part. Each rank of the first stage has all of `tokens`. Pages have the same ids in every
+        stage, so that the layout has as many as the stage that needs most of them."""
         if not self.stages:
-            return plan_layout(ranks, widths, page_elems, scaled, fp8)
+            return plan_layout(ranks, widths, page_elems, scaled, fp8, tokens)
         layer_elems, layouts = page_elems // len(self.stages[self.stage]), []
-        for layers in self.stages:
+        for number, layers in enumerate(self.stages):
             part = slice(layers.start, layers.stop)
             own_scaled = None if scaled is None else scaled[part]
-            layouts.append(plan_layout(ranks[part], widths, layer_elems * len(layers), own_scaled, fp8))
+            rows = None if number else tokens
+            layouts.append(plan_layout(ranks[part], widths, layer_elems * len(layers), own_scaled, fp8, rows))
         return replace(layouts[self.stage], num_pages=max(layout.num_pages for layout in layouts))
 
     def _cut(self, target: int) -> Cut | None:

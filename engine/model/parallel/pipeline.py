@@ -23,6 +23,7 @@ from engine.sizing import micro_batches
 from lora_kernels.backend import Backend
 from lora_kernels.pinned import upload
 from lora_kernels.segments import plan_segments
+from lora_kernels.tokens import TrainedTokens, prepare_tokens
 
 WEIGHT_ROWS = {"cpu": 25, "cuda": 256}
 """Rows that a device computes in the time in which it reads the weights: measured on two CPU cores, and for GPUs an
@@ -64,23 +65,26 @@ class Pipeline:
         for x in parts:
             self._stage.before.receive(x)
         self._stage.after.finish()
-        return StepOutput(self._logits(rows, batch), rows)
+        tokens = prepare_tokens(self._arena.flat, self._arena.table, batch.segments)
+        return StepOutput(self._logits(rows, batch, tokens), rows, tokens)
 
     def _pass(self, x: Tensor, batch: BatchInput) -> None:
         """Embeds or receives the rows `x` of a micro-batch, runs this stage's layers over them, and sends them on."""
+        arena = self._arena
+        lora = prepare_lora(self._backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
+        step = self._decoder.step(batch, arena, self._backend, lora)
         if self._stage.number:
             self._stage.before.receive(x)
         else:
-            self._decoder.embedded(batch, x)
-        arena = self._arena
-        lora = prepare_lora(self._backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
-        self._decoder.advance(x, self._decoder.step(batch, arena, self._backend, lora))
+            self._decoder.embedded(batch, step, x)
+        self._decoder.advance(x, step)
         self._stage.after.send(x)
 
-    def _logits(self, rows: Tensor, batch: HostBatch) -> Tensor:
+    def _logits(self, rows: Tensor, batch: HostBatch, tokens: TrainedTokens | None) -> Tensor:
         if not batch.sample_ids:
             return rows.new_empty(0, self._decoder.spec.vocab_size)
-        return self._decoder.logits(rows[upload(batch.sample_rows, rows.device)], self._backend)
+        sampled = rows[upload(batch.sample_rows, rows.device)]
+        return self._decoder.logits(sampled, self._backend, tokens, batch.sample_rows)
 
 
 def cut_rows(batch: HostBatch, number: int) -> list[int]:

@@ -1,0 +1,126 @@
+"""Adapters with trained rows of tokens (PEFT's `trainable_token_indices`): their probabilities are PEFT's own, beside
+requests of other adapters and of the base model, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from peft_folders import VOCAB, base_model, save_adapter
+from test_peft_loader import SHAPES, edit_config, edit_weights, refusal
+from test_peft_parity import GREEDY, assert_agrees, make_engine, run
+
+from engine.core.commands import Submit
+from engine.core.prompt_logprobs import unpack
+from engine.core.types import Lane, Request, SamplingParams
+from engine.model.peft_loader import load_peft
+from engine.model.peft_tokens import Ends
+
+TOKENS = [60, 5, 33]
+ADAPTERS = {
+    "embedding": {"trainable_token_indices": TOKENS},
+    "both": {"trainable_token_indices": {"embed_tokens": TOKENS, "lm_head": [7, 60]}, "use_dora": True},
+    "head": {"trainable_token_indices": {"lm_head": [9, 4, 61]}},
+    "same": {"trainable_token_indices": {"embed_tokens": TOKENS, "lm_head": TOKENS}},
+    "plain": {"r": 5, "target_modules": ["k_proj", "down_proj"]},
+}
+PROMPT = (5, 9, 33, 61, 7, 14, 8, 60, 5, 22, 33, 1, 60, 2, 5, 9, 4, 33, 8)
+DELTA = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+TIED = ("untied", "tied")
+
+
+@pytest.fixture(scope="module", params=TIED)
+def folder(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / request.param
+    base_model(tied=request.param == "tied").save_pretrained(folder / "model")
+    for seed, (name, options) in enumerate(ADAPTERS.items()):
+        save_adapter(folder / name, seed=seed, size=0.3, tied=request.param == "tied", **options)
+    return folder
+
+
+def peer(folder: Path, name: str):
+    model = base_model(tied=folder.name == "tied")
+    return model if name == "base" else PeftModel.from_pretrained(model, folder / name)
+
+
+def load(engine, folder: Path) -> dict[str, str | None]:
+    return {name: engine.load_adapter(str(folder / name)).adapter_hash for name in ADAPTERS} | {"base": None}
+
+
+def test_probabilities_equal_pefts_beside_other_requests(folder):
+    """Two requests each, of which one reuses prefixes of the other's prompt, in so few pages that they are preempted
+    and adapters evicted and loaded again."""
+    engine = make_engine(folder / "model", num_pages=18)
+    versions, params = load(engine, folder), GREEDY._replace(max_tokens=24)
+    requests = [
+        Request(f"{name}/{number}", PROMPT[: 19 - number], params, version, lane)
+        for number, lane in enumerate((Lane.BATCH, Lane.INTERACTIVE))
+        for name, version in versions.items()
+    ]
+    streams = run(engine, requests)
+    counters = engine.state.counters
+    assert min(counters.preemptions, counters.adapter_evictions, counters.cached_tokens) > 0
+    for name in versions:
+        model = peer(folder, name)
+        for request in requests:
+            if request.id.startswith(f"{name}/"):
+                assert_agrees(streams[request.id], model, request.prompt_ids)
+
+
+@torch.inference_mode()
+def test_logprobs_of_prompts_are_of_replaced_rows(folder):
+    engine = make_engine(folder / "model")
+    versions = load(engine, folder)
+    for name in ("both", "base"):
+        engine.inbox.put(Submit(Request(name, PROMPT, SamplingParams(0, prompt_logprobs=0), versions[name])))
+    rows = dict.fromkeys(("both", "base"), b"")
+    for event in [*engine.step(), *engine.step(), *engine.step(), *engine.step()]:
+        rows[event.request_id] += event.prompt_logprobs or b""
+    assert not engine.state.has_work
+    for name, found in rows.items():
+        expected = peer(folder, name)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+        ours = [values.logprob for _, values in unpack(found, 0)]
+        assert ours == pytest.approx([expected[at, token].item() for at, token in enumerate(PROMPT[1:])], abs=1e-3)
+
+
+def test_a_tied_head_shares_the_rows_of_the_embedding(folder):
+    trained = load_peft(folder / "same", shapes(tied=folder.name == "tied")).tokens
+    assert trained is not None
+    assert trained.ids.num_rows == len(trained.rows) == (3 if folder.name == "tied" else 6)
+    assert trained.ids.embedding.tolist() == trained.ids.head.tolist() == sorted(TOKENS)
+
+
+def shapes(tied: bool = False):
+    return replace(SHAPES, ends=Ends(VOCAB, 32, tied))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trainable_token_indices": [60, 5, 64]}, ["has 64", "tokens end at 63"]),
+        ({"trainable_token_indices": [60, 5]}, ["embed_tokens's trainable_tokens_delta is [3, 32]", "[2, 32]"]),
+        ({"trainable_token_indices": {"lm_head": TOKENS}}, ["['embed_tokens']", "['lm_head']", "save the adapter"]),
+        ({"trainable_token_indices": None}, ["['embed_tokens']", "of []"]),
+        ({"trainable_token_indices": {"v_proj": [1]}}, ["embed_tokens or lm_head", "v_proj"]),
+        ({"alora_invocation_tokens": [3]}, ["alora_invocation_tokens and trainable_token_indices"]),
+        *(
+            ({"trainable_token_indices": bad}, ["1 to 1024 different"])
+            for bad in ([1, 1], [-1], ["1"], [*range(1025)], 7)
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_configurations_refused(changes, words, tmp_path):
+    save_adapter(tmp_path, trainable_token_indices=TOKENS)
+    edit_config(tmp_path, **changes)
+    message = refusal(tmp_path, shapes())
+    assert [word for word in words if word not in message] == []
+
+
+def test_rows_that_are_not_numbers_are_refused(tmp_path):
+    save_adapter(tmp_path, trainable_token_indices=TOKENS)
+    edit_weights(tmp_path, lambda tensors: tensors[DELTA][1, 2].fill_(torch.nan))
+    assert "trainable_tokens_delta has NaN" in refusal(tmp_path, shapes())

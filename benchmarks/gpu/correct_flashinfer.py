@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import LEAST_S, exact_attention, relative_error
+from benchmarks.gpu.correct_kernels import LEAST_S, bounded, exact_attention, relative_error
 from benchmarks.gpu.flashinfer_facts import VERSION, find_differences
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.kernels_attention import Chunks
@@ -49,6 +49,10 @@ def flashinfer_checks(tiny: bool, device: torch.device, recorder: LaunchRecorder
         load = attention_load(spec, chunks, 1, model_dtype(tiny), device)
         for window in (None, 6 if tiny else 1000):
             yield f"{kind}, window {window}", partial(check_launched, load, window)
+            yield (
+                f"{kind}, bounded scores, window {window}",
+                partial(check_launched, bounded(load, sinks=False), window),
+            )
             yield f"{kind}, replayed, window {window}", partial(check_replays, load, window, recorder)
 
 

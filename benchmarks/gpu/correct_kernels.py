@@ -26,7 +26,7 @@ from benchmarks.gpu.shapes import (
     row_adapter_slots,
     with_layers,
 )
-from lora_kernels.backend import Backend
+from lora_kernels.backend import Backend, Scores
 from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, ProjectionGroup
 from lora_kernels.pointwise import Pointwise, TorchPointwise
 from lora_kernels.segments import plan_segments
@@ -56,6 +56,7 @@ def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
     load = attention_load(spec, chunks, 1, dtype, device)
     for window in (None, 6 if tiny else 1000):
         yield f"attention, window {window}", partial(check_attention, load, window)
+        yield f"attention, bounded scores and sinks, window {window}", partial(check_attention, bounded(load), window)
     decodes = [(1, 40), (1, 3)] if tiny else [(1, 2048), (1, 17), (1, 8000), (1, 300)]
     yield "attention bits of a row", partial(check_attention_bits, attention_load(spec, decodes, 1, dtype, device))
     for name, check in pointwise_checks(our_backend(device).pointwise, 7 if tiny else 1000, device, dtype):
@@ -143,10 +144,27 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
         last = torch.arange(context - rows, context, device=query.device)[:, None]
         seen = torch.arange(context, device=query.device)[None, :]
         visible = (seen <= last) & (seen > last - (window or context))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * load.scores.scale
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        weights = exact_weights(torch.einsum("qhd,khd->hqk", query, key), visible, load.scores)
         outs.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(outs)
+
+
+def exact_weights(products: Tensor, visible: Tensor, scores: Scores) -> Tensor:
+    """Return the weights of tokens, given products of queries and keys [heads, rows, tokens]."""
+    found = products * scores.scale
+    if scores.cap is not None:
+        found = scores.cap * torch.tanh(found / scores.cap)
+    found = found.masked_fill(~visible, -torch.inf)
+    if scores.sinks is None:
+        return found.softmax(-1)
+    sinks = scores.sinks[:, None, None].expand(-1, found.shape[1], 1)
+    return torch.cat((found, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def bounded(load: AttentionLoad, *, sinks: bool = True) -> AttentionLoad:
+    """Return the load with scores that are bounded and, unless told otherwise, sinks."""
+    heads = torch.linspace(-2, 2, load.query.shape[1], device=load.query.device)
+    return replace(load, scores=replace(load.scores, cap=1.0, sinks=heads if sinks else None))
 
 
 def check_attention_bits(load: AttentionLoad) -> None:

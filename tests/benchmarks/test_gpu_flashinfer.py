@@ -48,7 +48,7 @@ def by_stand_in(self, query, kv, batch, scores, window=None, kv_scales=None):
     """Our kernels, which cannot run here, give the same bits as those that they are compared with."""
     lists, out = list_pages(batch, kv.shape[2]), torch.empty_like(query)
     parts = (part.tolist() for part in (lists.query_starts, lists.starts, lists.last))
-    flashinfer_standin._attend(query, kv, out, *parts, lists.pages, -1, scores.scale, 0.0)
+    flashinfer_standin._attend(query, kv, out, *parts, lists.pages, -1, scores.scale, scores.cap or 0.0)
     return out
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import kernel_tests, prompt_steps, report, run, section
-from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
+from benchmarks.gpu.correct_kernels import bounded, exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, end_journal, read_journal, shown
 from benchmarks.gpu.on_device import OnDevice
@@ -281,9 +282,9 @@ def test_bytes_and_flops_of_the_8b_shape():
 def test_the_suites_own_references_are_the_kernels_reference():
     spec = with_layers(model_spec(tiny=True), 1)
     load = attention_load(spec, [(1, 21), (5, 9)], 1, torch.float32, CPU)
-    for window in (None, 4):
-        expected = reference.attention(load.query, load.kv[0], load.batch, load.scores, window)
-        torch.testing.assert_close(exact_attention(load, window), expected)
+    for one, window in product((load, bounded(load)), (None, 4)):
+        expected = reference.attention(one.query, one.kv[0], one.batch, one.scores, window)
+        torch.testing.assert_close(exact_attention(one, window), expected)
     bank, lengths = make_bank(spec, [3, 17], torch.float32, CPU), [2, 3]
     slots = row_adapter_slots(lengths).tolist()
     for group in bank.groups:

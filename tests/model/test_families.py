@@ -5,24 +5,27 @@ All requests run in one mixed batch, in a pool of pages so small that sequences 
 
 import json
 import random
+from dataclasses import replace
 from math import prod
 
 import pytest
 import torch
 from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from test_decoder import one_thread  # noqa: F401
+from test_decoder import Replay, one_thread, random_tokens  # noqa: F401
 from tiny_engine import TinyEngine
 from tiny_families import BASE, VOCAB, save_model
+from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
-from engine.model.gguf_weights import GgufFile
+from engine.model.families import FAMILIES
+from engine.model.gguf_weights import ARCHITECTURES, GgufFile
 from engine.model.kernels import attention_wish
 from engine.model.parallel.shard import Shard
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
-from engine.model.spec import read_spec
+from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import open_weights, parameter_shapes
 from engine.sim.shapes import find_shape
 
@@ -68,6 +71,21 @@ def test_tokens_equal_hugging_faces_and_pefts(family, tmp_path):
         else:
             with peer.disable_adapter():
                 assert tokens == continuation(peer, prompt, tokens)
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_bf16_is_as_near_as_hugging_faces_own(family, tmp_path):
+    """Both are compared with the model in fp32, over some 50 rows of logits."""
+    exact, sequences = save_model(family, tmp_path), random_tokens(60, 60, 50, 50, 40, 40, 30, 20)
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        truth, theirs = ([model(torch.tensor([one])).logits[0].float() for one in sequences] for model in (exact, peer))
+    found = Replay(tmp_path, torch.bfloat16).run(sequences)
+    ours = torch.stack([(row.float() - truth[index][position]).abs() for (index, position), row in found.items()])
+    its = torch.stack([(theirs[index][position] - truth[index][position]).abs() for index, position in found])
+    print(f"bf16 |delta logit| of {family}: ours mean {ours.mean():.4f} max {ours.max():.4f}; ", end="")
+    print(f"Hugging Face mean {its.mean():.4f} max {its.max():.4f}, {len(found)} rows")
+    assert ours.mean() <= 1.1 * its.mean()
 
 
 @pytest.mark.parametrize("length", [128, 129])
@@ -118,8 +136,13 @@ def test_what_a_family_cannot_is_refused_by_name(tmp_path):
     olmo2 = read_spec(tmp_path / "olmo2")
     with pytest.raises(ValueError, match="olmo2 normalises queries and keys of all heads together"):
         Shard(0, 2).spec(olmo2)
-    with pytest.raises(ValueError, match=r"model.gguf: olmo2 models are not read from GGUF files"):
-        GgufFile(tmp_path / "model.gguf", olmo2)
+    for kind in FAMILIES.keys() - ARCHITECTURES.keys():
+        with pytest.raises(ValueError, match=rf"model.gguf: {kind} models are not read from GGUF files"):
+            GgufFile(tmp_path / "model.gguf", replace(olmo2, model_type=kind))
+    gemma2 = {**BASE, "model_type": "gemma2", "head_dim": 16}
+    assert (parse_spec(gemma2, {}).attention_cap, parse_spec(gemma2, {}).logits_cap) == (50.0, 30.0)
+    with pytest.raises(ValueError, match="final_logit_softcapping must be positive or null, not 0"):
+        parse_spec({**gemma2, "final_logit_softcapping": 0}, {})
     save_model("phi3", tmp_path / "phi3")
     with pytest.raises(ValueError, match="kv_dtype fp8 does not work with phi3, which rotates a part of each head"):
         attention_wish(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))

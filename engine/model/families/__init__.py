@@ -38,7 +38,7 @@ MISSING = {
     "deepseek_v2": f"{EXPERTS} and multi-head latent attention",
     "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
     "gemma3": "images (use a checkpoint of gemma3_text)",
-    "gpt_oss": f"{EXPERTS} and attention sinks",
+    "gpt_oss": "experts with biases and bounded inputs, and weights in MXFP4",
     "granitemoe": EXPERTS,
     "llama4": f"images and {EXPERTS}",
     "phimoe": EXPERTS,

@@ -98,6 +98,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         scaled_inputs=_scaled_inputs(config),
         parameters=tuple(sorted(parameters)),
         tokens=_trained_tokens(config),
+        saved=_saved_layers(config),
     )
 
 
@@ -135,15 +136,37 @@ def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]]
     if _is_unset("trainable_token_indices", given):
         return ()
     by_layer = given if isinstance(given, dict) else {EMBEDDING: given}
-    if config.get("alora_invocation_tokens") is not None:
-        raise AdapterError(
-            "alora_invocation_tokens and trainable_token_indices: before the invocation, pages are the base model's, "
-            "whose rows the adapter has changed; retrain without one"
-        )
+    _refuse_activated(config, "trainable_token_indices")
     found = {str(name).rpartition(".")[2]: _token_ids(ids) for name, ids in by_layer.items()}
     if len(found) < len(by_layer) or not found.keys() <= {EMBEDDING, HEAD}:
         raise AdapterError(f"trainable_token_indices must be of {EMBEDDING} or {HEAD}, not {short(list(by_layer))}")
     return tuple(sorted(found.items()))
+
+
+def _saved_layers(config: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the layers of which the file has all rows: see `PeftSettings.saved`."""
+    names = _strings(config, "modules_to_save")
+    if not names:
+        return ()
+    _refuse_activated(config, "modules_to_save")
+    if config.get("ensure_weight_tying"):
+        raise AdapterError("ensure_weight_tying and modules_to_save: retrain with trainable_token_indices in its place")
+    layers = {name.rpartition(".")[2] for name in names}
+    if others := sorted(layers - {EMBEDDING, HEAD}):
+        raise AdapterError(
+            f"modules_to_save has {short(others[0])}: only rows of {EMBEDDING} and {HEAD} may be trained, because "
+            "adapters share the other modules; retrain without it"
+        )
+    return tuple(sorted(layers))
+
+
+def _refuse_activated(config: dict[str, Any], field: str) -> None:
+    """Raises AdapterError if an activated LoRA has rows of its own, which `field` says."""
+    if config.get("alora_invocation_tokens") is not None:
+        raise AdapterError(
+            f"alora_invocation_tokens and {field}: before the invocation, pages are the base model's, whose rows the "
+            "adapter has changed; retrain without one"
+        )
 
 
 def _token_ids(ids: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ LORA, ADALORA, VERA, LOHA, LOKR, IA3 = "LORA", "ADALORA", "VERA", "LOHA", "LOKR"
 HANDLED = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "init_lora_weights", "bias", "base_model_name_or_path", "use_dora",
-    "alora_invocation_tokens", "target_parameters", "trainable_token_indices",
+    "alora_invocation_tokens", "target_parameters", "trainable_token_indices", "modules_to_save",
 }  # fmt: skip
 HARMLESS = {
     "task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
@@ -25,7 +25,7 @@ REFUSED = {
     "use_bdlora": "block-diagonal LoRA is not supported; retrain without it",
     "lora_bias": "a bias on lora_B is not supported; retrain with lora_bias=false",
     "fan_in_fan_out": "transposed (Conv1D) weights are not supported; the adapter is of another kind of base model",
-    "modules_to_save": "fully trained modules (embeddings, lm_head, norms) are not supported; retrain without them",
+    "modules_to_save": "fully trained modules are not supported in adapters of this kind; retrain without them",
     "megatron_config": "Megatron adapters are not supported; convert it to a plain LoRA",
     "layer_replication": "the adapter is of a base with replicated layers, which this model is not",
     "arrow_config": "Arrow routing is not supported; serve each of its adapters by its own name",

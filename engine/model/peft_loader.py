@@ -23,14 +23,13 @@ from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.lora import FIRST_EXPERT, ROUTER, dense_path, target_names, target_path, target_widths, touched_names
 from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
-from engine.model.peft_config import MAX_TRAINED_TOKENS
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_experts import split_experts
 from engine.model.peft_folder import PeftFolder, read_adapter
 from engine.model.peft_fused import split_fused
 from engine.model.peft_kinds import as_lora
 from engine.model.peft_settings import AdapterError, PeftSettings
-from engine.model.peft_tokens import NO_ENDS, Ends, TrainedRows, arrange_rows, split_tokens, stored_layers
+from engine.model.peft_tokens import NO_ENDS, Ends, TrainedRows, read_rows, split_tokens
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -91,7 +90,7 @@ class TargetShapes:
     @property
     def max_file_bytes(self) -> int:
         """Maximum size in bytes of the weights file of any adapter of this model."""
-        numbers = self.layers * MAX_RANK * int(self.widths.sum()) + 2 * MAX_TRAINED_TOKENS * self.ends.hidden_size
+        numbers = self.layers * MAX_RANK * int(self.widths.sum()) + 2 * self.ends.vocab_size * self.ends.hidden_size
         return MAX_HEADER_BYTES + numbers * torch.float64.itemsize
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
@@ -183,8 +182,8 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the file is damaged, does not fit
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
-    rows, tensors = split_tokens(_parse(folder.data))
-    tokens = _trained_rows(rows, settings, shapes.ends)
+    found, tensors = split_tokens(_parse(folder.data), settings)
+    tokens = read_rows(found, settings, shapes.ends, shapes.base_linears, _tensor)
     pairs = pair_tensors(tensors, settings, shapes)
     wanted = _wanted(settings, shapes, changes_experts=any(target >= ROUTER for _, target in pairs))
     _check_coverage(pairs, wanted, settings, shapes)
@@ -199,22 +198,6 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
         for place, block in blocks.items():
             blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
     return replace(_assemble(folder.adapter_hash, blocks, scales, settings, shapes), tokens=tokens)
-
-
-def _trained_rows(found: Mapping[str, Raw], settings: PeftSettings, ends: Ends) -> TrainedRows | None:
-    """Returns the rows of trained tokens. Raises AdapterError if they are not those of the configuration, or not of the
-    model's shape."""
-    layers = stored_layers(settings.tokens, ends)
-    if found.keys() != layers.keys():
-        raise AdapterError(
-            f"{WEIGHTS_FILE} has trained tokens of {sorted(found)}, and by trainable_token_indices of {CONFIG_FILE} it "
-            f"should have those of {sorted(layers)}; save the adapter again"
-        )
-    rows = {
-        layer: _tensor(found[layer], f"{layer}'s trainable_tokens_delta", (len(ids), ends.hidden_size))
-        for layer, ids in layers.items()
-    }
-    return arrange_rows(layers, rows, ends) if layers else None
 
 
 def _assemble(

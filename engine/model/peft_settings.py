@@ -74,6 +74,8 @@ class PeftSettings:
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Layers with trained rows, `embed_tokens` or `lm_head`, each with its tokens, in the order of their rows in the
     file. An adapter of a model whose head is its embedding need not name the head."""
+    saved: tuple[str, ...] = ()
+    """Layers of which the file has all rows (PEFT's `modules_to_save`): `embed_tokens`, `lm_head`, or both."""
     scales_outputs: bool = False
     """True means that each projection has factors of its base outputs, as (IA)³ has once it is converted."""
     parameters: tuple[str, ...] = ()
@@ -85,7 +87,7 @@ class PeftSettings:
     @property
     def has_only_deltas(self) -> bool:
         """Returns whether the adapter has only A and B of projections: no factors of outputs and no rows of tokens."""
-        return not (self.use_dora or self.scales_outputs or self.tokens)
+        return not (self.use_dora or self.scales_outputs or self.tokens or self.saved)
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
@@ -143,6 +145,7 @@ class PeftSettings:
             *([{"parameters": self.parameters}] if self.parameters else ()),
             *([self.kind, self.seed, _canonical_selection(self.scaled_inputs)] if self.kind != LORA else ()),
             *([self.tokens] if self.tokens else ()),
+            *(["modules_to_save", self.saved] if self.saved else ()),
         )
         return json.dumps(fields).encode()
 

@@ -1,24 +1,38 @@
-"""Trained tokens of an adapter (PEFT's `trainable_token_indices`): rows of the embedding and of the head that it has in
-place of the base model's."""
+"""Trained tokens of an adapter: rows of the embedding and of the head that it has in place of the base model's.
+
+PEFT's `trainable_token_indices` names them. Of layers in `modules_to_save`, the file has all rows; those that differ
+from the base model's are the trained ones.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.peft_config import EMBEDDING, HEAD
-from engine.model.peft_settings import AdapterError
-from engine.process.adapter_files import WEIGHTS_FILE
+from engine.model.peft_config import EMBEDDING, HEAD, MAX_TRAINED_TOKENS
+from engine.model.peft_dora import BaseLinears
+from engine.model.peft_settings import AdapterError, PeftSettings
+from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_kernels.layout import TokenIds
 
 KEY = re.compile(
-    rf"base_model\.model\.(?:model\.)?(?P<layer>{EMBEDDING}|{HEAD})\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?"
+    rf"base_model\.model\.(?:model\.)?(?P<layer>{EMBEDDING}|{HEAD})\."
+    r"(?:token_adapter\.(?P<part>trainable_tokens_delta)(?:\.[^.]+)?|(?:modules_to_save\.[^.]+\.)?weight)"
 )
+PATHS = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}
+STORED = {"F16": torch.float16, "BF16": torch.bfloat16}
+"""Stored types to which untrained rows are rounded."""
+SLICE_ROWS = 4096
+"""Rows of a whole matrix that are converted and compared at the same time."""
+Raw = Mapping[str, Any]
+"""A tensor as it is stored in the file: dtype name, shape, data."""
+Convert = Callable[[Raw, str, tuple[int, ...]], Tensor]
+"""Converts a tensor, which errors name as they are told, of a shape to fp32. Raises AdapterError if it is another."""
 
 
 class Ends(NamedTuple):
@@ -39,20 +53,83 @@ class TrainedRows(NamedTuple):
     rows: Tensor
 
 
-def split_tokens(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the tensors of trained tokens, by layer, and the others, by name. Raises AdapterError if a layer has
-    several."""
-    found: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    """Returns the tensors of trained tokens and of saved layers, by layer, and the others, by name. Raises AdapterError
+    if a layer has several, or not those that the configuration says."""
+    found: dict[str, Raw] = {}
+    others: dict[str, Raw] = {}
     for key, tensor in tensors.items():
         match = KEY.fullmatch(key)
-        if match is None:
+        if match is None or (match["part"] is None) != (match["layer"] in settings.saved):
             others[key] = tensor
         elif match["layer"] in found:
             raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({key[:200]!r})")
         else:
             found[match["layer"]] = tensor
     return found, others
+
+
+def read_rows(
+    found: Mapping[str, Raw], settings: PeftSettings, ends: Ends, base: BaseLinears, convert: Convert
+) -> TrainedRows | None:
+    """Returns the rows that the adapter has in place of the base model's, which `base` reads. None means that it has
+    none. Raises AdapterError if they are not those of the configuration, not of the model's shape, or too many."""
+    if ends.are_tied and settings.tokens and settings.saved:
+        raise AdapterError(
+            "modules_to_save and trainable_token_indices: the model's head is its embedding, which would have rows of "
+            "both; retrain with trainable_token_indices only"
+        )
+    layers = stored_layers(settings.tokens, ends)
+    if found.keys() != layers.keys() | set(settings.saved):
+        raise AdapterError(
+            f"{WEIGHTS_FILE} has trained rows of {sorted(found)}, and {CONFIG_FILE} says that they are of "
+            f"{sorted(layers.keys() | set(settings.saved))}; save the adapter again"
+        )
+    rows = {
+        layer: convert(found[layer], f"{layer}'s trainable_tokens_delta", (len(ids), ends.hidden_size))
+        for layer, ids in layers.items()
+    }
+    for layer in settings.saved:
+        path = PATHS[EMBEDDING if ends.are_tied else layer]
+        layers[layer], rows[layer] = _changed_rows(found[layer], layer, base(path)[0], convert)
+    layers = {layer: ids for layer, ids in layers.items() if ids}
+    return arrange_rows(layers, rows, ends, ties=not settings.saved) if layers else None
+
+
+def _changed_rows(raw: Raw, layer: str, base: Tensor, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
+    """Returns the tokens of which a saved layer has other rows than `base`, fp32 [vocab_size, hidden_size], beyond the
+    file's rounding, and these rows. Raises AdapterError if they are more than MAX_TRAINED_TOKENS."""
+    if list(raw["shape"]) != list(base.shape):
+        raise AdapterError(
+            f"{layer} is {list(raw['shape'])}, and the model's is {list(base.shape)}: serve the base model whose "
+            "embedding was resized, or retrain without modules_to_save"
+        )
+    ids, rows, count = [], [], 0
+    for first in range(0, len(base), SLICE_ROWS):
+        part = base[first : first + SLICE_ROWS]
+        saved = _slice(raw, first, len(part), layer, convert)
+        rounded = part.to(STORED[raw["dtype"]]).float() if raw["dtype"] in STORED else part
+        changed = (saved != rounded).any(dim=1).nonzero()[:, 0]
+        count += len(changed)
+        if count <= MAX_TRAINED_TOKENS:
+            ids += (changed + first).tolist()
+            rows.append(saved[changed])
+    if count > MAX_TRAINED_TOKENS:
+        size = count * base.shape[1] * 2 / 2**20
+        raise AdapterError(
+            f"modules_to_save: {count} of {len(base)} rows of {layer} differ from the base model's, {size:.0f} MiB in "
+            f"16 bits for this adapter alone, and up to {MAX_TRAINED_TOKENS} rows are supported; retrain with "
+            "trainable_token_indices in its place"
+        )
+    return tuple(ids), torch.cat(rows)
+
+
+def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Tensor:
+    """Returns some rows of a saved layer, fp32 [count, hidden_size]."""
+    width = int(raw["shape"][1])
+    row_bytes = len(raw["data"]) // int(raw["shape"][0])
+    data = memoryview(raw["data"])[first * row_bytes : (first + count) * row_bytes]
+    return convert({**raw, "shape": [count, width], "data": data}, f"the saved {layer}", (count, width))
 
 
 def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -> dict[str, tuple[int, ...]]:
@@ -64,13 +141,16 @@ def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -
     return layers
 
 
-def arrange_rows(layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tensor], ends: Ends) -> TrainedRows:
+def arrange_rows(
+    layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tensor], ends: Ends, ties: bool = True
+) -> TrainedRows:
     """Returns the rows in the order of their tokens, the embedding's before the head's. A tied head without rows of its
     own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
 
     Args:
-        layers: result of `stored_layers`.
+        layers: result of `stored_layers`, and the changed rows of saved layers.
         rows: layer -> its rows, fp32 [tokens of the layer, hidden_size].
+        ties: whether a tied head follows the embedding. PEFT unties layers that it saves.
     """
     ids, parts = {EMBEDDING: np.empty(0, np.int64), HEAD: np.empty(0, np.int64)}, []
     for layer, given in sorted(layers.items()):  # EMBEDDING sorts before HEAD
@@ -82,7 +162,7 @@ def arrange_rows(layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tenso
         order = np.argsort(given)
         ids[layer] = np.asarray(given, np.int64)[order]
         parts.append(rows[layer][torch.from_numpy(order)])
-    if ends.are_tied and not len(ids[HEAD]):
+    if ties and ends.are_tied and not len(ids[HEAD]):
         ids[HEAD] = ids[EMBEDDING]
     both = torch.cat(parts)
     return TrainedRows(TokenIds(ids[EMBEDDING], ids[HEAD], len(both), ends.hidden_size), both)

@@ -4,6 +4,7 @@ requests of other adapters and of the base model, and what does not fit is refus
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from test_peft_parity import GREEDY, assert_agrees, make_engine, run
 from engine.core.commands import Submit
 from engine.core.prompt_logprobs import unpack
 from engine.core.types import Lane, Request, SamplingParams
+from engine.model import peft_tokens
 from engine.model.peft_loader import load_peft
 from engine.model.peft_tokens import Ends
 
@@ -25,11 +27,14 @@ ADAPTERS = {
     "both": {"trainable_token_indices": {"embed_tokens": TOKENS, "lm_head": [7, 60]}, "use_dora": True},
     "head": {"trainable_token_indices": {"lm_head": [9, 4, 61]}},
     "same": {"trainable_token_indices": {"embed_tokens": TOKENS, "lm_head": TOKENS}},
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved head": {"modules_to_save": ["lm_head"], "trainable_token_indices": TOKENS},
     "plain": {"r": 5, "target_modules": ["k_proj", "down_proj"]},
 }
 PROMPT = (5, 9, 33, 61, 7, 14, 8, 60, 5, 22, 33, 1, 60, 2, 5, 9, 4, 33, 8)
 DELTA = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 TIED = ("untied", "tied")
+REFUSED = ("saved head", "tied")
 
 
 @pytest.fixture(scope="module", params=TIED)
@@ -37,8 +42,21 @@ def folder(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tokens") / request.param
     base_model(tied=request.param == "tied").save_pretrained(folder / "model")
     for seed, (name, options) in enumerate(ADAPTERS.items()):
+        if (name, request.param) == REFUSED:
+            continue
         save_adapter(folder / name, seed=seed, size=0.3, tied=request.param == "tied", **options)
+        edit_weights(folder / name, partial(untrain, base_model(tied=request.param == "tied")))
     return folder
+
+
+def untrain(base, tensors: dict[str, torch.Tensor]) -> None:
+    """Gives the base model's rows to all tokens of saved layers but a few, another one in each."""
+    for name, tensor in tensors.items():
+        if name.endswith(("lm_head.weight", "embed_tokens.weight")):
+            path, trained = name.removeprefix("base_model.model.").removesuffix(".weight"), [5, 33, len(name)]
+            rows = tensor[trained]
+            tensor.copy_(base.get_submodule(path).weight.detach())
+            tensor[trained] = rows
 
 
 def peer(folder: Path, name: str):
@@ -47,7 +65,8 @@ def peer(folder: Path, name: str):
 
 
 def load(engine, folder: Path) -> dict[str, str | None]:
-    return {name: engine.load_adapter(str(folder / name)).adapter_hash for name in ADAPTERS} | {"base": None}
+    names = [name for name in ADAPTERS if (folder / name).exists()]
+    return {name: engine.load_adapter(str(folder / name)).adapter_hash for name in names} | {"base": None}
 
 
 def test_probabilities_equal_pefts_beside_other_requests(folder):
@@ -118,6 +137,53 @@ def test_configurations_refused(changes, words, tmp_path):
     edit_config(tmp_path, **changes)
     message = refusal(tmp_path, shapes())
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_trained_rows_of_saved_layers_are_those_that_differ(dtype, tmp_path):
+    save_adapter(tmp_path, dtype=dtype, modules_to_save=["lm_head", "model.embed_tokens"])
+    edit_weights(tmp_path, partial(untrain, base_model()))
+    trained = load_peft(tmp_path, shapes()).tokens
+    assert trained is not None
+    assert (trained.ids.embedding.tolist(), trained.ids.head.tolist()) == ([5, 33, 42], [5, 31, 33])
+    edit_weights(tmp_path, lambda tensors: [tensors[name].copy_(weight) for name, weight in saved_of(base_model())])
+    assert load_peft(tmp_path, shapes()).tokens is None
+
+
+def saved_of(base):
+    yield "base_model.model.lm_head.weight", base.lm_head.weight.detach()
+    yield "base_model.model.model.embed_tokens.weight", base.model.embed_tokens.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["64 of 64 rows of lm_head", "0 MiB", "up to 8 rows", "trainable_token_indices"]),
+        ({"modules_to_save": ["norm", "lm_head"]}, ["modules_to_save has 'norm'", "retrain without it"]),
+        ({"modules_to_save": None}, ["lm_head.weight", "not supported"]),
+        ({"modules_to_save": ["lm_head", "embed_tokens"]}, ["['lm_head']", "['embed_tokens', 'lm_head']"]),
+        ({"ensure_weight_tying": True}, ["ensure_weight_tying", "retrain"]),
+        ({"alora_invocation_tokens": [3]}, ["alora_invocation_tokens and modules_to_save"]),
+    ],
+    ids=str,
+)
+def test_saved_layers_refused(changes, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(peft_tokens, "MAX_TRAINED_TOKENS", 8)
+    save_adapter(tmp_path, modules_to_save=["lm_head"])
+    edit_config(tmp_path, **changes)
+    message = refusal(tmp_path, shapes())
+    assert [word for word in words if word not in message] == []
+
+
+def test_rows_of_both_kinds_are_refused_where_the_head_is_the_embedding(tmp_path):
+    save_adapter(tmp_path, tied=True, **ADAPTERS["saved head"])
+    assert "modules_to_save and trainable_token_indices" in refusal(tmp_path, shapes(tied=True))
+
+
+def test_a_resized_vocabulary_is_refused(tmp_path):
+    save_adapter(tmp_path, modules_to_save=["lm_head"])
+    edit_weights(tmp_path, lambda tensors: tensors | {"base_model.model.lm_head.weight": torch.ones(66, 32)})
+    assert "lm_head is [66, 32], and the model's is [64, 32]" in refusal(tmp_path, shapes())
 
 
 def test_rows_that_are_not_numbers_are_refused(tmp_path):

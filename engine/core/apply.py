@@ -87,6 +87,7 @@ def _submit(state: EngineState, request: Request) -> None:
         state.suspects[seq.id] = seq
     ledger = state.ledger
     ledger.accounts.arrive(request, state.waiting.groups(seq.lane))
+    seq.account = ledger.accounts.get(request.lane, request.party)
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt_ids))
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)

@@ -27,7 +27,6 @@ from engine.core.types import (
     PromptRows,
     Refusal,
     SampledToken,
-    ScheduledChunk,
     StepPlan,
     StepResult,
     TokenEvent,
@@ -83,12 +82,12 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     for admission in plan.admitted:
         _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)
-    for chunk in plan.chunks:
-        _advance(state, chunk)
+    step = follow(plan, state.sequences)
+    _advance(state, step)
     for ask in plan.drafts:
         state.pool.acquire(ask.new_pages)
         state.sequences[ask.request_id].drafting.pages.extend(ask.new_pages)
-    state.under_way.append(follow(plan, state.sequences))
+    state.under_way.append(step)
     state.released.clear()
     state.prefix.decay(plan.now - state.config.scheduling.hold_s, state.most_held)
     state.counters.steps += 1
@@ -103,7 +102,10 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
-    refused = count_refused(step.plan, result) if state.config.speculation else {}
+    refused: dict[str, int] = {}
+    if state.config.speculation:
+        count_proposed(state, step)
+        refused = count_refused(step.plan, result)
     state.ledger.settle(
         step,
         state.adapters,
@@ -117,7 +119,6 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     update_need(state, now)
     _measure(state, step, began)
     note_loads(state, step.plan.loads, result.load_seconds)
-    count_proposed(state, step)
     for scored in result.scored:
         seq = step.sequences[scored.request_id]
         if state.sequences.get(seq.id) is seq:
@@ -225,21 +226,30 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
         state.ledger.accounts.leave(seq.request.lane, seq.request.party, waiting)
 
 
-def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """Give a sequence the new pages of its chunk, count the chunk as computed, without proposals, and the token that it
-    samples as pending, and register full pages. This is safe before the step has run, because the steps of later plans
-    run after it. Proposals count as computed once they are accepted; later steps overwrite the KV of the others."""
-    seq = state.sequences[chunk.request_id]
-    if chunk.new_pages:
-        state.pool.acquire(chunk.new_pages)
-        seq.pages.extend(chunk.new_pages)
-    before, prompt = seq.num_computed, len(seq.request.prompt_ids)
-    seq.num_computed += chunk.num_tokens - len(chunk.proposals)
-    if before < prompt:
-        state.counters.prompt_tokens += max(0, min(seq.num_computed, prompt) - max(before, seq.num_paid))
-        _offer_tail(state, seq, before)
-    seq.num_pending += chunk.samples
-    _register(state, seq, before)
+def _advance(state: EngineState, step: StepUnderWay) -> None:
+    """Give the sequences of a step the new pages of their chunks, count the chunks as computed, without proposals, and
+    the tokens that they sample as pending, and register full pages. This is safe before the step has run, because the
+    steps of later plans run after it. Proposals count as computed once they are accepted; later steps overwrite the KV
+    of the others."""
+    size = state.config.block_size
+    for chunk, seq in zip(step.plan.chunks, step.owners, strict=True):
+        _, before, count, new_pages, samples, proposals, _ = chunk
+        if new_pages:
+            state.pool.acquire(new_pages)
+            seq.pages.extend(new_pages)
+        seq.num_computed = computed = before + count - len(proposals)
+        seq.num_pending += samples
+        if before < len(seq.request.prompt_ids):
+            _note_prompt(state, seq, before)
+        if computed // size > before // size:
+            _register(state, seq, before)
+
+
+def _note_prompt(state: EngineState, seq: Sequence, before: int) -> None:
+    """Count the prompt tokens of a sequence that have been computed since `before` tokens were, and offer its tail."""
+    computed = min(seq.num_computed, len(seq.request.prompt_ids))
+    state.counters.prompt_tokens += max(0, computed - max(before, seq.num_paid))
+    _offer_tail(state, seq, before)
 
 
 def _register(state: EngineState, seq: Sequence, before: int) -> None:
@@ -280,10 +290,11 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     seq.tokens.append(sample.token)
     state.counters.generated_tokens += 1
     state.ledger.note_token(seq, now)
-    seq.due = now + goal_of(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
+    config, request = state.config, seq.request
+    seq.due = now + goal_of(request.itl, config.goals[request.lane].itl_s)
     _note_use(state, seq, now)
     logprobs = (sample.logprobs,) if sample.logprobs else ()
-    reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
+    reason = finish_reason(seq, config.eos_token_ids, config.max_model_len)
     event = TokenEvent(
         seq.id,
         (sample.token,),
@@ -355,13 +366,13 @@ def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: 
     """Return why the newest token ends the sequence: STOP for a stop token or, unless `ignore_eos`, an EOS token from
     token number `min_tokens` on, LENGTH at `max_tokens` or `max_model_len`. None means that the sequence goes on. With
     a grammar, an EOS token always ends it, because no token may follow."""
-    params, token = seq.request.params, seq.tokens[-1]
+    params, token, generated = seq.request.params, seq.tokens[-1], seq.num_generated
     if params.grammar is not None and token in eos_token_ids:
         return FinishReason.STOP
     stops = token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
-    if stops and seq.num_generated >= params.min_tokens:
+    if stops and generated >= params.min_tokens:
         return FinishReason.STOP
-    if seq.num_generated >= params.max_tokens or len(seq.tokens) >= max_model_len:
+    if generated >= params.max_tokens or len(seq.tokens) >= max_model_len:
         return FinishReason.LENGTH
     return None
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from math import exp
-from typing import NamedTuple
 
-from engine.core.accounts import Account, Accounts
+from engine.core.accounts import Accounts
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
 from engine.core.sequence import Sequence
-from engine.core.step_time import StepTimeModel
-from engine.core.types import AdapterHash, Lane, ScheduledChunk
+from engine.core.step_time import Prices, StepTimeModel
+from engine.core.types import AdapterHash, Lane
 from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
@@ -24,8 +23,9 @@ LEAST_GROWTH = 0.001
 """Minimum growth of `Ledger.courtesy` per step, as an exponent of 2, for goals that allow no late token at all."""
 LEAST_COURTESY = 0.02
 """Minimum of `Ledger.courtesy`, from which it recovers in a few hundred steps when no more tokens are late."""
-EVENTS_REMEMBERED = 500
-"""Number of events that a `Ratio` averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
+KEPT = 1 - 1 / 500
+"""Weight of the earlier events of a `Ratio` with each new one, so that it averages over about 500: enough for a 99 %
+goal, and few enough to forget a bad minute."""
 STEPS_REMEMBERED = 2000
 """Number of steps that `Ledger.tail` is computed from: a few bursts of prompts."""
 PROMPT_WINDOW_S = 5.0
@@ -41,26 +41,18 @@ class Ratio:
         self.good = self.total = 0.0
 
     def note(self, good: bool) -> None:
-        keep = 1 - 1 / EVENTS_REMEMBERED
-        self.good, self.total = self.good * keep + good, self.total * keep + 1
+        self.good, self.total = self.good * KEPT + good, self.total * KEPT + 1
 
     @property
     def value(self) -> float:
         return self.good / self.total if self.total else 1.0
 
 
-class Charge(NamedTuple):
-    """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens).
-    `tokens` are those of the chunk without refused proposals. `weight` has the unit of `chunk_weight` (seconds, or
-    tokens while the model is cold); `billed` is the part of it without tokens that are computed again after a
-    preemption."""
-
-    account: Account
-    seq: Sequence
-    tokens: int
-    is_decode: bool
-    weight: float
-    billed: float
+Charge = tuple[Sequence, int, bool, float, float]
+"""A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens): the
+sequence, the chunk's tokens without refused proposals, whether it is computed like a decode, the weight (see
+`chunk_weight`; the chunk's tokens while the model is cold), and the part of the weight that is billed: without tokens
+that are computed again after a preemption. It is a plain tuple because a step has hundreds."""
 
 
 class Ledger:
@@ -153,13 +145,12 @@ class Ledger:
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
         draft_seconds = min(draft_seconds, seconds / 2)
-        charges = list(self._charges(step, adapters, refused))
-        charges += self._draft_charges(step, draft_seconds)
-        whole = sum(charge.weight for charge in charges)
+        charges = [*self._charges(step, adapters, refused), *self._draft_charges(step, draft_seconds)]
+        whole = sum([weight for _, _, _, weight, _ in charges])
         self.model.observe(plan.features._replace(launched=float(launched)), seconds - draft_seconds)
         if whole:
-            self._note_prompts(self._charge(charges, seconds / whole), now)
-            batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
+            prompts, batch = self._charge(charges, seconds / whole)
+            self._note_prompts(prompts, now)
             self._was_shared = 0 < batch < whole
             if batch < whole:
                 self.interactive_at = now
@@ -190,10 +181,11 @@ class Ledger:
         """Count a sequence's newest token as in time (`now` is at most `seq.due`) or late, in its lane's attainment.
         For `adapt`, also count an interactive answer's tokens after the first, as late only in a step shared with batch
         work. Also updates `longest_output`."""
-        lane, in_time = seq.request.lane, now <= seq.due
-        self.longest_output = max(self.longest_output, seq.num_generated)
-        (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
-        if lane is Lane.INTERACTIVE and seq.num_generated > 1:
+        lane, in_time, generated = seq.request.lane, now <= seq.due, seq.num_generated
+        if generated > self.longest_output:
+            self.longest_output = generated
+        (self.ttft if generated == 1 else self.itl)[lane].note(in_time)
+        if lane is Lane.INTERACTIVE and generated > 1:
             self._tokens += 1
             self._late += self._was_shared and not in_time
 
@@ -231,25 +223,25 @@ class Ledger:
         """Yield the charges of a step for its chunks and adapter loads. Tokens that are computed again after a
         preemption are charged but not billed; refused proposals are both, because they took their tenant's part of the
         step."""
-        plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
-        fixed = model.prices.step / len(plan.chunks)
-        for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
-            seq = step.sequences[chunk.request_id]
-            rank = adapters[seq.request.adapter_hash].rank if seq.request.adapter_hash else 0
-            weight = fixed + chunk_weight(model, chunk, rank, many)
+        plan, prices, is_warm = step.plan, self.model.prices, self.model.is_warm
+        fixed, many = prices.step / len(plan.chunks), self.model.token_price(plan.features.tokens)
+        for chunk, seq, unpaid in zip(plan.chunks, step.owners, step.unpaid, strict=True):
+            _, start, count, _, _, proposals, _ = chunk
+            adapter_hash, is_decode = seq.request.adapter_hash, count == 1 + len(proposals)
+            rank = adapters[adapter_hash].rank if adapter_hash else 0
+            weight = fixed + (chunk_weight(prices, start, count, rank, many, is_decode) if is_warm else count)
             if plan.features.scored_tokens and not seq.is_scored:
-                weight += model.prices.scored * chunk.num_tokens
-            account = self.accounts.get(seq.request.lane, seq.request.party)
-            tokens = chunk.num_tokens - refused.get(chunk.request_id, 0)
-            yield Charge(account, seq, tokens, chunk.is_decode, weight, weight * unpaid / chunk.num_tokens)
+                weight += prices.scored * count
+            tokens = count - refused.get(seq.id, 0) if refused else count
+            yield seq, tokens, is_decode, weight, weight * unpaid / count
         for load in plan.loads:
-            seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
-            yield Charge(self.accounts.get(seq.request.lane, seq.request.party), seq, 0, False, weight, weight)
+            weight = prices.page * len(load.pages)
+            yield step.sequences[load.request_id], 0, False, weight, weight
 
     def _draft_charges(self, step: StepUnderWay, seconds: float) -> Iterator[Charge]:
         for ask in step.plan.drafts if seconds else ():
-            seq, weight = step.sequences[ask.request_id], seconds / len(step.plan.drafts)
-            yield Charge(self.accounts.get(seq.request.lane, seq.request.party), seq, 0, False, weight, weight)
+            weight = seconds / len(step.plan.drafts)
+            yield step.sequences[ask.request_id], 0, False, weight, weight
 
     def prompt_share(self, now: float) -> float:
         """Return the share of the last `PROMPT_WINDOW_S` seconds in which the device computed prompts."""
@@ -259,34 +251,38 @@ class Ledger:
         self._prompt_time = self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S) + seconds
         self._prompts_at = now
 
-    def _charge(self, charges: Iterable[Charge], scale: float) -> float:
-        """Charge a step, whose weights times `scale` are device seconds, and return the seconds of its prompts."""
-        cost, tokens = [0.0, 0.0], [0, 0]
-        for account, seq, count, is_decode, weight, billed in charges:
-            account.charge(weight * scale, billed * scale)
-            self.busy[seq.request.lane] += weight * scale
-            seq.device_seconds += weight * scale
+    def _charge(self, charges: Iterable[Charge], scale: float) -> tuple[float, float]:
+        """Charge a step, whose weights times `scale` are device seconds, and return the seconds of its prompts and the
+        weight of its batch work."""
+        cost, tokens, batch = [0.0, 0.0], [0, 0], 0.0
+        for seq, count, is_decode, weight, billed in charges:
+            seconds, lane = weight * scale, seq.request.lane
+            seq.account.charge(seconds, billed * scale)
+            self.busy[lane] += seconds
+            seq.device_seconds += seconds
+            if lane is not Lane.INTERACTIVE:
+                batch += weight
             if count:
-                cost[is_decode] += weight * scale
+                cost[is_decode] += seconds
                 tokens[is_decode] += count
         if tokens[0]:
             self.prefill_price = _smooth(self.prefill_price, cost[0] / tokens[0])
         if tokens[1]:
             self.decode_price = _smooth(self.decode_price, cost[1] / tokens[1])
-        return cost[0]
+        return cost[0], batch
 
 
-def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: float) -> float:
-    """Return the predicted seconds that a chunk adds to its step, or its number of tokens while the model is cold.
+def chunk_weight(prices: Prices, start: int, count: int, rank: int, many: float, is_decode: bool) -> float:
+    """Return the predicted seconds that a chunk adds to its step.
 
     Args:
+        start: position of the chunk's first token.
+        count: number of tokens, with proposals.
         rank: rank of the chunk's adapter; 0 without one.
         many: `token_price` of the step's tokens, the surcharge per token for a step with many of them.
+        is_decode: whether each row of the chunk is computed like a decode.
     """
-    if not model.is_warm:
-        return float(chunk.num_tokens)
-    start, count, prices = chunk.start, chunk.num_tokens, model.prices
-    if chunk.is_decode:
+    if is_decode:
         return count * (prices.decode + many + prices.context * (start + (count + 1) / 2) + prices.lora_row * rank)
     return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
 

@@ -22,8 +22,8 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     for lane in Lane:
         planner.enter(lane)
         for seq in policy.order_running(state, lane):
-            if not (has_suspects and seq.on_trial):
-                planner.advance(seq)
+            if not (has_suspects and seq.on_trial) and not planner.advance(seq):
+                break
         for seq in policy.order_waiting(state, lane, now) if planner.takes_new and lane in starting else ():
             if not (has_suspects and seq.on_trial) and not planner.start(seq):
                 break

@@ -88,23 +88,27 @@ class Planner:
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
-    def advance(self, seq: Sequence) -> None:
+    def advance(self, seq: Sequence) -> bool:
         """Schedule the next chunk of a running sequence, as far as the budget grants tokens. If no room can be made for
-        its new pages, the sequence is preempted. Nothing happens to one that waits for a token or is preempted."""
-        if seq.waits_for_token or seq.id in self._clearing.preempted:
-            return
+        its new pages, the sequence is preempted. Nothing happens to one that waits for a token or is preempted. Returns
+        whether sequences after it may still get tokens; False means that the lane gets no more in this plan."""
+        if (seq.num_pending and seq.waits_for_token) or seq.id in self._clearing.preempted:
+            return True
         start = seq.num_computed
-        count = self._budget.grant(seq, start, seq.num_tokens - start)
+        left = len(seq.tokens) + seq.num_pending - start
+        count = self._budget.grant(seq, start, left)
         if not count:
-            return
-        missing = self._config.pages_for(start + count) - len(seq.pages)
+            return self._budget.is_open
+        missing = -(-(start + count) // self._config.block_size) - len(seq.pages)
         if missing <= 0:
-            self._schedule(seq, start, count, ())
+            self._chunks[seq.id] = ScheduledChunk(seq.id, start, count, (), count == left)
         elif self._clearing.make(Room(missing), seq):
-            self._schedule(seq, start, count, self._pages.take(missing, self._clearing.takes_as(seq)))
+            pages = self._pages.take(missing, self._clearing.takes_as(seq))
+            self._chunks[seq.id] = ScheduledChunk(seq.id, start, count, pages, count == left)
         else:
             self._budget.take_back(seq, start, count)
             self._clearing.preempt(seq, Cause.PAGES)
+        return True
 
     def start(self, seq: Sequence) -> bool:
         """Start a waiting sequence, with a load of its adapter if needed, or pass it over: if its grammar is not ready,
@@ -229,10 +233,6 @@ class Planner:
         self._budget.alone += seconds if self._budget.alone else 0.0
         return drafts, seconds
 
-    def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
-        samples = start + num_tokens == len(seq.tokens) + seq.num_pending
-        self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
-
     def _pass_over(self) -> bool:
         """Count a sequence that is passed over. Returns False if no more of the lane should be looked at."""
         self._passed_over += 1
@@ -274,7 +274,8 @@ class Planner:
         self._budget.move_pages(to_load.pages)
         tail = self._tail(seq, known)
         num_computed = known * self._config.block_size if tail is None else len(seq.request.prompt_ids) - 1
-        count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
+        left = len(seq.tokens) - num_computed
+        count = self._budget.grant(seq, num_computed, left)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
         need, cause = to_load.plus(Room(missing, slots=1)), Cause.ADAPTER if load else Cause.PAGES
         if not (count or self._policy.gathers) or not self._clearing.make(need, seq, cause):
@@ -295,7 +296,7 @@ class Planner:
         self._note_admitted(seq, num_computed, (*cached, *new))
         self._promised.update(keys[known:])
         if count:
-            self._schedule(seq, num_computed, count, ())
+            self._chunks[seq.id] = ScheduledChunk(seq.id, num_computed, count, (), count == left)
         return True
 
     def _note_admitted(self, seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> None:

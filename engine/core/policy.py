@@ -4,6 +4,7 @@ order."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 from typing import Protocol
@@ -58,9 +59,11 @@ class LanePolicy:
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
         running = [seq for seq in state.running.values() if seq.lane is lane]
         if lane is not Lane.INTERACTIVE:
-            return decodes_first(by_adapter(running))
+            decodes, prefills = split_running(by_adapter(running))
+            return decodes + prefills
+        decodes, prefills = split_running(running)
         long = state.config.long_prompt
-        return sorted(decodes_first(running), key=lambda seq: seq.num_remaining > long)
+        return decodes + sorted(prefills, key=lambda seq: seq.num_remaining > long)
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)
@@ -85,7 +88,8 @@ class QueuePolicy:
     timed, gathers = False, False
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        return decodes_first(seq for seq in state.running.values() if seq.lane is lane)
+        decodes, prefills = split_running(seq for seq in state.running.values() if seq.lane is lane)
+        return decodes + prefills
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
@@ -117,21 +121,21 @@ def make_policy(scheduling: Scheduling) -> Policy:
     return policy if scheduling.scheduler == "continuous" else Batched(policy)
 
 
-def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
-    """Return the sequences with decodes (one token left to compute) before prefills, each in the given order."""
+def split_running(running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Return the sequences that decode (one token left to compute) and those in their prompts, in the given order."""
     decodes: list[Sequence] = []
     prefills: list[Sequence] = []
     for seq in running:
         (decodes if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending else prefills).append(seq)
-    return decodes + prefills
+    return decodes, prefills
 
 
 def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
     """Return the sequences grouped by adapter, in the order of each adapter's first sequence, so that a step that has
     no room for all of them reads fewer adapters."""
-    groups: dict[AdapterHash | None, list[Sequence]] = {}
+    groups: defaultdict[AdapterHash | None, list[Sequence]] = defaultdict(list)
     for seq in running:
-        groups.setdefault(seq.request.adapter_hash, []).append(seq)
+        groups[seq.request.adapter_hash].append(seq)
     return chain.from_iterable(groups.values())
 
 

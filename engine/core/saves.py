@@ -69,10 +69,10 @@ class Saves:
         for seq in self._state.running.values():
             if made >= self._most:
                 break
-            if seq.lane is Lane.INTERACTIVE or not seq.shares_pages:
+            if seq.num_saved >= seq.num_computed // self._size or seq.lane is Lane.INTERACTIVE:
                 continue
-            if seq.num_saved < seq.num_computed // self._size:
-                made += self._save(seq, self._most - made) if seq.id not in gone else 0
+            if seq.shares_pages and seq.id not in gone:
+                made += self._save(seq, self._most - made)
         return made
 
     def export(self, most: int, room: int) -> int:

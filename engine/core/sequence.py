@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.accounts import Account
 from engine.core.drafting import FIRST_ACCEPTANCE, Drafting
 from engine.core.proposal_tally import ProposalTally
 from engine.core.proposer import Proposer
@@ -25,6 +26,10 @@ class Sequence:
     device time."""
 
     request: Request
+    id: str = field(init=False)
+    """The request's id."""
+    account: Account = field(init=False)
+    """Account of the request's party in its lane, from the moment the request is accepted."""
     tokens: list[int]
     """Known tokens: the prompt, and the answer as far as it has been generated."""
     num_pending: int = 0
@@ -75,9 +80,8 @@ class Sequence:
     drafting: Drafting = field(default_factory=Drafting)
     tally: ProposalTally = field(default_factory=ProposalTally)
 
-    @property
-    def id(self) -> str:
-        return self.request.id
+    def __post_init__(self) -> None:
+        self.id = self.request.id
 
     @property
     def num_generated(self) -> int:

@@ -97,7 +97,7 @@ class StepBudget:
         """Add to the step up to `wanted` tokens of a sequence from position `start` on, and return how many fit, which
         may be 0. One `wanted` token at a position above 0 is a decode; anything else is a prompt."""
         if wanted == 1 and start:
-            return int(self._grant_decode(seq, start + 1))
+            return self._grant_decode(seq, start + 1)
         share = self._share_for(wanted)
         wanted = min(wanted, ceil(self.tokens_left * share))
         if wanted <= 0:
@@ -218,12 +218,15 @@ class StepBudget:
             del self._adapters[adapter_hash]
 
     def _decode_fits(self, context: int, rank: int, adapter_hash: AdapterHash | None) -> bool:
-        if self._limit <= 0 or self._is_empty:
-            return self._is_empty
+        tokens = self._prefill + self._decodes
+        if self._limit <= 0 or not tokens:
+            return not tokens
         if self._spent is None:
             self._spent = self._model.predict(self.features)
+        if tokens >= self._price_holds_to:
+            self._price_next_token(tokens + 1)
         prices = self._model.prices
-        cost = prices.decode + prices.context * context + self._token_price()
+        cost = prices.decode + prices.context * context + self._price_of_token
         if adapter_hash is not None:
             cost += prices.lora_row * rank + (0.0 if adapter_hash in self._adapters else prices.adapter)
         self._spent += cost
@@ -231,13 +234,11 @@ class StepBudget:
             self._limit = 0.0
         return self._limit > 0
 
-    def _token_price(self) -> float:
-        """Return the surcharge, in seconds, of one more token in this step, cached until the next knot of the model."""
-        tokens = self._prefill + self._decodes + 1
-        if tokens > self._price_holds_to:
-            self._price_of_token = self._model.token_price(tokens)
-            self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
-        return self._price_of_token
+    def _price_next_token(self, tokens: float) -> None:
+        """Note the surcharge, in seconds, of the last of `tokens` tokens of this step. It holds up to the next knot of
+        the model."""
+        self._price_of_token = self._model.token_price(tokens)
+        self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
 
     def _chunk(self, seq: Sequence, start: int, wanted: int, rank: int, share: float) -> int:
         """Return the number of prompt tokens, at most `wanted`, that keep the step's predicted time within the lane's
@@ -370,9 +371,11 @@ def _times_left(state: EngineState, now: float, apart_from: Container[str] = ())
     of the parties in `apart_from`. A pending token will have been generated just before this step begins, so that the
     next one is due a full ITL goal later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
-    running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
     return [
         goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
-        for seq in running
-        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending and seq.request.party not in apart_from
+        for seq in state.running.values()
+        if seq.lane is lane
+        and seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
+        and not seq.waits_for_token
+        and (not apart_from or seq.request.party not in apart_from)
     ]

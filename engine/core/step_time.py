@@ -133,7 +133,10 @@ class Memory:
         by its seconds, and multiply all earlier equations by `keep`."""
         normal, right = self.normal, self.right
         for i, term in enumerate(terms):
-            normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
+            if term:
+                normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
+            else:  # most steps lack most kinds of work
+                normal[i] = [have * keep for have in normal[i]]
             right[i] = right[i] * keep + term
 
 

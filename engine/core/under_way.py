@@ -17,19 +17,21 @@ class StepUnderWay:
 
     Attributes:
         plan: the committed plan.
+        owners: the sequence of each of the plan's chunks.
         sequences: sequences of the plan's chunks and loads, by request id. A sequence that ends before the result gets
             no token from it, but its tenant is still charged for the device time.
         unpaid: for each chunk, the number of its tokens that are computed for the first time.
     """
 
     plan: StepPlan
+    owners: tuple[Sequence, ...]
     sequences: Mapping[str, Sequence]
     unpaid: tuple[int, ...]
 
     @property
     def awaiting(self) -> Iterator[Sequence]:
         """Sequences whose next token this step samples, including those that have ended since."""
-        return (self.sequences[chunk.request_id] for chunk in self.plan.chunks if chunk.samples)
+        return (seq for chunk, seq in zip(self.plan.chunks, self.owners, strict=True) if chunk.samples)
 
 
 def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
@@ -37,13 +39,12 @@ def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
     of all live requests, by request id."""
     owners = [live[chunk.request_id] for chunk in plan.chunks]
     unpaid = [
-        chunk.num_tokens if chunk.start >= seq.num_paid else _unpaid(chunk, seq)
+        _unpaid(chunk, seq) if seq.num_paid else chunk.num_tokens
         for chunk, seq in zip(plan.chunks, owners, strict=True)
     ]
-    sequences = {chunk.request_id: seq for chunk, seq in zip(plan.chunks, owners, strict=True)}
-    sequences.update({load.request_id: live[load.request_id] for load in plan.loads})
-    return StepUnderWay(plan, sequences, tuple(unpaid))
+    sequences = {seq.id: seq for seq in (*owners, *(live[load.request_id] for load in plan.loads))}
+    return StepUnderWay(plan, tuple(owners), sequences, tuple(unpaid))
 
 
 def _unpaid(chunk: ScheduledChunk, seq: Sequence) -> int:
-    return max(0, chunk.start + chunk.num_tokens - seq.num_paid)
+    return min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_paid))

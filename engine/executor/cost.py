@@ -224,18 +224,17 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
     prefill = decodes = context = samples = lora_rows = 0
     attention = 0.0
     ranks: dict[str, int] = {}
-    for chunk in plan.chunks:
-        count, start = chunk.num_tokens, chunk.start
-        if chunk.is_decode:
+    for request_id, start, count, _, is_sampled, proposals, _ in plan.chunks:
+        if count == 1 + len(proposals):
             decodes += count
-            context += chunk.decode_context
+            context += count * start + count * (count + 1) // 2
         else:
             prefill += count
             attention += count * (start + count / 2)
-        samples += chunk.samples * (1 + len(chunk.proposals))
-        sequence = live[chunk.request_id]
-        if sequence.adapter_hash is not None:
-            ranks[sequence.adapter_hash] = sequence.rank
-            lora_rows += sequence.rank * count
+        samples += is_sampled * (1 + len(proposals))
+        _, adapter_hash, rank = live[request_id]
+        if adapter_hash is not None:
+            ranks[adapter_hash] = rank
+            lora_rows += rank * count
     copied = len(plan.saves) + len(plan.forks) + len(plan.restores) + sum(len(load.pages) for load in plan.loads)
     return StepWork(prefill, decodes, context, attention, samples, len(ranks), sum(ranks.values()), lora_rows, copied)

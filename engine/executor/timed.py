@@ -161,12 +161,16 @@ class TimedExecutor:
         launched = bool(self.launch_s and work.prefill_tokens)
         launching = self.launch_s * math.exp(self._gauss(0.0, HOST_NOISE)) if launched else 0.0
         late = self._device.begin(seconds, launching)
-        sampled = tuple(
-            [token for chunk in plan.chunks if chunk.samples for token in _sampled(chunk, live[chunk.request_id].seed)]
-        )
+        sampled: list[SampledToken] = []
+        for chunk in plan.chunks:
+            request_id, start, count, _, samples, proposals, _ = chunk
+            if proposals:
+                sampled += _verified(chunk, live[request_id].seed)
+            elif samples:
+                sampled.append(SampledToken(request_id, position_token(live[request_id].seed, start + count)))
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
         taken = self._device.free_at - before if self.overlaps else None
-        result = StepResult(sampled, load_seconds=tuple(copies), seconds=taken, launched=launched)
+        result = StepResult(tuple(sampled), load_seconds=tuple(copies), seconds=taken, launched=launched)
         self._submitted.append((plan, result))
         return Launch(late, reached_s=reached if launched else None)
 
@@ -195,12 +199,12 @@ class TimedExecutor:
                 self._report(answer)
 
 
-def _sampled(chunk: ScheduledChunk, seed: int) -> list[SampledToken]:
-    """Return the tokens that follow a chunk: one, and one more for each proposal that is right."""
+def _verified(chunk: ScheduledChunk, seed: int) -> list[SampledToken]:
+    """Return the tokens that follow a chunk with proposals: one, and one more for each proposal that is right."""
     end = chunk.start + chunk.num_tokens
     rows = range(end - len(chunk.proposals), end + 1)
     sampled = [SampledToken(chunk.request_id, position_token(seed, position)) for position in rows]
-    return verified(sampled, {chunk.request_id: chunk.proposals}) if chunk.proposals else sampled
+    return verified(sampled, {chunk.request_id: chunk.proposals})
 
 
 def position_token(seed: int, position: int) -> int:

@@ -29,6 +29,9 @@ class Group:
 
     lane: Lane
     tenant: str
+    goals: LaneGoals
+    gaps: ServiceGaps
+    """The service of the lane's tenants."""
     ttft: array[float] = field(default_factory=_seconds)
     tpot: array[float] = field(default_factory=_seconds)
     e2e: array[float] = field(default_factory=_seconds)
@@ -102,14 +105,16 @@ class Collector:
 
     def submit(self, request: Request) -> None:
         key = (request.lane, request.tenant)
-        group = self.groups.get(key) or self.groups.setdefault(key, Group(*key))
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(*key, self._goals[request.lane], self.gaps[request.lane])
         group.submitted += 1
         interactive = request.lane is Lane.INTERACTIVE
         contended = interactive and self.running_batch > 0 and self.awaiting_first == 0
         self.awaiting_first += interactive
         self.unfinished[request.id] = Track(group, request.arrival, len(request.prompt_ids), contended)
         self.outstanding[request.lane] += 1
-        self.gaps[request.lane].submit(request.tenant)
+        group.gaps.submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
         """Record a plan: the loads and admissions and, if it has tokens, a step that took the device `seconds`. This
@@ -138,9 +143,9 @@ class Collector:
         """Record the events that the engine returned at `now` (virtual seconds), and sample the tenants' service every
         `SAMPLE_S` seconds."""
         for event in events:
-            track = self.unfinished[event.request_id]
-            if event.tokens:
-                self._tokens(track, len(event.tokens), now)
+            track, count = self.unfinished[event.request_id], len(event.tokens)
+            if count:
+                self._tokens(track, count, now)
             if event.finish_reason is not None:
                 self._finish(event, track, now)
         if now >= self._next_sample:
@@ -151,9 +156,10 @@ class Collector:
     def _lane_tokens(self, plan: StepPlan) -> dict[Lane, int]:
         """Return each lane's tokens in a step: the contexts that its decodes read plus the tokens of other chunks."""
         tokens = dict.fromkeys(Lane, 0)
-        for chunk in plan.chunks:
-            lane = self.unfinished[chunk.request_id].group.lane
-            tokens[lane] += chunk.decode_context if chunk.is_decode else chunk.num_tokens
+        for request_id, start, count, _, _, proposals, _ in plan.chunks:
+            is_decode = count == 1 + len(proposals)
+            context = count * start + count * (count + 1) // 2
+            tokens[self.unfinished[request_id].group.lane] += context if is_decode else count
         return tokens
 
     def _start(self, track: Track, num_cached: int, now: float) -> None:
@@ -161,29 +167,28 @@ class Collector:
         track.started = True
         group.prompt_tokens += track.prompt_tokens
         group.cached_tokens += num_cached
-        self.gaps[group.lane].start(group.tenant, track.prompt_tokens - num_cached)
+        group.gaps.start(group.tenant, track.prompt_tokens - num_cached)
         self.running_batch += group.lane is Lane.BATCH
         if track.contended:
             self.time_to_yield.add(now - track.arrival)
 
     def _tokens(self, track: Track, count: int, now: float) -> None:
         group = track.group
-        goals = self._goals[group.lane]
         if track.generated == 0:
             track.first = now
             group.ttft.append(now - track.arrival)
             self.awaiting_first -= group.lane is Lane.INTERACTIVE
-            group.late_first += now - track.arrival > goals.ttft_s
+            group.late_first += now - track.arrival > group.goals.ttft_s
         else:
             gap = now - track.last
             group.itl.add(gap)
-            group.late_gaps += gap > goals.itl_s
+            group.late_gaps += gap > group.goals.itl_s
         track.last = now
         track.generated += count
         group.generated += count
         if now <= self._horizon:
             group.generated_in_time += count
-        self.gaps[group.lane].generate(group.tenant, count)
+        group.gaps.generate(group.tenant, count)
 
     def _finish(self, event: TokenEvent, track: Track, now: float) -> None:
         group = track.group
@@ -192,7 +197,7 @@ class Collector:
         self.awaiting_first -= track.generated == 0 and group.lane is Lane.INTERACTIVE
         self.running_batch -= track.started and group.lane is Lane.BATCH
         if not track.started:
-            self.gaps[group.lane].start(group.tenant, 0)
+            group.gaps.start(group.tenant, 0)
         if event.finish_reason is FinishReason.ERROR:
             group.refused[event.refusal.code.value if event.refusal else "error"] += 1
             return
@@ -201,5 +206,5 @@ class Collector:
         tpot = (track.last - track.first) / max(1, track.generated - 1)
         if track.generated > 1:
             group.tpot.append(tpot)
-        goals = self._goals[group.lane]
+        goals = group.goals
         group.in_goals += track.first - track.arrival <= goals.ttft_s and tpot <= goals.itl_s

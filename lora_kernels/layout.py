@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lora_kernels.pinned import upload, upload_into
+from lora_kernels.pinned import upload_into
 from lora_kernels.segments import SegmentPlan
+from lora_kernels.token_rows import TokenIds, TokenTable, make_token_table
 
 RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
@@ -84,38 +84,6 @@ class AdapterLayout:
     fp8: bool = False
     tokens: TokenIds | None = None
     token_offsets: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenIds:
-    """The tokens whose rows of the embedding and of the head an adapter replaces (see tokens.py).
-
-    Attributes:
-        embedding, head: int64, each ascending.
-        num_rows: number of rows that are stored: the embedding's are the first, the head's the last, so that the two
-            may have the same rows.
-        width: elements of a row.
-    """
-
-    embedding: npt.NDArray[np.int64]
-    head: npt.NDArray[np.int64]
-    num_rows: int
-    width: int
-
-
-class TokenRows(NamedTuple):
-    """Rows of a matrix, on the device: `ids` of their tokens, int64, ascending, and `starts`, int64, the element offset
-    of each in the arena."""
-
-    ids: torch.Tensor
-    starts: torch.Tensor
-
-
-class TokenTable(NamedTuple):
-    """The rows of one adapter that stand in place of the base model's."""
-
-    embedding: TokenRows
-    head: TokenRows
 
 
 def plan_layout(
@@ -302,7 +270,8 @@ class LoraTable:
         self.host_scales[adapter_slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
         self.tokens.pop(adapter_slot, None)
         if layout.tokens is not None:
-            self.tokens[adapter_slot] = self._token_table(layout.tokens, layout.token_offsets, pages)
+            starts = self._in_arena(np.asarray(layout.token_offsets, dtype=np.int64), pages) * ALIGN
+            self.tokens[adapter_slot] = make_token_table(layout.tokens, starts, self.ranks.device)
         self._upload(adapter_slot)
 
     def by_expert(self) -> LoraTable:
@@ -330,12 +299,6 @@ class LoraTable:
         part.versions[own] = self.versions[adapter_slot]
         part.max_ranks[own] = part.host_ranks[own].max(axis=(1, 2))
         part.has_scales[own] = part.host_scales[own].max(axis=(1, 2)) > 0
-
-    def _token_table(self, tokens: TokenIds, offsets: tuple[int, ...], pages: tuple[int, ...]) -> TokenTable:
-        starts = self._in_arena(np.asarray(offsets, dtype=np.int64), pages) * ALIGN
-        device, first = self.ranks.device, tokens.num_rows - len(tokens.head)
-        embedding = TokenRows(upload(tokens.embedding, device), upload(starts[: len(tokens.embedding)], device))
-        return TokenTable(embedding, TokenRows(upload(tokens.head, device), upload(starts[first:], device)))
 
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""

@@ -15,9 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lora_kernels.layout import LoraTable, TokenTable
+from lora_kernels.layout import LoraTable
 from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan
+from lora_kernels.token_rows import TokenTable
 
 Longs = npt.NDArray[np.int64]
 

@@ -18,7 +18,7 @@ from engine.model.peft_config import EMBEDDING, HEAD, MAX_TRAINED_TOKENS
 from engine.model.peft_dora import BaseLinears
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from lora_kernels.layout import TokenIds
+from lora_kernels.token_rows import TokenIds
 
 KEY = re.compile(
     rf"base_model\.model\.(?:model\.)?(?P<layer>{EMBEDDING}|{HEAD})\."

@@ -19,6 +19,8 @@ from lora_kernels.layout import (
     pack_adapter,
     plan_layout,
 )
+from lora_kernels.segments import plan_segments
+from lora_kernels.token_rows import TokenIds
 
 SHAPE = Shape(hidden=24, kv=7, inter=33)
 PAGE = 16 * 40
@@ -142,3 +144,28 @@ def test_a_tile_larger_than_a_page_is_refused():
 def test_page_size_must_be_aligned():
     with pytest.raises(ValueError, match=f"multiple of {ALIGN}"):
         LoraTable(1, 1, 7, 100, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_of_tokens_come_before_the_tiles(fp8):
+    """Eleven rows fill more than one page, so that a layer's kernels wait for all of them; those of embedding and head
+    overlap."""
+    ids = TokenIds(np.arange(8), np.arange(20, 27), 11, 100)
+    layout = plan_layout(np.full((2, 7), 3, dtype=np.int32), SHAPE.widths, PAGE, fp8=fp8, tokens=ids)
+    rows = torch.randn(11, 100).bfloat16()
+    blocks = make_blocks(SHAPE, layout.ranks, torch.Generator().manual_seed(0))
+    pages = tuple(range(layout.num_pages, 0, -1))
+    arena = torch.full((layout.num_pages + 1, PAGE), float("nan"), dtype=torch.bfloat16)
+    arena[list(pages)] = pack_adapter(layout, blocks, PAGE, torch.bfloat16, token_rows=rows)
+    table = LoraTable(3, 2, 7, PAGE, torch.device("cpu"), fp8)
+    table.set(1, layout, pages)
+    for part, expected in ((table.tokens[1].embedding, rows[:8]), (table.tokens[1].head, rows[4:])):
+        assert all(
+            torch.equal(arena.view(-1)[start : start + 100], row)
+            for start, row in zip(part.starts.tolist(), expected, strict=True)
+        )
+    assert max(layout.token_offsets) < layout.offsets[layout.offsets > 0].min()
+    plan = plan_segments(np.array([1, 0], dtype=np.int32))
+    assert table.replaces_tokens(plan)
+    table.clear(1)
+    assert not table.replaces_tokens(plan)

@@ -44,7 +44,8 @@ from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
-from lora_kernels.layout import TokenIds, pack_adapter, plan_layout
+from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.token_rows import TokenIds
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB = 16, 80, 4, 64, 97

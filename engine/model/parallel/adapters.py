@@ -16,7 +16,8 @@ from torch import Tensor
 from engine.model.lora import ROUTERS, target_names
 from engine.model.parallel.shard import Cut, Shard
 from engine.model.spec import ModelSpec
-from lora_kernels.layout import AdapterLayout, TokenIds, plan_layout
+from lora_kernels.layout import AdapterLayout, plan_layout
+from lora_kernels.token_rows import TokenIds
 
 Place = tuple[int, int]
 """A projection: (layer, target index)."""

@@ -1,0 +1,54 @@
+"""Describes the rows of the embedding and of the head that an adapter has in place of the base model's (tokens.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, device
+
+from lora_kernels.pinned import upload
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenIds:
+    """The tokens whose rows of the embedding and of the head an adapter replaces.
+
+    Attributes:
+        embedding, head: int64, each ascending.
+        num_rows: number of rows that are stored: the embedding's are the first, the head's the last, so that the two
+            may have the same rows.
+        width: elements of a row.
+    """
+
+    embedding: Longs
+    head: Longs
+    num_rows: int
+    width: int
+
+
+class TokenRows(NamedTuple):
+    """Rows of a matrix, on the device: `ids` of their tokens, int64, ascending, and `starts`, int64, the element offset
+    of each in the arena."""
+
+    ids: Tensor
+    starts: Tensor
+
+
+class TokenTable(NamedTuple):
+    """The rows of one adapter that stand in place of the base model's."""
+
+    embedding: TokenRows
+    head: TokenRows
+
+
+def make_token_table(tokens: TokenIds, starts: Longs, on: device) -> TokenTable:
+    """Returns the table, on a device, of an adapter's rows, which start at these elements of the arena, int64
+    [tokens.num_rows]."""
+    first = tokens.num_rows - len(tokens.head)
+    embedding = TokenRows(upload(tokens.embedding, on), upload(starts[: len(tokens.embedding)], on))
+    return TokenTable(embedding, TokenRows(upload(tokens.head, on), upload(starts[first:], on)))

@@ -7,8 +7,9 @@ an engine that is always busy, with the base model and with 64 adapters.
 
 The speed of a shared machine drifts by more within a minute than a simulation errs. The simulated device of each
 workload is therefore as fast as the machine was in the closed loops just before and after it. What drifts within
-seconds remains, so that the figures of few rounds still say more about the machine. `--check 0.05 0.15` fails if the
-median or the worst error is larger.
+seconds remains, so that the figures of few rounds still say more about the machine: each has its standard error over
+the rounds, and an error of less than about two of those may be the machine's. `--check 0.05 0.15` fails if the median
+or the worst error is larger.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -187,8 +188,8 @@ class Rounds:
     def adapters(self, workload: Workload) -> Sequence[Path]:
         return self._folders[: workload.adapters]
 
-    def compare(self, device: DeviceSpec) -> dict[str, tuple[Figures, Figures]]:
-        """Return real and simulated figures by workload: means over the rounds."""
+    def compare(self, device: DeviceSpec) -> dict[str, list[Compared]]:
+        """Return the comparison of each figure of each workload."""
         pairs: dict[str, list[tuple[Figures, Figures]]] = defaultdict(list)
         for one in self.measured:
             setup = Setup(one.device(device), self._real.core)
@@ -197,21 +198,49 @@ class Rounds:
             else:
                 rank = sum(RANKS) // len(RANKS) if one.workload.adapters else 0
                 pairs[one.name].append((one.real, (by_arithmetic(setup, rank),)))
-        return {name: (_mean(one for one, _ in both), _mean(two for _, two in both)) for name, both in pairs.items()}
+        return {name: _by_figure(rounds) for name, rounds in pairs.items()}
 
 
-def _mean(rows: Any) -> Figures:
-    return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
+@dataclass(frozen=True)
+class Compared:
+    """One figure of a workload: means over the rounds, and the standard error of simulated / real by the jackknife,
+    from the ratios without one round each. It is None after one round."""
+
+    real: float
+    simulated: float
+    standard_error: float | None
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Compared:
+        real, simulated = (sum(column) for column in zip(*pairs, strict=True))
+        count = len(pairs)
+        if count == 1:
+            return cls(real, simulated, None)
+        ratios = [(simulated - other) / (real - one) for one, other in pairs]
+        return cls(real / count, simulated / count, math.sqrt((count - 1) * statistics.pvariance(ratios)))
+
+    @property
+    def ratio(self) -> float:
+        return self.simulated / self.real
+
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" ±{self.standard_error:.2f}"
+        return f"{self.ratio:.2f}{error} of {self.real:.3g}"
 
 
-def show(compared: dict[str, tuple[Figures, Figures]]) -> Table:
-    table = Table(title="simulated / real")
+def _by_figure(rounds: list[tuple[Figures, Figures]]) -> list[Compared]:
+    reals, simulated = zip(*rounds, strict=True)
+    columns = zip(zip(*reals, strict=True), zip(*simulated, strict=True), strict=True)
+    return [Compared.of(list(zip(*column, strict=True))) for column in columns]
+
+
+def show(compared: dict[str, list[Compared]]) -> Table:
+    table = Table(title="simulated / real, with its standard error over the rounds")
     table.add_column("workload")
     for name in FIGURES:
         table.add_column(name, justify="right")
-    for name, (real, simulated) in compared.items():
-        cells = (f"{two / one:.2f} of {one:.3g}" for one, two in zip(real, simulated, strict=True))
-        table.add_row(name, *cells)
+    for name, row in compared.items():
+        table.add_row(name, *map(str, row))
     return table
 
 
@@ -244,11 +273,17 @@ def main() -> None:
         document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
     compared = rounds.compare(_device(document))
     console.print(show(compared))
-    errors = [abs(b / a - 1) for real_ones, others in compared.values() for a, b in zip(real_ones, others, strict=True)]
+    cells = [one for row in compared.values() for one in row]
+    errors = [abs(one.ratio - 1) for one in cells]
     median, worst = statistics.median(errors), max(errors)
-    console.print(f"error: median {median:.1%}, worst {worst:.1%}; steps: {document['fit']}")
+    noise = [one.standard_error for one in cells if one.standard_error is not None]
+    console.print(f"error: median {median:.1%}, worst {worst:.1%}")
+    if noise:
+        console.print(f"standard error over the rounds: median {statistics.median(noise):.1%}, worst {max(noise):.1%}")
+    console.print(f"steps: {document['fit']}")
     if args.json:
-        args.json.write_text(json.dumps({"device": document, "figures": FIGURES, "compared": compared}, indent=1))
+        rows = {name: [asdict(one) for one in row] for name, row in compared.items()}
+        args.json.write_text(json.dumps({"device": document, "figures": FIGURES, "compared": rows}, indent=1))
     if args.check and (median > args.check[0] or worst > args.check[1]):
         raise SystemExit(1)
 

@@ -106,5 +106,7 @@ OTHER_KINDS = {
     **dict.fromkeys(_PROMPTS, _PROMPT),
     **dict.fromkeys(_WITH_SAVE_AS_LORA, _CONVERTIBLE),
     "LN_TUNING": _NORMS,
+    "TRAINABLE_TOKENS": "it changes no projection; train a LoRA that has trainable_token_indices",
+    "XLORA": "it mixes LoRAs anew for each token; serve each of them by its own name",
 }
 """Why adapters of other kinds are refused, by their kind."""

@@ -273,7 +273,7 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
     if key.endswith(".bias"):
         return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
     if "lora_embedding_" in key or "embed_tokens" in key or "lm_head" in key:
-        return f"{shown}: adapting the embeddings or lm_head is not supported; retrain on the projections only"
+        return f"{shown}: adapting the embeddings or lm_head is not supported; retrain with trainable_token_indices"
     if layer and int(layer[1]) >= shapes.layers:
         return f"{shown} is of layer {int(layer[1])}, {_other_base(settings, shapes)}"
     return f"{shown} matches no module of the model, whose projections are {', '.join(shapes.targets[:MOST_NAMED])}"

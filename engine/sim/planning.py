@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from engine.capacity import HEADROOM
 from engine.capacity import sequences as fit
@@ -14,7 +15,7 @@ from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight
 from engine.sim.advice import demand_of
 from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
-from engine.sim.report import Report
+from engine.sim.report import GroupReport
 from engine.sim.run import Progress, Setup, simulate
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import Shape
@@ -65,6 +66,8 @@ class Candidate:
         steady: an engine at its share of the traffic.
         most: an engine at the highest rate that it serves.
         price: of a device an hour. None means that it is not known.
+        prefill: engines, the first ones, that compute the prompts of split requests; the others continue the answers,
+            and `steady` describes one of those. 0 means that each request stays on one engine.
     """
 
     accelerator: str
@@ -77,6 +80,7 @@ class Candidate:
     steady: Steady
     most: Steady
     price: float | None
+    prefill: int = 0
 
     @property
     def devices(self) -> int:
@@ -90,11 +94,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A candidate whose traffic was simulated, and whether the share of tokens in time meets the goals."""
+    """A candidate whose traffic was simulated.
+
+    Attributes:
+        lane: results of the interactive requests.
+        busy: shares of the time in which the least and the most busy device computed.
+        is_enough: whether the wished share of first tokens and of gaps was in time, and no request was refused.
+        report: all results.
+    """
 
     candidate: Candidate
-    report: Report
+    lane: GroupReport
+    busy: tuple[float, float]
     is_enough: bool
+    report: dict[str, Any]
 
 
 def candidates(
@@ -118,16 +131,23 @@ def candidates(
     found = [one for kind in kinds for one in _described(wish, *kind, prices)]
     for device in measured:
         found += _candidate(wish, device, device.name, AS_MEASURED, 1, 1, prices)
-    is_priced = all(one.cost is not None for one in found)
+    return ordered(found)
+
+
+def ordered(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates in the order of `candidates`. Of equal ones, those that do not split requests come first."""
+    price = pricing(found)
     return sorted(
         found,
-        key=lambda one: (
-            one.cost if is_priced else one.devices,
-            one.devices,
-            one.ranks * one.stages,
-            one.steady.step_s,
-        ),
+        key=lambda one: (price(one), one.devices, one.ranks * one.stages, bool(one.prefill), one.steady.step_s),
     )
+
+
+def pricing(found: Sequence[Candidate]) -> Callable[[Candidate], float]:
+    """Return the function by whose value candidates are compared: their cost, or if a price is missing, the number of
+    their devices."""
+    is_priced = all(one.price is not None for one in found)
+    return lambda one: one.devices * (one.price or 0.0) if is_priced else one.devices
 
 
 def _described(
@@ -163,14 +183,26 @@ def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:
 
 
 def try_out(candidate: Candidate, wish: Wish, scenario: Scenario, progress: Progress = lambda _: None) -> Plan:
-    """Simulate an engine's share of the traffic on the real scheduler. The goals are met if the wished share of first
-    tokens and of gaps is in time, and no request is refused. Raises ValueError if no request is interactive."""
-    rate_scale = wish.rate / candidate.engines / (wish.traffic.rate or wish.rate)
-    report = simulate(Setup(candidate.device, candidate.core), scenario.workload(rate_scale), progress)
-    if (lane := report.lanes.get("interactive")) is None:
+    """Simulate an engine's share of the traffic on the real scheduler. Raises ValueError if no request is
+    interactive."""
+    workload = scenario.workload(wish.rate / candidate.engines / (wish.traffic.rate or wish.rate))
+    report = simulate(Setup(candidate.device, candidate.core), workload, progress)
+    return judged(candidate, wish, report.lanes, (report.busy, report.busy), asdict(report))
+
+
+def judged(
+    candidate: Candidate,
+    wish: Wish,
+    lanes: Mapping[str, GroupReport],
+    busy: tuple[float, float],
+    report: dict[str, Any],
+) -> Plan:
+    """Return the plan with these results of the simulated candidate. Raises ValueError if no request is interactive."""
+    if (lane := lanes.get("interactive")) is None:
         raise ValueError("no simulated request is interactive: a plan is for the goals of those")
     shares = [share for share in (lane.ttft_attainment, lane.itl_attainment) if share is not None]
-    return Plan(candidate, report, min(shares, default=0.0) >= wish.goals.attainment and not lane.refused)
+    is_enough = min(shares, default=0.0) >= wish.goals.attainment and not lane.refused
+    return Plan(candidate, lane, busy, is_enough, report)
 
 
 def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:

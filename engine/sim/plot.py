@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from engine.sim.report import Report
 
-Curves = Mapping[str, Sequence[tuple[float, Report]]]
+class Measured(Protocol):
+    """The report of a simulated engine or cluster."""
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+    def interactive_p99(self, name: str) -> float | None: ...
+
+
+Curves = Mapping[str, Sequence[tuple[float, Measured]]]
 """Policy -> points in order of rate, each with its rate scale (a factor of the arrival rate) and its report."""
 PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
-
-
 TICKS = (1.0, 2.0, 5.0)
 """Multiples of each power of ten that have a tick on the logarithmic axis."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,49 +16,40 @@ import typer
 import yaml
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from rich.table import Table
 
 from engine.core.config import LaneGoals
 from engine.sim.accelerators import ACCELERATORS, FORMS
+from engine.sim.advice import round_up
 from engine.sim.analysis import Analysis, analyze
 from engine.sim.compare import Run, run_all
 from engine.sim.device import find_device
-from engine.sim.planning import (
-    AS_MEASURED,
-    HEADROOM,
-    Candidate,
-    Plan,
-    Wish,
-    adapters_beside,
-    binds,
-    candidates,
-    kv_bytes_of,
-    sequences,
-    try_out,
-    weights_of,
-    with_engines,
-)
-from engine.sim.plot import draw
+from engine.sim.links import LINKS
+from engine.sim.planning import AS_MEASURED, Candidate, Plan, Wish, candidates, ordered
+from engine.sim.plot import Measured, draw
+from engine.sim.run import Progress as Advance
 from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, find_shape
+from engine.sim.split_planning import split_candidates
 from engine.sim.synthetic import RANKS, Sizes
-from engine.sim.tables import MISSING, duration, share
 from engine.sim.trace_formats import FORMATS
 from engine.sizing import GIB
 from gateway.cli.outputs import check_outputs, failures
-from gateway.cli.simulate_cluster import shown_progress
+from gateway.cli.plan_tables import candidates_table, plan_table
+from gateway.cli.simulate_cluster import SPLITS, shown_progress
+from gateway.routing.split import SplitMode
+from gateway.simulation.plan_search import MOST_TRIALS, cluster_report, find_plan
+from gateway.simulation.report import ClusterReport
 from gateway.terminal.output import integer_parser, print_wide
 
 console = Console()
 MEAN_RANK = round(sum(RANKS) / len(RANKS))
 DEFAULT_RATE = 1.0
 """Requests a second without a trace."""
-MOST_SHOWN, MOST_TRIALS = 6, 8
-"""Candidates that the table shows, and simulations until goals are met."""
+MOST_SHOWN = 6
+"""Candidates that the table shows."""
 PLOT_RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
 """Rates of the plot, as multiples of what an engine serves by arithmetic."""
-MILLION = 1e6
 
 
 def plan(
@@ -81,6 +72,10 @@ def plan(
     itl: Annotated[float, typer.Option(help="Goal in seconds: gap between tokens.")] = 0.1,
     attainment: Annotated[float, typer.Option(help="Share of tokens that should be in time.")] = 0.99,
     price: Annotated[list[str] | None, typer.Option(metavar="DEVICE=AMOUNT", help="Price of a device-hour.")] = None,
+    split: Annotated[
+        str, typer.Option(help=f"Engines for prompts and others for answers: {', '.join(SPLITS)}; auto: if cheaper.")
+    ] = "auto",
+    link: Annotated[str, typer.Option(help=f"What KV moves over: {', '.join(LINKS)}.")] = "nvlink",
     duration_s: Annotated[float, typer.Option("--duration", help="Seconds of traffic that are simulated.")] = 60.0,
     settings: Annotated[Path | None, typer.Option(help="File for the engine's settings, as YAML.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of latency over throughput.")] = None,
@@ -105,6 +100,8 @@ def plan(
         names = _known(known, ACCELERATORS, "--device")
         files = [find_device(name) for name in device or () if name.endswith(".json")]
         forms = _known(weights or ["bf16"], FORMS, "--weights")
+        [mode] = map(SplitMode, _known([split], SPLITS, "--split"))
+        [over] = (LINKS[name] for name in _known([link], LINKS, "--link"))
         prices = dict(_price(text) for text in price or ())
         scenario = Scenario(
             trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
@@ -117,15 +114,18 @@ def plan(
         found = candidates(wish, names, forms, prices, files)
         if not found:
             raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
-        print_wide(_candidates_table(wish, found[:MOST_SHOWN]))
-        best = _simulated(found, wish, scenario)
+        if mode is not SplitMode.NEVER:
+            found = ordered([*found, *split_candidates(found, wish, over)])
+        print_wide(candidates_table(wish, found[:MOST_SHOWN]))
+        with Progress(console=console, transient=True) as bars:
+            best = find_plan(found, wish, scenario, mode, over, partial(_shown, bars))
         if plot is not None:
-            _plot(best.candidate, wish, scenario, plot)
-    print_wide(_plan_table(best, wish))
+            _plot(best.candidate, wish, scenario, partial(cluster_report, split=mode, link=over), plot)
+    print_wide(plan_table(best, wish))
     for note in _notes(best):
         console.print(f"[yellow]note: {note}[/yellow]", soft_wrap=True)
     if settings is not None:
-        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
+        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish, mode), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
 
@@ -142,7 +142,7 @@ def _measured(model: str, out: Path) -> Path:
     return folder
 
 
-def _known(names: list[str], known: Mapping[str, Any], option: str) -> list[str]:
+def _known(names: list[str], known: Collection[str], option: str) -> list[str]:
     for name in names:
         if name not in known:
             raise ValueError(f"{option}: {name!r} is none of {', '.join(known)}")
@@ -171,84 +171,32 @@ def _price(text: str) -> tuple[str, float]:
     return name, value
 
 
-def _simulated(found: list[Candidate], wish: Wish, scenario: Scenario) -> Plan:
-    """Simulate the first candidate with more and more engines until the goals are met, and return the last plan."""
-    candidate = found[0]
-    with Progress(console=console, transient=True) as bars:
-        for trial in range(MOST_TRIALS):
-            task = bars.add_task(f"{candidate.engines} engines", total=1.0)
-            plan = try_out(candidate, wish, scenario, partial(_advance, bars, task))
-            if plan.is_enough or trial == MOST_TRIALS - 1:
-                break
-            candidate = with_engines(candidate, wish, candidate.engines + max(1, candidate.engines // 8))
-    return plan
+def _shown(bars: Progress, name: str) -> Advance:
+    return partial(_advance, bars, bars.add_task(name, total=1.0))
 
 
 def _advance(bars: Progress, task: TaskID, part: float) -> None:
     bars.update(task, completed=part)
 
 
-def _plot(candidate: Candidate, wish: Wish, scenario: Scenario, out: Path) -> None:
-    setup, served = Setup(candidate.device, candidate.core), candidate.most.rate / (wish.traffic.rate or 1.0)
-    runs = [Run(f"{part:g}x", setup, scenario.workload(part * served)) for part in PLOT_RATES]
-    with shown_progress(run.name for run in runs) as advance:
-        reports = run_all(runs, 1, advance)
-    line = [(part, reports[f"{part:g}x"]) for part in PLOT_RATES]
-    title = f"{candidate.device.description}, {candidate.most.rate:.3g} requests/s at 1x"
-    draw({candidate.device.name: line}, title, out)
-
-
-def _candidates_table(wish: Wish, found: list[Candidate]) -> Table:
-    table = Table(title=f"{wish.shape.name}, {wish.rate:,.3g} requests/s, by arithmetic")
-    for column in ("engines", "device", "weights", "tokens/s each", "decodes at once", "mean ITL", "binds"):
-        table.add_column(column, justify="left" if column in ("device", "weights", "binds") else "right")
-    for column in ("an hour", "a million tokens"):
-        table.add_column(column, justify="right")
-    for one in found:
-        hour = MISSING if one.cost is None else f"{one.cost:,.2f}"
-        tokens = f"{one.most.rate * wish.traffic.output.mean:,.0f}"
-        each = (str(one.steady.seqs), duration(one.steady.step_s), binds(one, wish.demand(one.core)))
-        table.add_row(str(one.engines), one.device.name, one.form, tokens, *each, hour, _per_million(one, wish))
-    return table
-
-
-def _per_million(candidate: Candidate, wish: Wish) -> str:
-    """Return the price of a million output tokens at the wished rate."""
-    if candidate.cost is None:
-        return MISSING
-    return f"{candidate.cost / (wish.rate * wish.traffic.output.mean * 3600) * MILLION:,.3f}"
-
-
-def _plan_table(plan: Plan, wish: Wish) -> Table:
-    one, report, shape, traffic = plan.candidate, plan.report, wish.shape, wish.traffic
-    lane, kv, weights = report.lanes["interactive"], kv_bytes_of(one, shape), weights_of(one, shape)
-    table = Table(title=f"{one.engines} x {one.device.description}", show_header=False)
-    lengths = {"mean": traffic.whole.mean, "p99": traffic.whole.p99, f"{shape.max_position:,}": shape.max_position}
-    fit = {name: f"{sequences(one, tokens):,}" for name, tokens in lengths.items()}
-    rows = [
-        ("weights", one.form if weights is None else f"{weights / GIB:,.1f} GiB"),
-        ("KV of a token", f"{kv / 1024:,.0f} KiB"),
-        ("tokens in pages", f"{one.core.num_pages * one.core.block_size:,}"),
-        (
-            f"sequences that fit, {1 - HEADROOM:.0%} spare",
-            ", ".join(f"{count} ({name})" for name, count in fit.items()),
-        ),
-        ("if each had the full length preallocated", fit[f"{shape.max_position:,}"]),
-        ("requests/s, at most", f"{one.most.rate:,.3g} each"),
-        ("what binds", binds(one, wish.demand(one.core))),
-        ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),
-        ("simulated: ITL p50, p99", f"{duration(lane.itl.p50)}, {duration(lane.itl.p99)}"),
-        ("in time: first tokens, gaps", f"{share(lane.ttft_attainment)}, {share(lane.itl_attainment)}"),
-        ("device busy", f"{report.busy:.0%}"),
-    ]
-    if wish.rank:
-        beside, host = adapters_beside(one, wish.demand(one.core), wish.rank)
-        rows.append((f"adapters of rank {wish.rank}", f"{beside:,} in pages beside KV, {host:,} in host memory"))
-    if one.cost is not None:
-        rows.append(("price", f"{one.cost:,.2f} an hour, {_per_million(one, wish)} a million output tokens"))
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _plot(
+    candidate: Candidate, wish: Wish, scenario: Scenario, of_cluster: Callable[..., ClusterReport], out: Path
+) -> None:
+    """Draw the latency of an engine of a plan, or of all its engines if they split requests, over its throughput."""
+    served = candidate.most.rate * (candidate.engines if candidate.prefill else 1)
+    setup, names = Setup(candidate.device, candidate.core), [f"{part:g}x" for part in PLOT_RATES]
+    with shown_progress(names) as advance:
+        if candidate.prefill:
+            reports: Mapping[str, Measured] = {
+                name: of_cluster(candidate, wish, scenario, part * served, partial(advance, name))
+                for name, part in zip(names, PLOT_RATES, strict=True)
+            }
+        else:
+            scales = (part * served / (wish.traffic.rate or 1.0) for part in PLOT_RATES)
+            runs = [Run(name, setup, scenario.workload(scale)) for name, scale in zip(names, scales, strict=True)]
+            reports = run_all(runs, 1, advance)
+    title = f"{candidate.device.description}, {served:.3g} requests/s at 1x"
+    draw({candidate.device.name: list(zip(PLOT_RATES, reports.values(), strict=True))}, title, out)
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -258,9 +206,11 @@ def _notes(plan: Plan) -> Iterator[str]:
     for name, count in (("tensor_parallel", one.ranks), ("pipeline_parallel", one.stages)):
         if count > 1:
             yield f"engine.{name}: {count} has not run on GPUs yet: measure before you rely on it"
+    if one.prefill:
+        yield "engine.split has not run on GPUs yet: measure before you rely on it"
 
 
-def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
+def _settings(candidate: Candidate, wish: Wish, mode: SplitMode) -> dict[str, Any]:
     """Return sections of a configuration file for an engine of the plan."""
     engine: dict[str, Any] = {"max_seqs": candidate.core.max_seqs, "token_budget": candidate.core.token_budget}
     engine |= {"replicas": candidate.engines}
@@ -270,13 +220,18 @@ def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
         engine |= {"pipeline_parallel": candidate.stages} if candidate.stages > 1 else {}
         engine |= {"weights": candidate.form} if candidate.form != "bf16" else {}
         engine |= {"kv_dtype": "fp8"} if FORMS[candidate.form].is_fp8 else {}
+    if candidate.prefill:
+        prefill, decode = candidate.prefill, candidate.engines - candidate.prefill
+        swap_gb = candidate.core.host_pages * candidate.device.page_bytes / GIB
+        engine |= {"kv_listen": "auto", "swap_gb": round_up(swap_gb), "split": mode.value}
+        engine |= {"roles": ["prefill"] * prefill + ["decode"] * decode}
     goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}
     return {"engine": engine, "lanes": {"interactive": goals}}
 
 
 def _document(plan: Plan, found: list[Candidate]) -> dict[str, Any]:
     return {
-        "plan": {**_figures(plan.candidate), "report": asdict(plan.report), "is_enough": plan.is_enough},
+        "plan": {**_figures(plan.candidate), "report": plan.report, "is_enough": plan.is_enough},
         "candidates": [_figures(candidate) for candidate in found],
     }
 

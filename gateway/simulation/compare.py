@@ -9,7 +9,7 @@ from engine.sim.cluster import Change, Chooser, simulate_cluster
 from engine.sim.compare import Advance, run_apart
 from engine.sim.device import copy_bytes_per_s
 from engine.sim.links import LINKS, Link
-from engine.sim.run import Setup
+from engine.sim.run import Progress, Setup
 from engine.sim.workload import Workload
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode, Splitting
@@ -41,9 +41,10 @@ class Trial:
         return self.router if self.split is SplitMode.NEVER else f"split {self.split.value}"
 
 
-def run_trial(trial: Trial) -> ClusterReport:
+def run_trial(trial: Trial, progress: Progress = lambda _: None) -> ClusterReport:
+    """Simulate a cluster; `progress` is called from time to time."""
     chooser = make_chooser(trial)
-    result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes, link=trial.link)
+    result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes, progress, trial.link)
     reasons = chooser.reasons if isinstance(chooser, OurRouter) else {}
     died_at = next((change.at for change in trial.changes if change.dies), None)
     return make_cluster_report(result, trial.workload, trial.replicas, reasons, died_at)

@@ -49,6 +49,12 @@ class ClusterReport:
     kv_bytes: float
     """Bytes of KV that were sent for each of these."""
 
+    def interactive_p99(self, name: str) -> float | None:
+        """Return the 99th percentile, in seconds, of an interactive latency; `name` is ttft, itl, tpot or e2e. None
+        means that nothing was measured."""
+        lane = self.lanes.get("interactive")
+        return getattr(lane, name).p99 if lane else None
+
 
 def make_cluster_report(
     result: ClusterResult, workload: Workload, replicas: int, reasons: Mapping[str, int], died_at: float | None

@@ -12,9 +12,11 @@ from engine.core.config import LaneGoals
 from engine.executor.cost import StepWork
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
 from engine.sim.analysis import analyze
+from engine.sim.links import LINKS
 from engine.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, find_shape
+from engine.sim.split_planning import split_candidates
 from engine.sim.synthetic import Sizes
 
 LLAMA = {
@@ -137,7 +139,7 @@ def test_the_plan_is_tried_on_the_real_scheduler():
     best = candidates(wanted, ["h100"], ["bf16"], {})[0]
     plan = try_out(best, wanted, SCENARIO)
     assert plan.is_enough
-    assert plan.report.lanes["interactive"].finished == len(SCENARIO.workload().trace)
+    assert plan.lane.finished == len(SCENARIO.workload().trace)
     overloaded = replace(wanted, rate=8 * best.most.rate)
     assert not try_out(with_engines(best, overloaded, 1), overloaded, SCENARIO).is_enough
 
@@ -181,3 +183,22 @@ def test_sharing_layers_serves_more_over_fast_links_and_stages_more_over_slow_on
     assert shared > 1.2 * staged
     shared, staged = rates("l40s", "fp8")
     assert staged > 1.2 * shared
+
+
+def test_parts_of_split_requests_grow_with_what_they_compute():
+    def parts(prompt, output, link="nvlink"):
+        scenario = Scenario(rate=20.0, prompt=Sizes(prompt, prompt), output=Sizes(output, output), seconds=30.0)
+        wanted = wish(rate=20.0, goals=LaneGoals(2.0, 0.05), scenario=scenario)
+        [one] = split_candidates(candidates(wanted, ["h100"], ["bf16"], {})[:1], wanted, LINKS[link])
+        return one.prefill, one.engines - one.prefill
+
+    short, long = parts(1000, 50), parts(8000, 50)
+    assert short[0] < long[0]
+    assert parts(1000, 50)[1] < parts(1000, 2000)[1]
+    assert min(parts(8000, 50, "ethernet-10")) > max(long), "each engine sends and receives over its own link"
+
+
+def test_engines_of_several_ranks_do_not_split_requests():
+    large = wish("llama-3.1-70b", 2.0)
+    assert candidates(large, ["h100"], ["bf16"], {})
+    assert not list(split_candidates(candidates(large, ["h100"], ["bf16"], {}), large, LINKS["nvlink"]))

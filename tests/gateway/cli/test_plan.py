@@ -39,6 +39,20 @@ def test_adapters_and_devices_that_share_layers_are_told(tmp_path):
     assert load_config(settings, {}).default_model.engine.tensor_parallel == 2
 
 
+def test_engines_for_prompts_and_others_for_answers_are_planned_and_configured(tmp_path):
+    settings, figures = tmp_path / "engine.yaml", tmp_path / "plan.json"
+    done = run("llama-3.1-8b", *SMALL, "--split", "always", "--settings", settings, "--json", figures)
+    assert done.exit_code == 0, done.output
+    assert "1 prefill + 1 decode x llama-3.1-8b in bf16 on h100" in done.output
+    assert "engine.split has not run on GPUs" in done.output
+    plan = json.loads(figures.read_text())["plan"]
+    assert plan["is_enough"] and (plan["prefill"], plan["engines"]) == (1, 2)
+    assert plan["report"]["split"] == plan["report"]["lanes"]["interactive"]["requests"] > 10
+    model = load_config(settings, {}).default_model
+    assert (model.engines.replicas, model.engines.roles, model.engines.split) == (2, ("prefill", "decode"), "always")
+    assert (model.engine.kv_listen, model.engine.swap_gb) == ("auto", 16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -47,6 +61,9 @@ def test_adapters_and_devices_that_share_layers_are_told(tmp_path):
         (["llama-3.1-8b", "--weights", "int3"], "--weights: 'int3' is none of"),
         (["llama-3.1-8b", "--price", "h100=cheap"], "--price must be DEVICE=AMOUNT"),
         (["llama-3.1-8b", "--itl", "0.0001"], "widen the goals"),
+        (["llama-3.1-8b", "--split", "often"], "--split: 'often' is none of auto, never, always"),
+        (["llama-3.1-8b", "--link", "string"], "--link: 'string' is none of nvlink"),
+        (["llama-3.1-70b", "--split", "always"], "needs a model that fits one device"),
         (["llama-3.1-8b", "--rate", "0"], "the rate must be positive"),
         (["llama-3.1-8b", "--rate", "inf"], "the rate must be positive"),
         (["llama-3.1-8b", "--adapters", "1000000000"], "adapters must be at most 100,000"),

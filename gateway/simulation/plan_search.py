@@ -1,0 +1,101 @@
+"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from engine.sim.links import Link
+from engine.sim.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
+from engine.sim.run import Progress, Setup
+from engine.sim.scenario import Scenario
+from engine.sim.split_planning import with_parts
+from gateway.routing.split import SplitMode
+from gateway.simulation.compare import OURS, Trial, run_trial
+from gateway.simulation.report import ClusterReport
+
+MOST_TRIALS, MOST_SPLIT = 8, 2
+"""Simulations of a candidate until goals are met, and candidates with split requests that are simulated."""
+MOST_REQUESTS, LEAST_S = 1500, 5.0
+"""Requests of a simulated cluster, about, unless so many seconds have more of them."""
+
+Try = Callable[[Candidate], Plan]
+Shown = Callable[[str], Progress]
+"""Returns the function that shows the progress of a simulation, by its name."""
+
+
+def find_plan(
+    found: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
+) -> Plan:
+    """Return the plan of the first candidate that does not split requests, or of one that does if it is cheaper and
+    meets the goals. With `split` ALWAYS, return that of the first one that does. `found` is in the order of price.
+    Raises ValueError if there is no such candidate, or no request is interactive."""
+
+    def try_whole(one: Candidate) -> Plan:
+        return try_out(one, wish, scenario, shown(f"{one.engines} engines"))
+
+    def try_split(one: Candidate) -> Plan:
+        progress = shown(f"{one.prefill} prefill + {one.engines - one.prefill} decode")
+        return _try_cluster(one, wish, scenario, split, link, progress)
+
+    price = pricing(found)
+    whole, parts = ([one for one in found if bool(one.prefill) is is_split] for is_split in (False, True))
+    if split is SplitMode.ALWAYS:
+        if not parts:
+            raise ValueError("--split always needs a model that fits one device, and answers of at least two tokens")
+        return _grow(parts[0], wish, try_split, price, math.inf)
+    plan = _grow(whole[0], wish, try_whole, price, math.inf)
+    for one in parts[:MOST_SPLIT]:
+        limit = price(plan.candidate) if plan.is_enough else math.inf
+        if price(one) < limit and (other := _grow(one, wish, try_split, price, limit)).is_enough:
+            plan = other
+    return plan
+
+
+def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candidate], float], limit: float) -> Plan:
+    """Simulate a candidate with more and more engines until the goals are met, or one more trial would be one too many
+    or of engines that are not cheaper than `limit`. Return the last plan."""
+    plan = trial(candidate)
+    for _ in range(MOST_TRIALS - 1):
+        candidate = _grown(plan, wish)
+        if plan.is_enough or price(candidate) >= limit:
+            break
+        plan = trial(candidate)
+    return plan
+
+
+def _grown(plan: Plan, wish: Wish) -> Candidate:
+    """Return the candidate of a plan with an eighth more engines, but at least one: with split requests, of the part
+    that is late."""
+    one = plan.candidate
+    if not one.prefill:
+        return with_engines(one, wish, one.engines + _more(one.engines))
+    prefill, decode = one.prefill, one.engines - one.prefill
+    if (plan.lane.ttft_attainment or 0.0) < wish.goals.attainment:
+        return with_parts(one, wish, prefill + _more(prefill), decode)
+    return with_parts(one, wish, prefill, decode + _more(decode))
+
+
+def _more(engines: int) -> int:
+    return max(1, engines // 8)
+
+
+def _try_cluster(
+    one: Candidate, wish: Wish, scenario: Scenario, split: SplitMode, link: Link, progress: Progress
+) -> Plan:
+    """Simulate a candidate that splits requests. Raises ValueError if no request is interactive."""
+    report = cluster_report(one, wish, scenario, wish.rate, progress, split=split, link=link)
+    return judged(one, wish, report.lanes, (report.idlest, report.busiest), asdict(report))
+
+
+def cluster_report(
+    one: Candidate, wish: Wish, scenario: Scenario, rate: float, progress: Progress, *, split: SplitMode, link: Link
+) -> ClusterReport:
+    """Simulate all engines of a candidate that splits requests, behind the gateway's router, at `rate` requests a
+    second."""
+    seconds = min(scenario.seconds or math.inf, max(LEAST_S, MOST_REQUESTS / rate))
+    workload = replace(scenario, seconds=seconds).workload(rate / (wish.traffic.rate or rate))
+    setup = Setup(one.device, one.core)
+    trial = Trial(OURS, setup, workload, one.engines, split=split, prefill=one.prefill, link=link)
+    return run_trial(trial, progress)

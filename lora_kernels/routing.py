@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels.layout import EXPERT_TARGETS, LoraTable
-from lora_kernels.segments import Int32Array, SegmentPlan, plan_segments
+from lora_kernels.segments import SegmentPlan, plan_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,16 @@ class RowAdapters(NamedTuple):
     """The adapters of a step's rows, for experts.
 
     Attributes:
-        slots: int32 [num_rows], on the host. Adapter slot of each row, -1 for the base model.
+        slots: int32 [num_rows], on the device. Adapter slot of each row, -1 for the base model.
         order: int64 [num_rows], on the device. All rows, those of the base model first and then by adapter slot.
+        max_rank: no adapter of the step has a larger rank on an expert.
+        max_rows: no adapter of the step has more rows.
     """
 
-    slots: Int32Array
+    slots: Tensor
     order: Tensor
+    max_rank: int
+    max_rows: int
 
 
 class ExpertKernels(Protocol):
@@ -67,7 +71,14 @@ class ExpertKernels(Protocol):
         the sum is computed in fp32."""
 
     def prepare_lora(
-        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+        self,
+        arena: Tensor,
+        table: LoraTable,
+        adapters: RowAdapters,
+        routing: Routing,
+        layer: int,
+        first_target: int,
+        max_features: int,
     ) -> Any:
         """Returns the data with which `Backend.add_lora` adds the deltas of experts' adapters to entries: with layer 0
         and groups of the targets 0 (gate), 1 (up) and 2 (down). None means that there is nothing to add.
@@ -76,6 +87,7 @@ class ExpertKernels(Protocol):
             table: the table of the model's adapters, of which `first_target` is the gate of expert 0. The number of its
                 targets and `first_target` are multiples of 3, and an expert's three targets are neighbours.
             routing: of this layer, made with `adapters.order`.
+            max_features: the largest number of inputs of an expert's projections.
         """
 
 
@@ -110,19 +122,31 @@ class TorchExperts:
         return torch.einsum("rkw,rk->rw", parts, weights).to(entries.dtype)
 
     def prepare_lora(
-        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+        self,
+        arena: Tensor,
+        table: LoraTable,
+        adapters: RowAdapters,
+        routing: Routing,
+        layer: int,
+        first_target: int,
+        max_features: int,
     ) -> Any:
         """Segments the entries on the host, and prepares their LoRA as if they were rows:
         `ExpertKernels.prepare_lora`."""
         starts, rows = routing.starts.cpu().numpy(), routing.rows.cpu().numpy()
         experts = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        slots = adapters.slots[rows]
-        virtual = virtual_slots(table, slots, experts, layer, first_target)
+        slots = adapters.slots.cpu().numpy()[rows]
+        virtual = first_virtual_slot(table, layer, first_target) + slots * slots_each(table) + experts
         plan = plan_segments(np.where(slots < 0, -1, virtual).astype(np.int32))
         return self._prepare(arena, table.by_expert(), plan) if plan.num_segments else None
 
 
-def virtual_slots(table: LoraTable, slots: Int32Array, experts: Any, layer: int, first_target: int) -> Any:
-    """Returns the slots in `LoraTable.by_expert` of experts of adapters: integers of the shape of `slots`."""
+def first_virtual_slot(table: LoraTable, layer: int, first_target: int) -> int:
+    """Returns the slot in `LoraTable.by_expert` of expert 0 of adapter slot 0, whose gate is `first_target`."""
+    return (layer * table.host_ranks.shape[2] + first_target) // EXPERT_TARGETS
+
+
+def slots_each(table: LoraTable) -> int:
+    """Returns the number of slots in `LoraTable.by_expert` that each adapter slot has."""
     _, layers, targets = table.host_ranks.shape
-    return ((slots * layers + layer) * targets + first_target) // EXPERT_TARGETS + experts
+    return layers * targets // EXPERT_TARGETS

@@ -184,12 +184,20 @@ class ExpertsOnDevice:
         return self._experts.combine(there, to_device(routing, there.device)).to(entries.device)
 
     def prepare_lora(
-        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+        self,
+        arena: Tensor,
+        table: LoraTable,
+        adapters: RowAdapters,
+        routing: Routing,
+        layer: int,
+        first_target: int,
+        max_features: int,
     ) -> Any:
         """Return the device data that `add_lora` needs for entries, made from copies of the arguments."""
         arena, twin = self._device.there(arena), self._device.table(table)
-        there = adapters._replace(order=self._device.there(adapters.order)), to_device(routing, arena.device)
-        return self._experts.prepare_lora(arena, twin, *there, layer, first_target)
+        slots, order = self._device.there(adapters.slots), self._device.there(adapters.order)
+        there = adapters._replace(slots=slots, order=order), to_device(routing, arena.device)
+        return self._experts.prepare_lora(arena, twin, *there, layer, first_target, max_features)
 
 
 class ScalesOnDevice:

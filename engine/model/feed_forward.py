@@ -77,7 +77,7 @@ class Experts:
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
         """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""
         logits = lora.apply(self.router, x, layer, self.groups.router)
-        routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer)
+        routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer, self.groups)
         gate_up, down = (partial(linear, starts=routing.starts) for linear in (self.gate_up, self.down))
         inner = of_entries.apply(gate_up, x.index_select(0, routing.rows), 0, self.groups.gate_up)
         inner = _activate(self.activation, backend.pointwise)(inner)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from engine.model.spec import ModelSpec
@@ -18,6 +17,7 @@ from lora_kernels.backend import Backend
 from lora_kernels.dora import BaseScales
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.linear import Linear
+from lora_kernels.pinned import upload
 from lora_kernels.routing import Routing, RowAdapters
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.select import prepare_scales
@@ -158,14 +158,17 @@ class LoraStep:
             self.backend.add_lora(out, x, self.prepared, layer, group)
         return out
 
-    def route(self, logits: Tensor, top_k: int, normalised: bool, layer: int) -> tuple[Routing, LoraStep]:
+    def route(
+        self, logits: Tensor, top_k: int, normalised: bool, layer: int, groups: ExpertGroups
+    ) -> tuple[Routing, LoraStep]:
         """Returns the entries of a layer with experts, of the router's logits [num_rows, experts], and the LoRA work on
-        them, whose groups are those of `ExpertGroups`, in layer 0."""
+        them, with `groups`, in layer 0."""
         experts, work = self.backend.experts, self.of_experts
         if work is None:
             return experts.route(logits, top_k, normalised=normalised), LoraStep(self.backend, None)
         routing = experts.route(logits, top_k, normalised=normalised, order=work.adapters.order)
-        prepared = experts.prepare_lora(work.arena, work.table, work.adapters, routing, layer, FIRST_EXPERT)
+        features = max(groups.gate_up.in_features, groups.down.in_features)
+        prepared = experts.prepare_lora(work.arena, work.table, work.adapters, routing, layer, FIRST_EXPERT, features)
         return routing, LoraStep(self.backend, prepared)
 
 
@@ -189,8 +192,10 @@ def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: Se
 
 
 def _prepare_experts(arena: Tensor, table: LoraTable, segments: SegmentPlan, num_rows: int) -> LoraOfExperts | None:
-    if not table.host_ranks[segments.adapter_slots, :, FIRST_EXPERT:].any():
+    ranks = table.host_ranks[segments.adapter_slots, :, FIRST_EXPERT:]
+    if not ranks.any():
         return None
     slots = segments.slots_of_rows(num_rows)
-    order = torch.from_numpy(np.argsort(slots, kind="stable"))
-    return LoraOfExperts(arena, table, RowAdapters(slots, order.to(arena.device)))
+    order, device = np.argsort(slots, kind="stable"), arena.device
+    limits = int(ranks.max()), int(segments.lengths.max())
+    return LoraOfExperts(arena, table, RowAdapters(upload(slots, device), upload(order, device), *limits))

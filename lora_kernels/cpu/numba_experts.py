@@ -91,13 +91,20 @@ class NumbaExperts:
         return out
 
     def prepare_lora(
-        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
+        self,
+        arena: Tensor,
+        table: LoraTable,
+        adapters: RowAdapters,
+        routing: Routing,
+        layer: int,
+        first_target: int,
+        max_features: int,
     ) -> NumbaLora | None:
         """Segments the entries by adapter and prepares their LoRA: `ExpertKernels.prepare_lora`."""
         rows, starts = routing.rows.numpy(), routing.starts.numpy()
         tiles = np.empty((len(rows), 3), np.int32)
         place = layer * table.host_ranks.shape[2] + first_target
-        count = _cut_tiles(rows, starts, adapters.slots, table.host_ranks, place, tiles)
+        count = _cut_tiles(rows, starts, adapters.slots.numpy(), table.host_ranks, place, tiles)
         if not count:
             return None
         entries = np.arange(len(rows), dtype=np.int32)

@@ -25,7 +25,7 @@ class TritonBackend:
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
-        self.experts = TritonExperts(self.prepare_lora)
+        self.experts = TritonExperts(lora_tuning)
         self.paged_attention = attention or PagedAttention()
         library = self.paged_attention.name
         self.name = "triton" if library == "triton" else f"triton+{library}"

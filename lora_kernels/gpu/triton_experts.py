@@ -8,10 +8,13 @@ import torch
 import triton
 from torch import Tensor
 
+from lora_kernels.gpu import triton_expert_tiles
 from lora_kernels.gpu.launch import with_constants
+from lora_kernels.gpu.triton_lora_plan import TritonLora
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_routing import choose_experts_kernel, combine_kernel, place_entries_kernel
 from lora_kernels.layout import LoraTable
-from lora_kernels.routing import PrepareLora, Routing, RowAdapters, TorchExperts
+from lora_kernels.routing import Routing, RowAdapters, first_virtual_slot
 
 ROWS = 4
 """Rows whose experts a program chooses, one for each of its warps."""
@@ -20,10 +23,10 @@ PLACE_BLOCK, COMBINE_BLOCK = 1024, 1024
 
 
 class TritonExperts:
-    """`ExpertKernels` for CUDA tensors. `prepare` is the backend's preparation of LoRA."""
+    """`ExpertKernels` for CUDA tensors."""
 
-    def __init__(self, prepare: PrepareLora) -> None:
-        self._torch = TorchExperts(prepare)
+    def __init__(self, lora_tuning: LoraTuning) -> None:
+        self._lora_tuning = lora_tuning
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
         """Chooses the experts of each row, in three launches at most: `ExpertKernels.route`."""
@@ -52,7 +55,17 @@ class TritonExperts:
         return out
 
     def prepare_lora(
-        self, arena: Tensor, table: LoraTable, adapters: RowAdapters, routing: Routing, layer: int, first_target: int
-    ) -> Any:
-        """Segments the entries on the host: `ExpertKernels.prepare_lora`."""
-        return self._torch.prepare_lora(arena, table, adapters, routing, layer, first_target)
+        self,
+        arena: Tensor,
+        table: LoraTable,
+        adapters: RowAdapters,
+        routing: Routing,
+        layer: int,
+        first_target: int,
+        max_features: int,
+    ) -> TritonLora | None:
+        """Segments the entries by adapter: `ExpertKernels.prepare_lora`."""
+        if not adapters.max_rank or not len(routing.rows):
+            return None
+        virtual = first_virtual_slot(table, layer, first_target)
+        return triton_expert_tiles.prepare(arena, table, adapters, routing, virtual, max_features, self._lora_tuning)

@@ -108,10 +108,10 @@ class LoraWorkspace:
         max_segments: int | None = None,
         tuning: LoraTuning = SHIPPED,
     ) -> None:
-        self.max_rows, self.max_rank = max_rows, _round_up(max_rank, RANK_TILE)
+        self.max_rows, self.max_rank = max_rows, round_up(max_rank, RANK_TILE)
         self.long_from = max_rows + 1 if max_segments is None else tuning.long_from
         self.capacities = _capacities(max_rows, self.max_rank, max_segments, tuning)
-        self.sections = _sections(max_rows, self.capacities)
+        self.sections = list_sections(max_rows, self.capacities)
         self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device) if meta is None else meta
         self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
@@ -133,14 +133,14 @@ class LoraWorkspace:
 
 def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
     """Allocates the `sums` of a `LoraWorkspace`: uninitialised fp32 [parts, max_rows, max_rank rounded up to 16]."""
-    return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
+    return torch.empty((parts, max_rows, round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
 
 
 def workspace_numbers(
     max_rows: int, max_rank: int = MAX_RANK, max_segments: int | None = None, tuning: LoraTuning = SHIPPED
 ) -> int:
     """Returns the size of `LoraWorkspace.meta` in int32 numbers, a multiple of four."""
-    return _sections(max_rows, _capacities(max_rows, _round_up(max_rank, RANK_TILE), max_segments, tuning))[-1]
+    return list_sections(max_rows, _capacities(max_rows, round_up(max_rank, RANK_TILE), max_segments, tuning))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> TritonLora | None:
@@ -151,14 +151,14 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
         return None
     lists = _cut(plan, ranks, tuning, tuning.long_from)
     counts = tuple(len(tiles) for tiles in lists)
-    sections = _sections(len(plan.rows), counts)
+    sections = list_sections(len(plan.rows), counts)
     host = np.empty(sections[-1], dtype=np.int32)
     _write(host, sections, plan.rows, lists)
     meta = pinned.upload(host, arena.device)
-    max_rank = _round_up(int(ranks.max()), RANK_TILE)
+    max_rank = round_up(int(ranks.max()), RANK_TILE)
     sums = torch.empty((MAX_PARTS, len(plan.rows), max_rank), dtype=torch.float32, device=arena.device)
     rows = meta[HEADER : HEADER + len(plan.rows)]
-    return TritonLora(arena, table, rows, _lists(meta, sections, counts), sums, tuning)
+    return TritonLora(arena, table, rows, tile_lists(meta, sections, counts), sums, tuning)
 
 
 def record(
@@ -175,7 +175,7 @@ def record(
     shrink = tiles * workspace.max_rank // RANK_TILE
     programs = (tiles, shrink, *(workspace.capacities[2:] if has_long else (0, 0)))
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
-    lists = _lists(workspace.meta, workspace.sections, programs)
+    lists = tile_lists(workspace.meta, workspace.sections, programs)
     return TritonLora(arena, table, rows, lists, workspace.sums, tuning)
 
 
@@ -238,10 +238,10 @@ def _capacities(
     return tiles, tiles * max_rank // RANK_TILE, long, long * -(-max_rank // tuning.long_ranks)
 
 
-def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
+def list_sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the indices, in int32 numbers, at which the rows and then each list begin after the header, and at which
     the last list ends. They are multiples of four, 16 bytes."""
-    first_list = HEADER + _round_up(max_rows, 4)
+    first_list = HEADER + round_up(max_rows, 4)
     return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
 
 
@@ -256,7 +256,9 @@ def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists:
     return end
 
 
-def _lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -> TileLists:
+def tile_lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -> TileLists:
+    """Returns the lists in `meta`, whose sections begin at `sections` (see `list_sections`), for launches of up to so
+    many `programs` for each list."""
     counts = meta[:HEADER].split(COUNT)
     spans = itertools.pairwise(sections[1:])
     return TileLists(
@@ -267,5 +269,6 @@ def _lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -
     )
 
 
-def _round_up(number: int, unit: int) -> int:
+def round_up(number: int, unit: int) -> int:
+    """Returns the smallest multiple of `unit` that is not below `number`."""
     return -(-number // unit) * unit

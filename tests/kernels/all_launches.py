@@ -7,8 +7,10 @@ from dataclasses import replace
 from importlib import import_module
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from dora_checks import ALL, SHAPE, dora_case
+from expert_checks import FIRST, HIDDEN, arena_of_adapters, row_adapters
 from kernel_cases import attention_case, lora_case
 from triton.runtime import JITFunction
 
@@ -109,4 +111,8 @@ def _launch_experts() -> None:
     experts, linears = TritonBackend().experts, DeviceExperts(torch.zeros(4, 48, 64, dtype=BF16), 4)
     routing = experts.route(torch.zeros(5, 4, dtype=BF16), 2, normalised=True, order=torch.arange(5))
     routing.starts.copy_(torch.tensor([0, 5, 10, 10, 10]))
+    arena, table = arena_of_adapters([(5, 5)], BF16)
+    for max_rows in (1, 200):
+        adapters = row_adapters(np.zeros(5, dtype=np.int32), 5)._replace(max_rows=max_rows)
+        experts.prepare_lora(arena, table, adapters, routing, 0, FIRST, HIDDEN)
     experts.combine(linears(torch.zeros(10, 64, dtype=BF16), routing.starts), routing)

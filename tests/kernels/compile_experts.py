@@ -7,8 +7,10 @@ from typing import Any
 
 from lora_kernels.gpu.grouped_linear import expert_constants
 from lora_kernels.gpu.grouped_tuning import SHIPPED
+from lora_kernels.gpu.triton_expert_tiles import expert_tiles_kernel, tile_constants
 from lora_kernels.gpu.triton_experts import COMBINE_BLOCK, PLACE_BLOCK, ROWS
 from lora_kernels.gpu.triton_grouped import grouped_kernel
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED as LORA
 from lora_kernels.gpu.triton_routing import choose_experts_kernel, combine_kernel, place_entries_kernel
 
 POINTERS = {
@@ -30,4 +32,7 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield f"choose experts {model}", choose_experts_kernel, block, {"num_warps": ROWS}
         place = {"TOP_K": top_k, "HAS_ORDER": True, "BLOCK": PLACE_BLOCK}
         yield f"place entries {model}", place_entries_kernel, place, {"num_warps": 4}
+        tiles = {**expert_constants(count), "SLOTS_EACH": 48 * (count + 3), "TARGETS": 3, **tile_constants(LORA, True)}
+        for write in (False, True):
+            yield f"expert tiles {model}", expert_tiles_kernel, {**tiles, "WRITE": write}, {"num_warps": 4}
         yield f"combine {model}", combine_kernel, {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK}, {"num_warps": 4}

@@ -13,6 +13,7 @@ from lora_kernels import reference
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
 from lora_kernels.routing import Routing, RowAdapters
+from lora_kernels.segments import Int32Array
 
 EXPERTS, TOP_K, LAYERS, FIRST, HIDDEN, INNER = 7, 3, 2, 3, 40, 24
 GATE_UP, DOWN = (
@@ -65,12 +66,12 @@ def rows_are_weighted_sums_of_their_entries(dtype: torch.dtype, backend: Backend
 
 
 def entries_have_their_adapters_deltas(backend: Backend) -> None:
-    arena, table = _adapters([(5, 0), (20, 3), (0, 0)])
-    adapters = RowAdapters(SLOTS, torch.from_numpy(np.argsort(SLOTS, kind="stable")))
+    arena, table = arena_of_adapters([(5, 0), (20, 3), (0, 0)])
+    adapters = row_adapters(SLOTS, 20)
     _, routing = _routed(backend, True, adapters.order)
     slots, experts = SLOTS[routing.rows.numpy()], experts_of(routing).numpy()
     for layer in range(LAYERS):
-        prepared = backend.experts.prepare_lora(arena, table, adapters, routing, layer, FIRST)
+        prepared = backend.experts.prepare_lora(arena, table, adapters, routing, layer, FIRST, HIDDEN)
         for group, first in ((GATE_UP, 0), (DOWN, 2)):
             x = torch.randn(len(slots), group.in_features)
             out = torch.randn(len(slots), sum(group.out_features))
@@ -84,24 +85,29 @@ def entries_have_their_adapters_deltas(backend: Backend) -> None:
 
 
 def adapters_of_no_expert_prepare_nothing(backend: Backend) -> None:
-    arena, table = _adapters([(0, 0)] * 3)
-    adapters = RowAdapters(SLOTS, torch.from_numpy(np.argsort(SLOTS, kind="stable")))
+    arena, table = arena_of_adapters([(0, 0)] * 3)
+    adapters = row_adapters(SLOTS, 0)
     _, routing = _routed(backend, True, adapters.order)
-    prepared = backend.experts.prepare_lora(arena, table, adapters, routing, 0, FIRST)
+    prepared = backend.experts.prepare_lora(arena, table, adapters, routing, 0, FIRST, HIDDEN)
     out = torch.zeros(len(routing.rows), HIDDEN)
     if prepared is not None:
         backend.add_lora(out, torch.randn(len(out), INNER), prepared, 0, DOWN)
     assert not out.any()
 
 
-def _adapters(ranks: list[tuple[int, int]]) -> tuple[Tensor, LoraTable]:
+def row_adapters(slots: Int32Array, max_rank: int) -> RowAdapters:
+    order = torch.from_numpy(np.argsort(slots, kind="stable"))
+    return RowAdapters(torch.from_numpy(slots), order, max_rank, int(np.bincount(slots[slots >= 0]).max()))
+
+
+def arena_of_adapters(ranks: list[tuple[int, int]], dtype: torch.dtype = torch.float32) -> tuple[Tensor, LoraTable]:
     """An arena and a table with adapters that have the first rank on experts of even number, the second on others, and
     another rank on linears before the experts'."""
     widths = np.asarray(
         [(8, 8)] * FIRST + [(HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)] * EXPERTS, dtype=np.int32
     )
     table, generator = LoraTable(len(ranks), LAYERS, len(widths), 1024, torch.device("cpu")), torch.Generator()
-    pages = [torch.zeros(1, 1024)]
+    pages = [torch.zeros(1, 1024, dtype=dtype)]
     for slot, (even, odd) in enumerate(ranks):
         own = np.zeros((LAYERS, len(widths)), dtype=np.int32)
         own[:, :FIRST] = 2
@@ -115,7 +121,7 @@ def _adapters(ranks: list[tuple[int, int]]) -> tuple[Tensor, LoraTable]:
             for layer, target in np.argwhere(own > 0)
         }
         first = sum(map(len, pages))
-        pages.append(pack_adapter(layout, blocks, 1024, torch.float32))
+        pages.append(pack_adapter(layout, blocks, 1024, dtype))
         table.set(slot, layout, tuple(range(first, first + layout.num_pages)))
     return torch.cat(pages).view(-1), table
 

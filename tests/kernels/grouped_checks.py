@@ -8,9 +8,19 @@ from itertools import pairwise
 from typing import NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from backend_checks import assert_error_within_twice
-from expert_checks import rows_are_weighted_sums_of_their_entries
+from expert_checks import (
+    EXPERTS,
+    FIRST,
+    HIDDEN,
+    LAYERS,
+    arena_of_adapters,
+    experts_of,
+    row_adapters,
+    rows_are_weighted_sums_of_their_entries,
+)
 from interpreter_numbers import tensor_cores
 from torch import Tensor
 
@@ -18,6 +28,7 @@ from lora_kernels.gpu import triton_experts
 from lora_kernels.gpu.grouped_linear import DeviceExperts
 from lora_kernels.gpu.grouped_tuning import GroupedTile, GroupedTuning
 from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.routing import Routing, TorchExperts
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -114,6 +125,40 @@ def an_entry_has_the_same_bits_among_any_others() -> None:
     assert torch.equal(among[20:29], alone)
 
 
+def tiles_cover_the_entries_of_adapters(long_from: int) -> None:
+    """Most entries are of one expert, in several blocks; adapters have up to 110 rows, or none that change experts."""
+    generator = torch.Generator().manual_seed(4)
+    slots = np.repeat(np.array([0, 1, 2, -1], dtype=np.int32), [110, 45, 10, 35])
+    slots = slots[torch.randperm(len(slots), generator=generator).numpy()]
+    arena, table = arena_of_adapters([(5, 0), (20, 33), (0, 0)])
+    adapters, tuning = row_adapters(slots, 33), LoraTuning(long_from=long_from)
+    logits = torch.randn(len(slots), EXPERTS, generator=generator)
+    logits[:, 2] += 50.0
+    experts = TritonBackend(tuning).experts
+    routing = experts.route(logits, 2, normalised=True, order=adapters.order)
+    lora = experts.prepare_lora(arena, table, adapters, routing, 1, FIRST, HIDDEN)
+    virtual = (slots[routing.rows] * LAYERS + 1) * (len(table.host_ranks[0, 0]) // 3) + 1 + experts_of(routing).numpy()
+    assert torch.equal(lora.rows, torch.arange(len(virtual)).int())
+    ranks = np.where(slots[routing.rows] < 0, 0, lora.table.max_ranks[virtual])
+    covered = np.zeros((len(virtual), 33), dtype=int)
+    pairs = (lora.lists.rows, lora.lists.shrink, tuning.tile_rows, 16), (
+        lora.lists.long_rows, lora.lists.long_shrink, tuning.long_rows, tuning.long_ranks,
+    )  # fmt: skip
+    for rows, shrink, most, each in pairs:
+        assert int(rows.count) <= rows.programs and int(shrink.count) <= shrink.programs if rows.programs else True
+        tiles = rows.tiles[: int(rows.count)].tolist() if rows.programs else []
+        expected = []
+        for slot, first, count, _ in tiles:
+            assert 0 < count <= most and (virtual[first : first + count] == slot).all()
+            is_long = np.count_nonzero(virtual == slot) >= long_from
+            assert is_long == (most == tuning.long_rows)
+            covered[first : first + count, : ranks[first]] += 1
+            expected += [[slot, first, count, rank] for rank in range(0, ranks[first], each)]
+        assert sorted(shrink.tiles[: len(expected)].tolist()) == sorted(expected)
+    assert (covered == (np.arange(33) < ranks[:, None])).all()
+    assert bool(lora.lists.long_rows.programs) == (long_from <= 110)
+
+
 def rows_are_weighted_sums_in_bf16() -> None:
     with tensor_cores():
         rows_are_weighted_sums_of_their_entries(BF16, TritonBackend())
@@ -129,6 +174,7 @@ GROUPED_CHECKS: dict[str, Callable[[], None]] = {
         f"experts: {name}": partial(products_are_those_of_each_expert, case, *sizes)
         for (name, case), sizes in zip(CASES.items(), ((41, 64), (12, 32), (40, 64), (30, 64), (33, 33)), strict=True)
     },
+    **{f"experts' tiles, long from {rows}": partial(tiles_cover_the_entries_of_adapters, rows) for rows in (32, 128)},
     **{
         check.__name__: check
         for check in (

@@ -25,7 +25,7 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("correct_engine",),
         *((f"kernel_tests {part}/4",) for part in range(4)),
     ),
-    "B": (("kernels_lora", "kernels_attention", "kernels_rest", "kernels_quantized"),),
+    "B": (("kernels_lora", "kernels_attention", "kernels_rest", "kernels_quantized", "kernels_experts"),),
     "C": (("peers_lora", "peers_attention", "flashinfer_steps"),),
     "D": (("decoding",),),
     "E": (("device_lanes",),),

@@ -81,7 +81,9 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     engines = sections["A"]["tables"]["engine in fp32"]
     assert [row["case"].split(", ")[1] for row in engines] == ["a step ahead", "in turn"]
     assert all(row["preemptions"] > 0 < row["adapter evictions"] for row in engines)
-    assert {"LoRA, decode", "attention, decode", "pointwise", "sampler, host included"} <= set(sections["B"]["tables"])
+    assert {"LoRA, decode", "attention, decode", "pointwise", "sampler, host included", "experts"} <= set(
+        sections["B"]["tables"]
+    )
     assert any("left out" in note for note in sections["C"]["notes"])
     decoded = next(rows for name, rows in sections["D"]["tables"].items() if name.startswith("decode"))
     assert {"base", "idle: adapters resident, unused"} < {row["case"] for row in decoded}

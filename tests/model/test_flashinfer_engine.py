@@ -131,7 +131,7 @@ def test_what_computes_attention_is_logged_with_the_reason(tiny_llama, monkeypat
     told = AttentionChoice(frozenset({PROMPTS}), "measured on this device")
     asked = []
 
-    def load(*arguments, sums):
+    def load(*arguments, sums, experts):
         *_, wish, on_attention = arguments
         asked.append(wish)
         on_attention(told)

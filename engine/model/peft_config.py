@@ -96,7 +96,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         kind=config["peft_type"],
         seed=_seed(config),
         scaled_inputs=_scaled_inputs(config),
-        parameters=tuple(sorted(parameters)),
+        parameters=frozenset(parameters),
         tokens=_trained_tokens(config),
         saved=_saved_layers(config),
     )
@@ -206,7 +206,7 @@ def _strings(config: dict[str, Any], key: str) -> tuple[str, ...]:
 def _selection(config: dict[str, Any], key: str) -> Selection:
     value = config.get(key)
     if not isinstance(value, str) or not value:
-        return tuple(sorted(_strings(config, key)))
+        return frozenset(_strings(config, key))
     all_linear = key == "target_modules" and value.lower() == ALL_LINEAR
     return _compile(".*" if all_linear else value, value, key)
 

@@ -101,7 +101,7 @@ class TargetShapes:
             modules = [path for path, (_, target) in self.places().items() if target < ROUTER]
             return split_experts(folder, self.spec, modules)
         if parameters := folder.settings.parameters:
-            raise AdapterError(f"target_parameters names {parameters[0][:120]!r}, and this model has no experts")
+            raise AdapterError(f"target_parameters names {min(parameters)[:120]!r}, and this model has no experts")
         if not self.fused:
             return folder
         return split_fused(folder, dict(zip(self.targets, self.widths[:, 1].tolist(), strict=True)))

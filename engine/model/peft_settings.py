@@ -24,8 +24,8 @@ MATCH_SECONDS = 1.0
 microseconds."""
 MAX_INVOCATION = 256
 """Maximum number of tokens that activate an adapter."""
-Selection: TypeAlias = regex.Pattern[str] | tuple[str, ...]
-"""An expression that matches whole module names, or a list of their suffixes."""
+Selection: TypeAlias = regex.Pattern[str] | frozenset[str]
+"""An expression that matches whole module names, or suffixes of them, in whole path components."""
 
 
 class AdapterError(ValueError):
@@ -53,7 +53,6 @@ class PeftSettings:
     rank_overrides: tuple[Override, ...]
     alpha_overrides: tuple[Override, ...]
     target_modules: Selection
-    """An expression that matches whole module names, or a list of suffixes of them, in whole path components."""
     exclude_modules: Selection
     layers: frozenset[int]
     """Layers to adapt; a module targeted by its full path is adapted in any layer. Empty means all layers."""
@@ -69,7 +68,7 @@ class PeftSettings:
     """The kind of adapter, one of `KINDS` (engine/model/peft_fields.py)."""
     seed: int | None = None
     """Seed of VeRA's shared matrices. None means that the weights file has them."""
-    scaled_inputs: Selection = ()
+    scaled_inputs: Selection = frozenset()
     """Ends of the names of modules whose inputs, not outputs, (IA)³ scales, or an expression of whole names."""
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Layers with trained rows, `embed_tokens` or `lm_head`, each with its tokens, in the order of their rows in the
@@ -78,7 +77,7 @@ class PeftSettings:
     """Layers of which the file has all rows (PEFT's `modules_to_save`): `embed_tokens`, `lm_head`, or both."""
     scales_outputs: bool = False
     """True means that each projection has factors of its base outputs, as (IA)³ has once it is converted."""
-    parameters: tuple[str, ...] = ()
+    parameters: frozenset[str] = frozenset()
     """Names of bare parameters that the adapter changes: suffixes of their paths, in whole path components."""
     exact: Mapping[str, tuple[int, float]] | None = None
     """Rank and alpha of each module that the adapter changes, by name, where all of them are known (see
@@ -97,7 +96,7 @@ class PeftSettings:
         module = self._written(module)
         if _selects(self.exclude_modules, module):
             return False
-        if isinstance(self.target_modules, tuple) and self.layers and module not in self.target_modules:
+        if isinstance(self.target_modules, frozenset) and self.layers and module not in self.target_modules:
             return _selects(self.target_modules, module) and self._layer(module) in self.layers
         return _selects(self.target_modules, module)
 
@@ -142,7 +141,7 @@ class PeftSettings:
             sorted(self.layers),
             [pattern.pattern for pattern in self.layer_patterns],
             *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
-            *([{"parameters": self.parameters}] if self.parameters else ()),
+            *([{"parameters": sorted(self.parameters)}] if self.parameters else ()),
             *([self.kind, self.seed, _canonical_selection(self.scaled_inputs)] if self.kind != LORA else ()),
             *([self.tokens] if self.tokens else ()),
             *(["modules_to_save", self.saved] if self.saved else ()),
@@ -152,8 +151,8 @@ class PeftSettings:
     def scales_inputs(self, module: str) -> bool:
         """Returns whether (IA)³ scales the inputs of the module of this name, in place of its outputs. PEFT compares
         the ends of names here, not whole path components. Raises AdapterError as `targets` does."""
-        if isinstance(self.scaled_inputs, tuple):
-            return module.endswith(self.scaled_inputs)
+        if isinstance(self.scaled_inputs, frozenset):
+            return module.endswith(tuple(self.scaled_inputs))
         return _match(self.scaled_inputs, module, whole=True) is not None
 
     def _written(self, module: str) -> str:
@@ -193,8 +192,8 @@ def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSetting
         use_dora=False,
         rank_overrides=others,
         alpha_overrides=() if alpha else others,
-        target_modules=tuple(sorted(ranks)),
-        exclude_modules=(),
+        target_modules=frozenset(ranks),
+        exclude_modules=frozenset(),
         layers=frozenset(),
         layer_patterns=(),
         base_model="",
@@ -212,8 +211,9 @@ def _match(pattern: regex.Pattern[str], module: str, whole: bool = False) -> reg
 
 
 def _selects(selection: Selection, module: str) -> bool:
-    if isinstance(selection, tuple):
-        return any(module == name or module.endswith(f".{name}") for name in selection)
+    if isinstance(selection, frozenset):
+        parts = module.split(".")  # few, where an adapter may name thousands of modules
+        return any(".".join(parts[start:]) in selection for start in range(len(parts)))
     return _match(selection, module, whole=True) is not None
 
 
@@ -222,7 +222,7 @@ def _override(overrides: Iterable[Override], module: str, default: float) -> flo
 
 
 def _canonical_selection(selection: Selection) -> Any:
-    return list(selection) if isinstance(selection, tuple) else selection.pattern
+    return sorted(selection) if isinstance(selection, frozenset) else selection.pattern
 
 
 def short(value: Any) -> str:

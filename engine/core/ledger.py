@@ -17,6 +17,8 @@ from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
 """Weight of the newest step in a smoothed price, which thus averages over about twenty steps."""
+CONTEXT_TOKENS = 8192
+"""Prompt tokens over which `Ledger.prompt_context` is averaged."""
 FIRST_PRICE = 1e-3
 """Device seconds of a token before a price is known, as on a CPU."""
 LEAST_GROWTH = 0.001
@@ -30,6 +32,8 @@ STEPS_REMEMBERED = 2000
 """Number of steps that `Ledger.tail` is computed from: a few bursts of prompts."""
 PROMPT_WINDOW_S = 5.0
 """Seconds, with exponential decay, over which `Ledger.prompt_share` is measured."""
+LEAST_WINDOW_S = 1.0
+"""Seconds over which it is measured at least after an engine's first step: a single prompt is no share."""
 TAIL, TAIL_EVERY = 0.98, 16
 """Quantile that defines `Ledger.tail`, and number of steps between two computations of it."""
 
@@ -63,6 +67,7 @@ class Ledger:
         accounts: service that each tenant has received.
         busy: device seconds by lane.
         prefill_price, decode_price: device seconds per token, smoothed over steps; 0 while unknown.
+        prompt_context: tokens before a prompt token on average, over about the last `CONTEXT_TOKENS` prompt tokens.
         ttft, itl: share of first and of further tokens that were in time, by lane.
         tail: 98th percentile, over interactive tokens, of the seconds of the steps that they would be in without batch
             work.
@@ -81,7 +86,7 @@ class Ledger:
         self.model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
         self.accounts = Accounts()
         self.busy = dict.fromkeys(Lane, 0.0)
-        self.prefill_price = self.decode_price = 0.0
+        self.prefill_price = self.decode_price = self.prompt_context = 0.0
         self.ttft = {lane: Ratio() for lane in Lane}
         self.itl = {lane: Ratio() for lane in Lane}
         self.courtesy = 1.0
@@ -103,6 +108,8 @@ class Ledger:
         self.longest_prompt = self.longest_output = 0
         self._prompt_time, self._prompts_at = 0.0, 0.0
         """Seconds that the device computed prompts, with exponential decay until the time `_prompts_at`."""
+        self._first_at: float | None = None
+        """When the first step ended that was measured for it."""
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
@@ -148,6 +155,9 @@ class Ledger:
         charges = [*self._charges(step, adapters, refused), *self._draft_charges(step, draft_seconds)]
         whole = sum([weight for _, _, _, weight, _ in charges])
         self.model.observe(plan.features._replace(launched=float(launched)), seconds - draft_seconds)
+        if tokens := plan.features.prefill_tokens:
+            context = plan.features.prefill_attention / tokens
+            self.prompt_context += min(1.0, tokens / CONTEXT_TOKENS) * (context - self.prompt_context)
         if whole:
             prompts, batch = self._charge(charges, seconds / whole)
             self._note_prompts(prompts, now)
@@ -244,10 +254,16 @@ class Ledger:
             yield step.sequences[ask.request_id], 0, False, weight, weight
 
     def prompt_share(self, now: float) -> float:
-        """Return the share of the last `PROMPT_WINDOW_S` seconds in which the device computed prompts."""
-        return min(1.0, self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S) / PROMPT_WINDOW_S)
+        """Return the share of the last `PROMPT_WINDOW_S` seconds, or of those since the first step, in which the device
+        computed prompts."""
+        if self._first_at is None:
+            return 0.0
+        window = PROMPT_WINDOW_S * (1 - exp((self._first_at - now) / PROMPT_WINDOW_S))
+        seconds = self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S)
+        return min(1.0, seconds / max(window, LEAST_WINDOW_S))
 
     def _note_prompts(self, seconds: float, now: float) -> None:
+        self._first_at = now if self._first_at is None else self._first_at
         self._prompt_time = self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S) + seconds
         self._prompts_at = now
 

@@ -94,7 +94,7 @@ class LoadReport:
     wait_s: float
     """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now."""
     prompt_token_s: float
-    """Predicted device time of one prompt token in seconds."""
+    """Predicted device time of one token of a long prompt, in seconds."""
     decoding: int
     """Running interactive requests that have their first token."""
     decode_step_s: float
@@ -114,17 +114,31 @@ def load_report(state: EngineState) -> LoadReport:
             pending += seq.num_remaining
     running = Counter(seq.request.lane for seq in state.running.values())
     interactive_wait, batch_wait = (predicted_wait(state, lane) for lane in Lane)
+    prompt_token_s = _prompt_token_s(state)
+    prompts_s = prompt_token_s * (pending + state.waiting.num_tokens[Lane.INTERACTIVE])
+    has_slots = running[Lane.INTERACTIVE] + state.waiting.count(Lane.INTERACTIVE) < state.config.max_seqs
     return LoadReport(
         waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
         running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
         free_pages=len(state.pool.free) + state.prefix.num_idle,
         lane_wait_s=(interactive_wait, batch_wait),
-        wait_s=interactive_wait + state.ledger.price(pending, 0),
-        prompt_token_s=state.ledger.price(1, 0),
+        wait_s=prompts_s if has_slots else max(prompts_s, interactive_wait),
+        prompt_token_s=prompt_token_s,
         decoding=decoding,
         decode_step_s=state.ledger.model.predict(StepFeatures(decode_tokens=decodes, decode_context=context)),
         prompt_share=state.ledger.prompt_share(state.now),
     )
+
+
+def _prompt_token_s(state: EngineState) -> float:
+    """Return the predicted seconds of a token in a step with as much of a prompt as fits, or before the step-time model
+    is warm, the smoothed price. That price is what prompts cost lately: where only the ends of prompts are computed
+    whose KV came from another engine, a token costs up to ten times as much, as it pays for a step's weights."""
+    tokens, ledger = state.config.token_budget, state.ledger
+    launched = float(ledger.model.is_launched(tokens, tokens))
+    attention = tokens * ledger.prompt_context
+    step = StepFeatures(prefill_tokens=tokens, prefill_attention=attention, launched=launched)
+    return ledger.model.predict(step) / tokens or ledger.price(1, 0)
 
 
 def adapters_in_memory(state: EngineState) -> tuple[Set[AdapterHash], Set[AdapterHash]]:

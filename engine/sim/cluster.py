@@ -313,9 +313,10 @@ class _Cluster:
         clock = VirtualClock(self.now)
         observe = partial(self._observe, number)
         engine = make_engine(self._setup, self._workload, clock, observe, clock.advance, seed=number)
-        self.replicas[number] = _Replica(number, clock, engine)
         self._busy.setdefault(number, 0.0)
         self._chooser.join(number)
+        self.replicas[number] = replica = _Replica(number, clock, engine)
+        replica.engine.step()  # without work, it only takes commands: routers should know that it has the adapters
 
     def _observe(self, number: int, plan: StepPlan, work: StepWork, seconds: float) -> None:
         page_bytes = self._setup.device.page_bytes

@@ -106,7 +106,7 @@ class Dispatch:
         else:
             params = request.params._replace(max_tokens=1, min_tokens=min(1, request.params.min_tokens))
             request = request._replace(params=params, expected_tokens=None)
-        self._router.send(decision, ask)
+        self._router.send(decision, ask, self._clock())
         finish = partial(self._router.finish, decision.replica, request.lane)
         try:
             arrivals = engine.client.submit(request, ask.prefix_keys, finish)

@@ -8,6 +8,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from engine.core.types import AdapterHash, Lane
+from gateway.routing.links import LinkUse
+
+WORKS_ON_S = 0.5
+"""Seconds for which a replica is believed to compute what waits there without further news, which come twice in that
+time."""
 
 
 class Ask(NamedTuple):
@@ -81,8 +86,8 @@ class News:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A router's record of one replica: the last news with the time when they came, the prompt tokens and adapter
-    loads that the router has sent since, and its unfinished requests. A draining replica gets no new requests."""
+    """A router's record of one replica: the last news with the time when they came, the work that the router has sent
+    since, and its unfinished requests. A draining replica gets no new requests."""
 
     index: int
     """Position of the replica's bit in masks of replicas. It never changes, and is used again after a removal."""
@@ -90,8 +95,9 @@ class Replica:
     news: News = field(default_factory=News)
     told_at: float = float("-inf")
     """When the news arrived, in seconds on the router's clock."""
-    sent_tokens: int = 0
-    """Prompt tokens of interactive requests sent since the news, which the news do not include."""
+    prompts_until: float = float("-inf")
+    """When the replica is predicted to have computed the prompts that wait there, by the news and of the interactive
+    requests sent since, in seconds on the router's clock."""
     sent_answers: int = 0
     """Interactive requests sent since the news whose answers the replica will decode."""
     loading: set[AdapterHash] = field(default_factory=set)
@@ -99,18 +105,18 @@ class Replica:
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     """Requests of this router that the replica has not finished, by lane."""
     role: Role = Role.BOTH
-    sends_until: float = 0.0
-    receives_until: float = 0.0
-    """When the replica's link is predicted to have sent, and received, the KV of all requests that were split, in
-    seconds on the router's clock."""
+    sends: LinkUse = field(default_factory=LinkUse)
+    receives: LinkUse = field(default_factory=LinkUse)
+    """The replica's link, over which it sends and receives the KV of requests that are split."""
     draining: bool = False
     """True means that the replica finishes what it has and gets no new requests."""
 
     def hear(self, news: News, now: float) -> None:
-        """Replace the news by those that came at `now`, in seconds on the router's clock, and forget the prompt tokens
-        and adapter loads sent before them. Unfinished requests stay counted."""
+        """Replace the news by those that came at `now`, in seconds on the router's clock, and forget the work sent
+        before them. Unfinished requests stay counted."""
         self.news, self.told_at = news, now
-        self.sent_tokens = self.sent_answers = 0
+        self.prompts_until = now + news.wait_s
+        self.sent_answers = 0
         self.loading.clear()
 
     def holds(self, adapter_hash: AdapterHash) -> bool:
@@ -126,17 +132,23 @@ class Replica:
             return copy_s
         return copy_s + ask.adapter_bytes / self.news.read_bytes_per_s
 
-    def delay_s(self, ask: Ask, cached_tokens: int) -> float:
-        """Return the predicted seconds until the request's first token, after the prompt tokens sent since the news, if
-        its adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
-        new_tokens = self.sent_tokens + max(0, ask.prompt_tokens - cached_tokens)
-        return self.news.wait_s + new_tokens * self.news.prompt_token_s
+    def delay_s(self, ask: Ask, cached_tokens: int, now: float) -> float:
+        """Return the predicted seconds from `now` until the request's first token, after the prompts that wait, if its
+        adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
+        return max(0.0, self.prompts_until - self._known(now)) + self._computed_s(ask, cached_tokens)
 
-    def send(self, ask: Ask, cached_tokens: int) -> None:
-        """Count a request that is sent to the replica: as unfinished, its prompt tokens beyond `cached_tokens` if it is
-        interactive, and the load of its adapter if the replica does not hold it."""
+    def send(self, ask: Ask, cached_tokens: int, now: float) -> None:
+        """Count a request that is sent to the replica at `now`: as unfinished, the computation of its prompt beyond
+        `cached_tokens` if it is interactive, and the load of its adapter if the replica does not hold it."""
         self.unfinished[ask.lane] += 1
         if ask.lane is Lane.INTERACTIVE:
-            self.sent_tokens += max(0, ask.prompt_tokens - cached_tokens)
+            self.prompts_until = max(self.prompts_until, self._known(now)) + self._computed_s(ask, cached_tokens)
         if ask.adapter_hash is not None and not self.holds(ask.adapter_hash):
             self.loading.add(ask.adapter_hash)
+
+    def _known(self, now: float) -> float:
+        """Return `now`, or the time until which the replica is believed to work on without further news."""
+        return min(now, self.told_at + WORKS_ON_S)
+
+    def _computed_s(self, ask: Ask, cached_tokens: int) -> float:
+        return max(0, ask.prompt_tokens - cached_tokens) * self.news.prompt_token_s

@@ -75,12 +75,12 @@ class Decision(NamedTuple):
     cached_tokens: int
     """Prompt tokens that the replica's prefix cache is believed to hold."""
     placing: Placing | None = None
-    """Where the parts of the request run, if it may be split."""
+    """Where the parts of the request run, if it is split."""
 
     @property
     def decode(self) -> Replica | None:
         """The replica that continues the answer after its first token. None means that the first one does."""
-        return None if self.placing is None or self.placing.second is None else self.placing.second.replica
+        return None if self.placing is None else self.placing.second.replica
 
     def unsplit(self, ask: Ask) -> Decision:
         """Return the decision for a request that turns out not to be split."""
@@ -124,20 +124,21 @@ class Router:
     def choose(self, ask: Ask, now: float) -> Decision:
         """Choose a replica as `decide` does, and count the request as sent to it."""
         decision = self.decide(ask, now)
-        self.send(decision, ask)
+        self.send(decision, ask, now)
         return decision
 
-    def send(self, decision: Decision, ask: Ask) -> None:
-        """Count a request as sent to the replica of a decision, and remember that its prefixes and session are there.
-        The caller may have decided otherwise than the router."""
+    def send(self, decision: Decision, ask: Ask, now: float) -> None:
+        """Count a request as sent at `now` to the replica of a decision, and remember that its prefixes and session are
+        there. The caller may have decided otherwise than the router."""
         replica, home = decision.replica, decision.replica
-        replica.send(ask, decision.cached_tokens)
+        replica.send(ask, decision.cached_tokens, now)
         home.sent_answers += ask.lane is Lane.INTERACTIVE and decision.decode is None
-        if decision.placing is not None and decision.placing.second is not None:
-            home = decision.placing.second.replica
-            home.send(ask, ask.prompt_tokens)
+        if decision.placing is not None:
+            home, transfer = decision.placing.second.replica, decision.placing.transfer
+            home.send(ask, ask.prompt_tokens, now)
             home.sent_answers += 1
-            replica.sends_until = home.receives_until = decision.placing.arrives_at
+            for link in (replica.sends, home.receives):
+                link.take(transfer.sent_s, transfer.arrives_at, now)
             self.prefixes.add(home.index, ask.prefix_keys)
         if ask.adapter_hash is not None:
             self.placement.count(ask.adapter_hash, ask.prompt_tokens + ask.output_tokens)
@@ -163,8 +164,9 @@ class Router:
         """Choose a replica for a request, without counting it there. `now` is in seconds on the clock of
         `Replica.hear`. Raises NoReplica if every replica is draining, or there is none."""
         masks = self.prefixes.matches(ask.prefix_keys)
-        choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
-        decision, stuck = choose(ask, self._fresh(ask, now), masks), self._stuck_to(ask)
+        fresh, stuck = self._fresh(ask, now), self._stuck_to(ask)
+        is_batch = ask.lane is Lane.BATCH
+        decision = self._for_batch(ask, fresh, masks) if is_batch else self._fastest(ask, fresh, masks, now)
         if stuck is not None and (decision is None or not self._outdoes(decision, stuck, ask, now)):
             decision = _decide(stuck, Reason.SESSION, masks)
         if decision is not None:
@@ -179,14 +181,11 @@ class Router:
         """Return where a request costs least, on one replica or two, if it may be split; otherwise the decision."""
         if self.splitting.mode is SplitMode.NEVER or not ask.may_split or ask.output_tokens < 2:
             return decision
-        placing = place(ask, self._sides(ask, now, masks), self.splitting, now)
+        placing = place(ask, self._sides(ask, now, masks), decision.replica, self.splitting, now)
         if placing is None:
             return decision
         first = placing.first
-        reason = (
-            _reason(ask, first.replica, first.cached_tokens, is_home=True) if placing.second is None else Reason.SPLIT
-        )
-        return Decision(first.replica, reason, first.cached_tokens, placing)
+        return Decision(first.replica, Reason.SPLIT, first.cached_tokens, placing)
 
     def _sides(self, ask: Ask, now: float, masks: list[int]) -> list[Side]:
         """Return the replicas that may serve a request or its parts: of each role, those that its adapter belongs to
@@ -219,8 +218,8 @@ class Router:
             serving = [replica for replica in self.replicas.values() if not replica.draining]
             return stuck.unfinished[Lane.BATCH] + 1 > _most_batch(serving)
         cached = matched_tokens(self.prefixes.matches(ask.prefix_keys), stuck.index)
-        delay = other.delay_s(ask, decision.cached_tokens) + other.load_s(ask)
-        return stuck.delay_s(ask, cached) + stuck.load_s(ask) > delay + STICKY_S
+        delay = other.delay_s(ask, decision.cached_tokens, now) + other.load_s(ask)
+        return stuck.delay_s(ask, cached, now) + stuck.load_s(ask) > delay + STICKY_S
 
     def _fresh(self, ask: Ask, now: float) -> Iterator[Replica]:
         """Yield the replicas that take new requests and whose news are not older than `STALE_S` at `now` (-inf: however
@@ -231,7 +230,7 @@ class Router:
             if replica.told_at >= oldest and not replica.draining:
                 yield replica
 
-    def _fastest(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
+    def _fastest(self, ask: Ask, fresh: Iterator[Replica], masks: list[int], now: float) -> Decision | None:
         """Return the replica with the least predicted delay, at random if several are equal: among the fresh ones of
         the adapter and `NEIGHBOURS` more, whose loads count `STRAY_PRICE` times. None means that none is fresh."""
         homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
@@ -240,7 +239,7 @@ class Router:
         for rank, replica in enumerate(islice(fresh, homes + NEIGHBOURS)):
             price = 1.0 if rank < homes else STRAY_PRICE
             cached = matched_tokens(masks, replica.index)
-            delay = replica.delay_s(ask, cached) + price * replica.load_s(ask)
+            delay = replica.delay_s(ask, cached, now) + price * replica.load_s(ask)
             if delay < least - TIE_S:
                 best, least = [(rank, replica, cached)], delay
             elif delay <= least + TIE_S:

@@ -57,7 +57,8 @@ def make_chooser(trial: Trial) -> Chooser:
     device = trial.setup.device
     sizes = {name: device.adapter_pages(rank) * device.page_bytes for name, rank in trial.workload.ranks().items()}
     kv_bytes = device.page_bytes / trial.setup.core.block_size
-    splitting = Splitting(trial.split, trial.link.reached, trial.link.latency_s, kv_bytes)
+    copies = trial.setup.core.host_pages > 0
+    splitting = Splitting(trial.split, trial.link.reached, trial.link.latency_s, kv_bytes, copies)
     rates = copy_bytes_per_s(device), device.disk_bytes_per_s
     return OurRouter(sizes, rates, seed, splitting, _roles(trial))
 

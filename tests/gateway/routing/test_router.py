@@ -77,6 +77,22 @@ def test_what_was_sent_since_the_news_counts_until_the_next_news():
     assert router.choose(ask(), 0.1).replica is first
 
 
+def test_a_replica_is_believed_to_work_on_between_its_news():
+    router = make_router(2)
+    first, second = router.replicas.values()
+    first.hear(replace(IDLE, wait_s=0.3), 0.0)
+    second.hear(replace(IDLE, wait_s=0.2), 0.2)
+    assert router.decide(ask(), 0.2).replica is first, "0.1 s of what waited there is left"
+
+
+def test_a_silent_replica_is_not_believed_to_work_on_for_long():
+    router = make_router(2)
+    silent, busy = router.replicas.values()
+    silent.hear(replace(IDLE, wait_s=1.0), 0.0)
+    busy.hear(replace(IDLE, wait_s=0.4), 2.0)
+    assert router.decide(ask(), 2.0).replica is busy
+
+
 def test_an_adapter_gets_more_replicas_at_once_and_loses_them_after_three_quiet_rounds():
     router, now = make_router(8), 0.0
 

@@ -18,7 +18,7 @@ PREFILL, DECODE, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 
 def choose(*news, ask=ASK, roles=(), mode=SplitMode.AUTO, bytes_per_s=FAST):
     """Return the names of the replicas that are chosen for the prompt and for the rest, and the reason."""
-    router = Router(splitting=Splitting(mode, bytes_per_s, 1e-4, kv_bytes_per_token=131_072))
+    router = Router(splitting=Splitting(mode, bytes_per_s, 1e-4, kv_bytes_per_token=131_072, copies=False))
     for number, each in enumerate(news):
         router.join(str(number), role=roles[number] if roles else BOTH).hear(each, 0.0)
     decision = router.choose(ask, 0.0)
@@ -30,7 +30,8 @@ def test_a_prompt_runs_where_it_delays_no_decodes_and_the_answer_where_no_prompt
 
 
 def test_an_idle_replica_serves_all_of_a_request():
-    assert choose(IDLE, DECODES, PROMPTS) == ("0", None, Reason.LEAST_DELAY)
+    busy = [replace(news, wait_s=0.05) for news in (DECODES, PROMPTS)]
+    assert choose(IDLE, *busy) == ("0", None, Reason.LEAST_DELAY)
 
 
 def test_a_slow_link_or_a_short_answer_keeps_a_request_on_one_replica():
@@ -45,9 +46,9 @@ def test_what_the_second_replica_holds_is_not_sent():
     for replica in (first, second):
         replica.hear(IDLE, 0.0)
     ask = ASK._replace(prefix_keys=tuple(range(32)))
-    all_of_it = router.decide(ask, 0.0).placing
+    all_of_it = router.decide(ask, 0.0).placing.transfer
     router.learn(second, ask.prefix_keys[:16])
-    assert router.decide(ask, 0.0).placing.arrives_at < 0.6 * all_of_it.arrives_at
+    assert router.decide(ask, 0.0).placing.transfer.arrives_at < 0.6 * all_of_it.arrives_at
 
 
 def test_transfers_that_are_under_way_delay_the_next():
@@ -55,10 +56,36 @@ def test_transfers_that_are_under_way_delay_the_next():
     first, second = router.join("0", role=PREFILL), router.join("1", role=DECODE)
     for replica in (first, second):
         replica.hear(IDLE, 0.0)
-    arrivals = [router.choose(ASK, 0.0).placing.arrives_at for _ in range(5)]
+    arrivals = [router.choose(ASK, 0.0).placing.transfer.arrives_at for _ in range(5)]
     sent_s = 8192 * 131_072 / 12.5e9
     assert arrivals[-1] >= 4 * sent_s and arrivals == sorted(arrivals)
-    assert (first.sends_until, second.receives_until) == (arrivals[-1], arrivals[-1])
+    assert (first.sends.until, second.receives.until) == (arrivals[-1], arrivals[-1])
+
+
+def test_a_link_that_is_busy_keeps_requests_on_one_replica():
+    """Each transfer ends before the next request comes, but a link that others need costs more."""
+
+    def split(gap_s):
+        router = Router(splitting=Splitting(SplitMode.AUTO, 1.2e9, 1e-4, 131_072, copies=False))
+        replicas = [router.join(str(number)) for number in range(2)]
+        decisions = []
+        for number in range(10):
+            for replica, news in zip(replicas, (DECODES, PROMPTS), strict=True):
+                replica.hear(news, number * gap_s)
+            decisions.append(router.choose(ASK, number * gap_s).decode is not None)
+        return sum(decisions)
+
+    assert split(10.0) == 10 > split(1.0) > 0
+
+
+def test_a_copy_from_host_memory_delays_the_decodes_there():
+    def split(*, copies):
+        router = Router(splitting=Splitting(SplitMode.AUTO, 1e9, 1e-4, 131_072, copies))
+        for number, news in enumerate((DECODES, PROMPTS)):
+            router.join(str(number)).hear(replace(news, copy_bytes_per_s=1e9), 0.0)
+        return router.choose(ASK, 0.0).decode is not None
+
+    assert split(copies=False) and not split(copies=True)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +94,13 @@ def test_transfers_that_are_under_way_delay_the_next():
         ((PREFILL, DECODE), ("0", "1")),
         ((DECODE, PREFILL), ("1", "0")),
         ((BOTH, PREFILL), ("1", "0")),
-        ((DECODE, DECODE), ("0", None)),
-        ((PREFILL, PREFILL), ("0", None)),
+        ((DECODE, DECODE), None),
+        ((PREFILL, PREFILL), None),
     ],
 )
 def test_roles_are_kept_and_without_two_a_request_is_not_split(roles, expected):
-    assert choose(IDLE, IDLE, roles=roles, mode=SplitMode.ALWAYS)[:2] == expected
+    first, second, _ = choose(IDLE, IDLE, roles=roles, mode=SplitMode.ALWAYS)
+    assert (second and (first, second)) == expected
 
 
 def test_requests_that_may_not_be_split_are_not():
@@ -97,4 +125,5 @@ def test_both_replicas_count_a_split_request_until_it_has_ended():
         replica.hear(IDLE, 0.0)
     decision = router.choose(ASK, 0.0)
     assert [replica.unfinished[ASK.lane] for replica in replicas] == [1, 1]
-    assert (decision.replica.sent_tokens, decision.decode.sent_tokens) == (8192, 0)
+    prompt_s = 8192 * IDLE.prompt_token_s
+    assert (decision.replica.prompts_until, decision.decode.prompts_until) == (pytest.approx(prompt_s), 0.0)

@@ -131,6 +131,21 @@ def test_a_split_request_loses_no_token_and_computes_its_prompt_once(prefill):
     assert run_trial(trial) == report
 
 
+def test_what_the_router_splits_is_not_slower_than_all_or_nothing():
+    """Short answers to long prompts at a high load: engines that only continue answers must not look slow for prompts,
+    and what was sent since the last news must count."""
+    work = Scenario(rate=25.0, seconds=4.0, prompt=Sizes(3072, 5120), output=Sizes(12, 20)).workload()
+    setup = Setup(DEVICE, CoreConfig(**{**DEVICE.engine, "host_pages": 0}))
+
+    def mean(mode, link):
+        trial = Trial(OURS, setup, work, 4, split=SplitMode(mode), link=LINKS[link])
+        return run_trial(trial).lanes["interactive"].e2e.mean
+
+    never = mean("never", "nvlink")
+    for link in ("nvlink", "ethernet-100"):
+        assert mean("auto", link) <= 1.03 * min(never, mean("always", link))
+
+
 @pytest.mark.parametrize("replica", [0, 2])
 def test_no_token_is_lost_if_a_replica_of_either_side_dies(replica):
     work = workload(adapters=0, prompt=Sizes(500, 1000), rate=80.0)

@@ -1,0 +1,37 @@
+"""A router's record of the links over which replicas exchange KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+WINDOW_S, LEAST_WINDOW_S = 5.0, 1.0
+"""Seconds, with exponential decay, over which a link's share is measured, and at the beginning at least."""
+
+
+@dataclass(slots=True)
+class LinkUse:
+    """One direction of a replica's link, as far as this router's transfers use it. Times are in seconds on the router's
+    clock."""
+
+    until: float = 0.0
+    """When the last transfer is predicted to have ended."""
+    _seconds: float = 0.0
+    """Seconds of transfers, with exponential decay until `_noted_at`."""
+    _noted_at: float = 0.0
+    _first_at: float | None = None
+
+    def take(self, seconds: float, until: float, now: float) -> None:
+        """Count a transfer, decided on at `now`, that takes the link for `seconds` and ends at `until`."""
+        if self._first_at is None:
+            self._first_at = self._noted_at = now
+        self._seconds = self._seconds * exp((self._noted_at - now) / WINDOW_S) + seconds
+        self._noted_at, self.until = now, until
+
+    def share(self, now: float) -> float:
+        """Return the share of the last `WINDOW_S` seconds for which the link was taken; more than 1 means that more was
+        sent than it moves."""
+        if self._first_at is None:
+            return 0.0
+        window = WINDOW_S * (1 - exp((self._first_at - now) / WINDOW_S))
+        return self._seconds * exp((self._noted_at - now) / WINDOW_S) / max(window, LEAST_WINDOW_S)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, Longs
-from engine.model.feed_forward import FeedForward
+from engine.model.feed_forward import Experts, FeedForward
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.parallel.ranks import ALONE, Ranks
 from engine.model.rope import Angles, angles
@@ -100,6 +100,13 @@ class Decoder:
     norm: Tensor
     head: Linear
     ranks: Ranks = ALONE
+
+    @property
+    def waits_for_routing(self) -> bool:
+        """Returns whether the host waits for the routing of experts, so that no step can be captured."""
+        return any(
+            isinstance(layer.feed_forward, Experts) and layer.feed_forward.waits_for_routing for layer in self.layers
+        )
 
     def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
         """Computes every row and writes its K and V to the arena. Returns the logits [num_samples, vocab_size] of

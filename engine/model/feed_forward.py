@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.model.lora import ExpertGroups, LoraStep
 from lora_kernels.backend import Backend
-from lora_kernels.grouped import GroupedLinear
+from lora_kernels.grouped import ExpertByExpert, GroupedLinear
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.linear import Linear
 from lora_kernels.pointwise import Pointwise
@@ -73,6 +73,11 @@ class Experts:
     groups: ExpertGroups
     activation: Activation
     shared: SharedMlp | None = None
+
+    @property
+    def waits_for_routing(self) -> bool:
+        """Returns whether the host needs to know the entries of each expert, and waits for them."""
+        return any(isinstance(linear, ExpertByExpert) for linear in (self.gate_up, self.down))
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
         """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""

@@ -29,7 +29,7 @@ from lora_kernels.gpu.triton_lora_plan import MAX_PARTS
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning, largest_room
 from lora_kernels.gpu.triton_sampling import work_bytes
-from lora_kernels.layout import MAX_RANK
+from lora_kernels.layout import MAX_RANK, RANK_TILE
 
 log = structlog.get_logger("graphs")
 
@@ -119,7 +119,8 @@ def graph_bytes(
 ) -> int:
     """Estimates the bytes of device memory that all graphs need, their buffers, and sampling after them, in addition to
     weights and pages: see `GraphPlan` for the sizes."""
-    shapes = step_shapes(max_seqs, token_budget, -(-max_model_len // block_size), tunings.lora)
+    has_experts = spec.experts is not None
+    shapes = step_shapes(max_seqs, token_budget, -(-max_model_len // block_size), tunings.lora, has_experts)
     chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
     group, rows = spec.heads // spec.kv_heads, shapes[0].rows
     room = largest_room(chunk_rows, max_seqs, max_model_len, group, spec.kv_heads, tunings.prefill)
@@ -132,6 +133,7 @@ def graph_bytes(
     )
     plans = 4 * (6 * room.items + 3 * room.rows + 2) * len(set(spec.windows))
     graphs = num_graphs(shapes, tunings.lora) * GRAPH_BYTES
+    plans += _expert_lora_bytes(spec, tunings.lora, rows)
     beside = plans + work_bytes(max_seqs, spec.vocab_size) + slice_bytes(spec.vocab_size, dtype)
     return at_fixed_addresses + beside + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
 
@@ -170,6 +172,14 @@ def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     if spec.experts:
         layer += spec.experts.top_k * (2 * spec.hidden_size + 3 * spec.experts.width)
     return layer * dtype.itemsize + 6 * 4 * spec.head_dim * len(set(spec.ropes))  # with angles, in float32
+
+
+def _expert_lora_bytes(spec: ModelSpec, tuning: LoraTuning, rows: int) -> int:
+    """Returns the bytes of the tile lists and sums that LoRA on the experts of one layer needs."""
+    if spec.experts is None:
+        return 0
+    parts = 2 * tuning.num_splits(max(spec.hidden_size, spec.experts.width))
+    return rows * spec.experts.top_k * (4 * parts * MAX_RANK + 2 * 16 * (1 + MAX_RANK // RANK_TILE))
 
 
 def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:

@@ -23,13 +23,15 @@ import torch
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch, known_ids
 from engine.model.decoder import Decoder, StepOutput
-from engine.model.lora import LoraStep
+from engine.model.lora import LoraOfExperts, LoraStep
 from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
-from engine.model.step_block import HostSteps, StepFields, StepShape, cut_block, write_rows
+from engine.model.step_block import HostSteps, StepFields, StepShape, cut_block, write_adapters, write_rows
 from lora_kernels.backend import AttentionBatch, CapturedPlans
 from lora_kernels.gpu.triton_backend import TritonBackend
-from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, make_sums
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, make_sums
+from lora_kernels.layout import MAX_RANK
+from lora_kernels.routing import RowAdapters
 from lora_kernels.segments import plan_segments
 
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
@@ -116,7 +118,8 @@ class StepGraphs:
         spec, arena, device = parts.decoder.spec, parts.arena, parts.arena.pages.device
         self._parts, self._recorder, self._max_context = parts, recorder, max_model_len
         max_blocks = -(-max_model_len // arena.shape.block_size)
-        shapes = step_shapes(max_seqs, token_budget, max_blocks, parts.backend.lora_tuning)
+        tuning, has_experts = parts.backend.lora_tuning, spec.experts is not None
+        shapes = step_shapes(max_seqs, token_budget, max_blocks, tuning, has_experts)
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
         self._host_blocks = cycle((HostSteps(shapes, device), HostSteps(shapes, device)))
         self._logits = torch.zeros(max_seqs, spec.vocab_size, dtype=arena.pages.dtype, device=device)
@@ -175,6 +178,7 @@ class StepGraphs:
         fields = block.begin(rung.shape)
         write_rows(fields, batch)
         if has_adapters:
+            write_adapters(fields, batch)
             backend, table = self._parts.backend, self._parts.arena.table
             numbers += backend.fill_lora(fields.lora, rung.workspace, table, batch.segments)
         block.send(self._block, numbers)
@@ -200,6 +204,8 @@ class StepGraphs:
         self._block.zero_()
         fields.kv_slots.fill_(-1)
         fields.sampler_slots.fill_(-1)
+        fields.adapter_slots.fill_(-1)
+        fields.row_order.copy_(torch.arange(len(fields.row_order)))
         workspace = LoraWorkspace(
             shape.rows,
             self._block.device,
@@ -210,14 +216,29 @@ class StepGraphs:
         )
         plans = backend.paged_attention.capture_plans(shape.rows, shape.seqs, shape.chunk_seqs > 0)
 
-        def record(prepared: TritonLora | None) -> Replay:
+        def record(lora: LoraStep) -> Replay:
             batch = self._batch_input(fields, plans)
-            return self._recorder.record(partial(self._step, fields, batch, LoraStep(backend, prepared)))
+            return self._recorder.record(partial(self._step, fields, batch, lora))
+
+        def with_adapters(*, long: bool) -> LoraStep:
+            prepared = backend.record_lora(arena.flat, arena.table, workspace, has_long=long)
+            return LoraStep(backend, prepared, of_experts=self._lora_of_experts(fields, long=long))
 
         can_be_long = has_long(shape, backend.lora_tuning)
-        long = record(backend.record_lora(arena.flat, arena.table, workspace, has_long=True)) if can_be_long else None
-        with_adapters = record(backend.record_lora(arena.flat, arena.table, workspace))
-        return Rung(shape, workspace, plans, record(None), with_adapters, long)
+        long = record(with_adapters(long=True)) if can_be_long else None
+        short = record(with_adapters(long=False))
+        return Rung(shape, workspace, plans, record(LoraStep(backend, None)), short, long)
+
+    def _lora_of_experts(self, fields: StepFields, *, long: bool) -> LoraOfExperts | None:
+        """Returns the work on experts of a captured step with any adapters, which have long segments only if `long`.
+        None means that the model has no experts."""
+        arena, rows = self._parts.arena, len(fields.adapter_slots)
+        if not rows:
+            return None
+        max_rows = rows if long else min(rows, self._parts.backend.lora_tuning.long_from - 1)
+        return LoraOfExperts(
+            arena.flat, arena.table, RowAdapters(fields.adapter_slots, fields.row_order, MAX_RANK, max_rows)
+        )
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
         """Computes a step's logits into `_logits` and its residual stream in `_residual`, while it is recorded. No

@@ -35,13 +35,18 @@ def chunk_ladder(token_budget: int) -> tuple[int, ...]:
     return (*range(CHUNK_RUNG, last, CHUNK_RUNG), last) if last > 1 else ()
 
 
-def step_shapes(max_seqs: int, token_budget: int, max_blocks: int, tuning: LoraTuning) -> tuple[StepShape, ...]:
+def step_shapes(
+    max_seqs: int, token_budget: int, max_blocks: int, tuning: LoraTuning, has_experts: bool
+) -> tuple[StepShape, ...]:
     """Returns the shapes of all rungs, the largest first: those of steps with prompts and of decode-only steps. A
     sequence has up to `max_blocks` blocks."""
-    shapes = [StepShape(rows, max_blocks, workspace_numbers(rows)) for rows in ladder(max_seqs)]
+    shapes = [
+        StepShape(rows, max_blocks, workspace_numbers(rows), has_experts=has_experts) for rows in ladder(max_seqs)
+    ]
     for rows in chunk_ladder(token_budget):
         seqs = min(rows, max_seqs)
-        shapes.append(StepShape(rows, max_blocks, workspace_numbers(rows, max_segments=seqs, tuning=tuning), seqs))
+        numbers = workspace_numbers(rows, max_segments=seqs, tuning=tuning)
+        shapes.append(StepShape(rows, max_blocks, numbers, seqs, has_experts))
     return tuple(sorted(shapes, key=lambda shape: shape.rows, reverse=True))
 
 

@@ -169,7 +169,7 @@ class ModelRunner:
         self.kv_identity = kv_identity(
             self.model_hash, str(self.dtype), shape, self.max_model_len, fp8_adapters=self._fp8_adapters
         )
-        graphs = plan_graphs(config, part, shape, self.dtype, self.device, self.backend, self.max_model_len)
+        graphs = plan_graphs(config, self._decoder, shape, self.dtype, self.device, self.backend, self.max_model_len)
         num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else reserved)
         self.num_pages, self.num_host_pages = self.ranks.least([num_pages, count_host_pages(config, self.page_bytes)])
         self._arena = Arena(

@@ -1,8 +1,10 @@
 """The input of a captured step: one block of memory at a fixed address, filled by one copy.
 
-    kv slots | token ids | positions | contexts | sampler slots | query starts | sample rows | block tables | LoRA lists
+    kv slots | row order | token ids | positions | contexts | sampler slots | query starts | sample rows |
+    adapter slots | block tables | LoRA lists
 
 Only steps with prompts have query starts and sample rows: in the others every row is a sequence, and is sampled from.
+Only models with experts have a row order and adapter slots (see `RowAdapters`).
 Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last, with
 room for the largest possible lists; a step fills and uploads only their beginning.
 """
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +35,14 @@ class StepShape:
         max_blocks: maximum length of a block table.
         lora_numbers: maximum number of int32 in the LoRA lists.
         chunk_seqs: maximum number of sequences of a step with prompts. 0 means a decode-only step.
+        has_experts: whether the model has layers with experts.
     """
 
     rows: int
     max_blocks: int
     lora_numbers: int
     chunk_seqs: int = 0
+    has_experts: bool = False
 
     @property
     def seqs(self) -> int:
@@ -48,8 +53,10 @@ class StepShape:
     def counts(self) -> tuple[int, ...]:
         """Number of int32 in each part, without alignment."""
         rows, seqs, starts = self.rows, self.seqs, self.chunk_seqs + 1 if self.chunk_seqs else 0
+        slots = rows if self.has_experts else 0
         return (
-            2 * rows, rows, rows, seqs, rows, starts, self.chunk_seqs, seqs * self.max_blocks, self.lora_numbers,
+            2 * rows, 2 * slots, rows, rows, seqs, rows, starts, self.chunk_seqs, slots, seqs * self.max_blocks,
+            self.lora_numbers,
         )  # fmt: skip
 
     @property
@@ -73,21 +80,25 @@ class StepFields(NamedTuple):
 
     Attributes:
         kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
+        row_order: int64 [rows], with padding rows among those of the base model; empty without experts.
         token_ids, positions, sampler_slots: int32 [rows].
         contexts: int32 [seqs]; 0 in padding sequences.
         query_starts: int32 [chunk_seqs + 1]; the number of rows, without padding, after the last sequence.
         sample_rows: int32 [chunk_seqs]; 0 beyond the rows that are sampled from.
+        adapter_slots: int32 [rows]; -1 in padding rows; empty without experts.
         block_tables: int32 [seqs, max_blocks].
         lora: int32 [lora_numbers]. See `LoraWorkspace.meta`.
     """
 
     kv_slots: Any
+    row_order: Any
     token_ids: Any
     positions: Any
     contexts: Any
     sampler_slots: Any
     query_starts: Any
     sample_rows: Any
+    adapter_slots: Any
     block_tables: Any
     lora: Any
 
@@ -95,7 +106,7 @@ class StepFields(NamedTuple):
 def cut_block(block: Tensor, shape: StepShape) -> StepFields:
     """Returns the parts of `block`, int32 [at least shape.size], as views."""
     parts = [block[start : start + count] for start, count in zip(shape.starts, shape.counts, strict=False)]
-    parts[0] = parts[0].view(torch.int64)
+    parts[:2] = [part.view(torch.int64) for part in parts[:2]]
     parts[-2] = parts[-2].view(shape.seqs, shape.max_blocks)
     return StepFields(*parts)
 
@@ -118,6 +129,14 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
         target[len(source) :] = padding
     seqs, blocks = batch.block_tables.shape
     fields.block_tables[:seqs, :blocks] = batch.block_tables
+
+
+def write_adapters(fields: StepFields, batch: HostBatch) -> None:
+    """Writes the adapters of a batch's rows for experts, if the block has room for them."""
+    rows = len(fields.adapter_slots)
+    if rows:
+        fields.adapter_slots[:] = slots = batch.segments.slots_of_rows(rows)
+        fields.row_order[:] = np.argsort(slots, kind="stable")
 
 
 class HostSteps:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -14,13 +15,14 @@ from engine.model.arena import Arena, PageShape
 from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder, StepOutput
 from engine.model.parallel.pipeline import Pipeline
-from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
     from engine.model.graphs import Rung, StepGraphs
     from lora_kernels.cpu.numba_backend import NumbaBackend
+
+log = structlog.get_logger("graphs")
 
 Forward = Callable[[BatchInput], StepOutput]
 """Computes a step, like `Decoder.run`."""
@@ -75,7 +77,7 @@ def make_steps(
 
 def plan_graphs(
     config: EngineConfig,
-    spec: ModelSpec,
+    decoder: Decoder,
     shape: PageShape,
     dtype: torch.dtype,
     device: torch.device,
@@ -83,10 +85,14 @@ def plan_graphs(
     max_model_len: int,
 ) -> GraphPlan | None:
     """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, in stages, or if
-    so configured, or with experts, for which the host waits. Raises TypeError if a GPU's backend is not Triton."""
-    if not config.graphs or spec.experts or device.type != "cuda" or config.pipeline_parallel > 1:
+    so configured, or if the host waits for the routing of experts, which is logged. Raises TypeError if a GPU's backend
+    is not Triton."""
+    if not config.graphs or device.type != "cuda" or config.pipeline_parallel > 1:
+        return None
+    if decoder.waits_for_routing:
+        log.warning("steps are not captured", reason="the host waits for the routing of quantised experts")
         return None
     # Imported here: a machine without CUDA may have no triton.
     from engine.model.graph_plan import make_plan
 
-    return make_plan(config, spec, shape, dtype, backend, max_model_len)
+    return make_plan(config, decoder.spec, shape, dtype, backend, max_model_len)

@@ -33,7 +33,7 @@ from engine.model.decoder import Decoder
 from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob
-from engine.model.lora import TARGETS, target_widths
+from engine.model.lora import target_names, target_widths
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
@@ -99,7 +99,9 @@ class SteppedArena:
 
     def __init__(self, is_recorded: bool, setup: Setup) -> None:
         decoder, self.is_recorded, dtype = setup.make_decoder(), is_recorded, setup.dtype
-        self.arena = Arena(page_shape(decoder.spec, BLOCK, setup.fp8_kv), NUM_PAGES, 4, dtype, CPU)
+        self.spec = decoder.spec
+        shape, targets = page_shape(decoder.spec, BLOCK, setup.fp8_kv), len(target_names(decoder.spec))
+        self.arena = Arena(shape, NUM_PAGES, 4, dtype, CPU, num_targets=targets)
         self.arena.pages[1:] = torch.nan
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
         backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
@@ -115,8 +117,8 @@ class SteppedArena:
         self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False, tokens: TokenIds | None = None
     ) -> None:
         """A random adapter of every projection, the same for the same name."""
-        spec, generator = tiny_decoder().spec, torch.Generator().manual_seed(ord(name))
-        ranks = np.full((spec.layers, len(TARGETS)), rank, dtype=np.int32)
+        spec, generator = self.spec, torch.Generator().manual_seed(ord(name))
+        ranks = np.full((spec.layers, len(target_names(spec))), rank, dtype=np.int32)
         widths, scaled = target_widths(spec), np.full(ranks.shape, is_scaled)
         layout = plan_layout(ranks, widths, self.arena.shape.elements, scaled, tokens=tokens)
         random = partial(torch.randn, generator=generator)

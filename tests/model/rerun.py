@@ -19,7 +19,8 @@ WAITING = ("aten.item", "_local_scalar_dense", "nonzero", "aten.equal")
 
 
 class Launches(TorchDispatchMode):
-    """Notes calls, in order: torch's operations and Triton's kernels, with shapes of tensors and other arguments."""
+    """Notes calls, in order: torch's operations, except views, and Triton's kernels, with shapes of tensors and other
+    arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +28,7 @@ class Launches(TorchDispatchMode):
         self._is_in_kernel = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._is_in_kernel:
+        if not self._is_in_kernel and not func.is_view:
             self.calls.append((str(func), _plain(args)))
         return func(*args, **(kwargs or {}))
 

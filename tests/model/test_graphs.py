@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
+from tiny_families import save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
@@ -24,6 +26,7 @@ from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_pages
+from engine.model.quantize import quantized_source
 from engine.model.rungs import chunk_ladder, ladder
 from engine.model.spec import read_spec
 from engine.model.step_block import HostSteps, StepShape, cut_block, write_rows
@@ -60,6 +63,13 @@ def chunk_outcomes(tiny_llama):
     return run_interpreted("chunk_graph_checks.py", tiny_llama)
 
 
+@pytest.fixture(scope="module")
+def expert_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    save_model("qwen2_moe", folder)
+    return folder
+
+
 def run_interpreted(script, model):
     """Check -> traceback or None, from a process whose kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -77,6 +87,21 @@ def test_replays_say_what_single_launches_say(outcomes, name):
 @pytest.mark.parametrize("name", CHUNK_REPLAYS)
 def test_replays_with_prompts_say_what_single_launches_say(chunk_outcomes, name):
     assert chunk_outcomes[name] is None, chunk_outcomes[name]
+
+
+def test_replays_with_adapters_of_experts_say_what_single_launches_say(expert_folder):
+    outcomes = run_interpreted("expert_graph_checks.py", expert_folder)
+    assert outcomes == {"adapters_of_experts": None}, outcomes["adapters_of_experts"]
+
+
+def test_quantised_experts_are_not_captured_and_the_log_says_why(expert_folder, captured):
+    spec = read_spec(expert_folder)
+    source = quantized_source(open_weights(expert_folder, spec), "int8", None)
+    decoder, cuda = build_decoder(spec, source, torch.float32, CPU), torch.device("cuda")
+    arguments = (decoder, captured.arena.shape, torch.float32, cuda, TritonBackend(), MAX_LEN)
+    with capture_logs() as lines:
+        assert plan_graphs(EngineConfig("model"), *arguments) is None
+    assert [line["event"] for line in lines] == ["steps are not captured"]
 
 
 def test_every_check_is_run(outcomes, chunk_outcomes):
@@ -308,14 +333,14 @@ def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(capture
 
 @pytest.mark.parametrize("chunk_seqs", [0, 2])
 def test_parts_of_a_block_are_aligned_and_apart(chunk_seqs):
-    shape = StepShape(3, 5, workspace_numbers(3, 16), chunk_seqs)
+    shape = StepShape(3, 5, workspace_numbers(3, 16), chunk_seqs, has_experts=True)
     block = torch.zeros(shape.size + 8, dtype=torch.int32)
     fields = cut_block(block, shape)
     for number, part in enumerate(fields, 1):
         assert (part.data_ptr() - block.data_ptr()) % 16 == 0
         assert not part.any()
         part.fill_(number)
-    assert [part.dtype for part in fields] == [torch.int64] + [torch.int32] * 8
+    assert [part.dtype for part in fields] == [torch.int64] * 2 + [torch.int32] * 9
     assert fields.block_tables.shape == (chunk_seqs or 3, 5)
     assert (len(fields.query_starts), len(fields.sample_rows)) == ((3, 2) if chunk_seqs else (0, 0))
     assert not block[shape.size :].any()
@@ -383,12 +408,12 @@ def test_pages_are_what_graphs_leave(monkeypatch):
 
 
 def test_graphs_are_for_gpus(captured):
-    spec, shape = captured.graphs._parts.decoder.spec, captured.arena.shape
-    arguments = (spec, shape, torch.float32, CPU, TritonBackend(), MAX_LEN)
+    decoder, shape = captured.graphs._parts.decoder, captured.arena.shape
+    arguments = (decoder, shape, torch.float32, CPU, TritonBackend(), MAX_LEN)
     assert plan_graphs(EngineConfig("model"), *arguments) is None
 
 
 def test_graphs_are_off_where_the_configuration_says_so(captured):
-    spec, shape, cuda = captured.graphs._parts.decoder.spec, captured.arena.shape, torch.device("cuda")
+    decoder, shape, cuda = captured.graphs._parts.decoder, captured.arena.shape, torch.device("cuda")
     config = EngineConfig("model", graphs=False)
-    assert plan_graphs(config, spec, shape, torch.float32, cuda, TritonBackend(), MAX_LEN) is None
+    assert plan_graphs(config, decoder, shape, torch.float32, cuda, TritonBackend(), MAX_LEN) is None

@@ -1,0 +1,65 @@
+"""Steps of a model with experts that are replayed, against the same steps launched one by one, as graph_checks.py does
+it for a model without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from graph_checks import CPU, LOGPROBS, MAX_SEQS, SAMPLED, Pair, Setup, run_checks
+from torch import Tensor
+
+from engine.model import rungs
+from engine.model.assembly import build_decoder
+from engine.model.decoder import Decoder
+from engine.model.spec import read_spec
+from engine.model.weights import open_weights
+from lora_kernels.gpu.grouped_linear import DeviceExperts
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+
+LONG, SHORT, PLAIN = 0, 1, 2
+"""Numbers of what is recorded for steps with prompts: with long segments of adapters, without, and without adapters."""
+OF_4 = 3
+"""Number of the first record of decode-only steps."""
+
+
+def device_experts(
+    weights: Iterable[Sequence[Tensor]], count: int, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+) -> DeviceExperts:
+    """`make_grouped` as if on a GPU."""
+    return DeviceExperts((torch.cat(list(pieces)) for pieces in weights), count, out_dtype)
+
+
+@cache
+def decoder() -> Decoder:
+    folder = Path(sys.argv[1])
+    spec = read_spec(folder)
+    with patch("engine.model.assembly.make_grouped", device_experts):
+        return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
+
+
+def adapters_of_experts() -> None:
+    """Of long segments and short ones, with padding rows; replays of the base model follow those with adapters."""
+    assert not decoder().waits_for_routing
+    pair = Pair(Setup(decoder, 20, LoraTuning(most_programs=4, long_from=16), warms_up=True))
+    pair.both(lambda stepped: stepped.load("x", 3, range(20, 50)))
+    pair.both(lambda stepped: stepped.load("y", 5, range(50, 80)))
+    pair.admit("a", range(10, 13))
+    pair.admit("b", range(20, 36), "x", SAMPLED)
+    assert pair.step("ab") == LONG, "16 rows have the same adapter"
+    pair.admit("c", (9, 8), "y", LOGPROBS)
+    assert pair.step("abc") == SHORT
+    assert pair.step("abc") == OF_4
+    assert pair.step("a") == OF_4 + 5
+
+
+CHECKS = {adapters_of_experts.__name__: adapters_of_experts}
+
+if __name__ == "__main__":
+    assert MAX_SEQS == 4
+    with patch.object(rungs, "CHUNK_RUNG", 20):
+        run_checks(CHECKS)

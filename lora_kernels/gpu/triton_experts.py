@@ -18,7 +18,7 @@ from lora_kernels.routing import Routing, RowAdapters, first_virtual_slot
 
 ROWS = 4
 """Rows whose experts a program chooses, one for each of its warps."""
-PLACE_BLOCK, COMBINE_BLOCK = 1024, 1024
+PLACE_BLOCK, COMBINE_BLOCK = 1024, 512
 """Entries that a program numbers at a time, and columns that it adds up."""
 
 

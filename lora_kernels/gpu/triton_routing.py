@@ -13,7 +13,7 @@ LEAST = tl.constexpr(-(2**63))
 """Below the key of any logit."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def choose_experts_kernel(
     logits_ptr,
     experts_ptr,

@@ -43,7 +43,7 @@ def decoder() -> Decoder:
 
 
 def adapters_of_experts() -> None:
-    """Of long segments and short ones, with padding rows; replays of the base model follow those with adapters."""
+    """Adapters have long segments, then short ones beside padding rows; a replay of the base model follows."""
     assert not decoder().waits_for_routing
     pair = Pair(Setup(decoder, 20, LoraTuning(most_programs=4, long_from=16), warms_up=True))
     pair.both(lambda stepped: stepped.load("x", 3, range(20, 50)))

@@ -274,8 +274,8 @@ def test_memory_is_counted_as_quantised(tmp_path):
     assert plain - counted == linears * (16 - 5) // 8
     assert counted == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, bf16))
     assert 2 * plain == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, torch.float32))
-    taken = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, CPU).layers[0].down
-    assert quantized_form(taken).nbytes >= 256 * 256 * 5 // 8
+    [layer, *_] = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, CPU).layers
+    assert quantized_form(layer.feed_forward.down).nbytes >= 256 * 256 * 5 // 8
 
 
 def test_targets_and_modules_to_ignore_are_honoured(tmp_path):

@@ -229,7 +229,7 @@ class EngineService(pb_grpc.EngineServicer):
             orphans = [request_id for request_id, owner in self._owner.items() if owner is session]
             for request_id in orphans:
                 del self._owner[request_id]
-            orphans += session.fetches
+            orphans += session.fetches - self._owner.keys()  # not of those that a later session has submitted
         for request_id in orphans:
             self._engine.inbox.put(Abort(request_id))
 

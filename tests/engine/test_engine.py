@@ -257,6 +257,19 @@ def test_a_session_that_ends_ends_the_fetches_that_it_began():
     assert [order.id for order in mover.orders] == [1, 2, 3, 1, 2, 3] and not engine.state.sequences
 
 
+def test_a_session_that_ends_late_leaves_what_the_gateway_submitted_in_its_next_one():
+    engine = Engine(EngineState.create(CoreConfig(num_pages=99, block_size=4, host_pages=99)), FakeExecutor())
+    service, broken, present = EngineService(engine, pb.EngineInfo()), GatewaySession(), GatewaySession()
+    engine.connect(Mover())
+    rest = pb.Submit(request_id="rest", prompt=[1] * 9, params={"max_tokens": 4})
+    rest.kv_source.MergeFrom(pb.KvSource(address="unix:/other", seconds=60.0, computes=True))
+    service._take(broken, pb.Command(fetch_kv=rest))
+    service._take(present, pb.Command(submit=rest))
+    service._abandon(broken)
+    engine.step()
+    assert list(engine.state.sequences) == ["rest"]
+
+
 def test_a_caller_that_looks_sees_a_whole_state(running):
     """While steps are planned, computed and taken up, and adapters come and go beside them."""
     engine, adapters = running.engine, [running.engine.load_adapter(path).adapter_hash for path in "ab"]

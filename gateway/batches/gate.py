@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 import structlog
@@ -21,6 +21,9 @@ from gateway.core.feed import MOST, Flow
 
 POLL_SECONDS = 0.25
 """Seconds between two polls of the engine while there are lines."""
+
+LEAST_FORGOTTEN = 64
+"""Number of cancelled waiters that an `AdmissionQueue` keeps at least, so that dropping them costs little for each."""
 
 log = structlog.get_logger("batches")
 
@@ -188,6 +191,7 @@ class AdmissionQueue:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self.queued -= 1
+                self._forget_cancelled()
             else:
                 self.leave()
             raise
@@ -206,3 +210,9 @@ class AdmissionQueue:
                 self.queued -= 1
                 self.inside += 1
                 room -= 1
+
+    def _forget_cancelled(self) -> None:
+        """Drop the cancelled waiters once they are most of the queue: while there is no room, nothing else does."""
+        if len(self._waiting) > 2 * self.queued + LEAST_FORGOTTEN:
+            self._waiting = [waiter for waiter in self._waiting if not waiter[2].cancelled()]
+            heapify(self._waiting)

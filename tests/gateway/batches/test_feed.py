@@ -102,6 +102,18 @@ async def test_who_is_let_in_and_cancelled_at_once_leaves_his_place_to_the_next(
     assert (stile.inside, stile.queued) == (1, 0)
 
 
+async def test_who_gives_up_is_forgotten_even_if_none_is_let_in():
+    stile = AdmissionQueue(lambda: 0)
+    patient = asyncio.create_task(stile.enter((0,)))
+    for number in range(500):
+        hasty = asyncio.create_task(stile.enter((number,)))
+        await asyncio.sleep(0)
+        hasty.cancel()
+        await asyncio.wait([hasty])
+    assert stile.queued == 1 and len(stile._waiting) < 100
+    patient.cancel()
+
+
 async def test_after_a_refusal_one_asks_at_a_time_then_more_with_each_that_gets_in():
     pace, asking, order = LimitWindow(), [], iter(range(1000))
 

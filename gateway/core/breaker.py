@@ -40,5 +40,10 @@ class Breaker:
         self._failures = self._threshold if certain else self._failures + 1
         self._next_probe = self._clock() + self._cooldown
 
+    def given_up(self) -> None:
+        """Record a call whose caller left before its outcome was known. If the circuit is open, the next call is the
+        probe: otherwise, a caller who always leaves would keep the component from all others."""
+        self._next_probe = self._clock()
+
     def succeeded(self) -> None:
         self._failures = 0

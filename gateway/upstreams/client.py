@@ -89,12 +89,19 @@ class UpstreamClient:
         try:
             async with aclosing(self._answer(request)) as chunks:
                 async for chunk in chunks:
+                    if chunk.usage is not None:  # not sooner, or an upstream that always breaks off would stay in use
+                        self._breaker.succeeded()
                     yield chunk
-            self._breaker.succeeded()  # not at the first piece, or an upstream that always breaks off would stay in use
         except UpstreamFailed as error:
-            self._breaker.failed()
+            if error.is_counted:
+                self._breaker.failed()
+            else:
+                self._breaker.given_up()
             log.warning("upstream_failed", upstream=self.name, reason=str(error))
             raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} failed: {error}") from error
+        except BaseException:
+            self._breaker.given_up()
+            raise
         finally:
             self._running -= 1
 
@@ -172,7 +179,7 @@ class UpstreamClient:
             async for piece in response.aiter_bytes():
                 text += piece
                 if len(text) > self._config.max_response_bytes:
-                    raise UpstreamFailed("an answer that is too long", is_transient=False)
+                    raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
         yield vectors.read_vectors(bytes(text))
 
     async def _read_events(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
@@ -186,7 +193,7 @@ class UpstreamClient:
                 total += len(piece)
                 *lines, line = (line + piece).split(b"\n")
                 if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES:
-                    raise UpstreamFailed("an answer that is too long", is_transient=False)
+                    raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
                 for each in lines:
                     if not each.startswith(b"data:"):
                         continue

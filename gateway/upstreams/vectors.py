@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from engine.core.types import Pooling
+from gateway.core.errors import unsupported_parameter
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.upstreams.wire import Json, UpstreamFailed, Usage, usage_of
 
@@ -60,14 +61,17 @@ def read_vectors(text: bytes) -> Vectors:
 
 def chunks_of(answer: Vectors, request: GenerateRequest) -> Sequence[GenerationChunk]:
     """Return a chunk with the vector of each prompt; the last one has the usage. Raises UpstreamFailed unless there is
-    one vector for each prompt, all of the same length, which is the one that the request asks for."""
+    one vector for each prompt, all of the same length, and ApiError (UNSUPPORTED_PARAMETER) if that is not the one that
+    the request asks for."""
     pooling = request.pooling or Pooling()
+    if sorted(item.index for item in answer.data) != list(range(len(request.prompts))):
+        raise UpstreamFailed("other vectors than were asked for", is_transient=False)
     found = {item.index: _vector(item, pooling) for item in answer.data}
     lengths = {len(vector) for vector in found.values()}
-    if found.keys() != set(range(len(request.prompts))) or len(answer.data) != len(found):
-        raise UpstreamFailed("other vectors than were asked for", is_transient=False)
-    if len(lengths) != 1 or (pooling.dimensions and lengths != {pooling.dimensions}):
-        raise UpstreamFailed("vectors of another length than was asked for", is_transient=False)
+    if len(lengths) != 1:
+        raise UpstreamFailed("vectors of several lengths", is_transient=False)
+    if pooling.dimensions and lengths != {pooling.dimensions}:
+        raise unsupported_parameter("dimensions", f"is not supported by an upstream that gives {min(lengths)}")
     *chunks, last = (
         GenerationChunk(index, vector=found[index].astype("<f4").tobytes(), finish_reason="pooled")
         for index in sorted(found)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import PoolingKind
-from gateway.core.errors import ApiError, Fault, unsupported_parameter
+from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message
 from gateway.text.tools.calls import ToolCallPart
@@ -26,24 +26,30 @@ MOST_TOKENS = 10_000_000
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
 """Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's models
 which reason take."""
-MOST_ANSWERS = 128
-"""Maximum number of answers of a request, as many as engines give."""
+MOST_ANSWERS, MOST_VECTORS = 128, 2048
+"""Maximum numbers of answers and of vectors of a request, as many as engines give."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
 """Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
 
 
 class UpstreamFailed(Exception):
-    """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help."""
+    """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help.
+    `is_counted` is False if it may be due to what the request asks for: one tenant's requests must not open the breaker
+    for all."""
 
-    def __init__(self, reason: str, *, is_transient: bool = True) -> None:
+    def __init__(self, reason: str, *, is_transient: bool = True, is_counted: bool = True) -> None:
         super().__init__(reason)
-        self.is_transient = is_transient
+        self.is_transient, self.is_counted = is_transient, is_counted
 
 
 def check(request: GenerateRequest) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if an upstream cannot do what a request asks for: nothing is sent that
-    speaks of a model's tokens, except token ids of which it is to make vectors."""
+    """Raise ApiError (UNSUPPORTED_PARAMETER, or INVALID_REQUEST for too many texts) if an upstream cannot do what a
+    request asks for: nothing is sent that speaks of a model's tokens, except token ids of which it is to make
+    vectors."""
     sampling, pooling = request.sampling, request.pooling
+    if pooling is not None and len(request.prompts) > MOST_VECTORS:  # before each text is tokenised to estimate limits
+        field = request.prompt_field(MOST_VECTORS).split("[")[0]
+        raise invalid_request(f"a request may have at most {MOST_VECTORS} texts", field)
     ids = any(isinstance(prompt, tuple) for prompt in request.prompts)
     chats = sum(isinstance(prompt, Chat) for prompt in request.prompts)
     refused = {

@@ -41,6 +41,11 @@ ALONE = Split({CLOUD: 1})
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
+def vectors_body(*vectors: Any) -> dict[str, Any]:
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    return {"object": "list", "data": data[::-1], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
+
+
 class Place:
     """A gateway whose virtual model has an upstream among its members."""
 
@@ -181,6 +186,41 @@ async def test_an_upstream_that_keeps_breaking_off_is_left_alone(make_place):
     assert [(await place.chat()).status_code for _ in range(2)] == [503, 503]
     assert (await place.chat()).headers["x-loralane-reason"] == "down"
     assert len(place.cloud.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}]},
+            {"events": [delta("x" * 1999), *ANSWER]},
+        ),
+        ("embeddings", {"input": "a"}, {"body": vectors_body([0.5] * 400)}),
+        ("embeddings", {"input": "a", "dimensions": 2}, {"body": vectors_body([1.0, 2.0, 3.0])}),
+    ],
+    ids=["long", "long vectors", "dimensions"],
+)
+async def test_what_one_tenant_asks_for_does_not_keep_the_upstream_from_others(make_place, path, body, answer):
+    place = await make_place(settings={"failures": 1, "retries": 0, "max_response_bytes": 1024}, **answer)
+    assert (await place.post(body, f"/v1/{path}")).status_code != 200
+    assert place.client.ready
+
+
+async def test_a_caller_that_leaves_leaves_the_probe_to_the_next(make_place):
+    settings = {"failures": 1, "retries": 0, "pause_s": 0.05}
+    place = await make_place(statuses=[500], settings=settings, go_on=asyncio.Event())
+    assert (await place.chat()).status_code == 503 and not place.client.ready
+    await asyncio.sleep(0.05)
+    place.client._breaker._cooldown = 99.0
+    probing = asyncio.create_task(place.chat())
+    while len(place.cloud.bodies) < 2:
+        await asyncio.sleep(0.001)
+    assert not place.client.ready
+    probing.cancel()
+    await asyncio.wait([probing])
+    place.cloud.go_on = None
+    assert (await place.chat()).status_code == 200 and place.client.ready
 
 
 async def test_the_last_member_s_failure_is_the_answer(make_place):
@@ -395,11 +435,6 @@ async def test_completions_are_sent_as_completions(make_place, stream):
     assert place.charged == {CLOUD: 10}
 
 
-def vectors_body(*vectors: Any) -> dict[str, Any]:
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
-    return {"object": "list", "data": data[::-1], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
-
-
 IN_BASE64 = b64encode(np.array([3.0, 4.0], dtype="<f4").tobytes()).decode()
 
 
@@ -416,6 +451,12 @@ async def test_embeddings_are_sent_as_embeddings(make_place, second):
     as_it_came = await place.post({"input": [[5, 6], [7]], "normalize": False}, "/v1/embeddings")
     assert [item["embedding"] for item in as_it_came.json()["data"]] == [[0.0, 2.0], [3.0, 4.0]]
     assert place.cloud.bodies[1]["input"] == [[5, 6], [7]]
+
+
+async def test_too_many_texts_are_refused_before_any_is_read(make_place):
+    place = await make_place(body=vectors_body([1.0]))
+    answer = await place.post({"input": ["a"] * 2049}, "/v1/embeddings")
+    assert (answer.status_code, answer.json()["error"]["param"], place.cloud.bodies) == (400, "input", [])
 
 
 async def test_documents_are_ranked_by_the_vectors_of_an_upstream(make_place):

@@ -24,12 +24,6 @@ class EngineDrained(EngineUnavailable):
 class GivenUp(EngineUnavailable):
     """The request moves to no further engine process: too many ended, none came back in time, or it crashes them."""
 
-    def __init__(self, reason: str, doubts: int = 0) -> None:
-        """`doubts` is the number of engine processes that ended while they had the request and may have crashed because
-        of it."""
-        super().__init__(reason)
-        self.doubts = doubts
-
 
 class CrashesEngines(GivenUp):
     """Two engine processes crashed while they computed this request, the second while it computed nothing else."""

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from engine.core.prediction import PREDICTION
 from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
-from engine.rpc.stream import CrashesEngines, EngineUnavailable, GivenUp
+from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts
@@ -89,8 +89,8 @@ class RequestRecord(Struct):
     suspect: bool = False
     """True means that an engine process of another member of the virtual model ended while it had the request."""
     doubts: int = 0
-    """Number of engine processes that ended while they had the request and may have crashed because of it, if it was
-    given up."""
+    """Number of engine processes that ended while they had the request and may have crashed because of it, once the
+    request has ended: the most of any of its answers."""
     member: str = ""
     """Member that served the virtual model `model`; empty if that is no virtual model."""
     member_reason: str = ""
@@ -235,7 +235,6 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
         raise ApiError(Fault.ENGINE_CRASHED, f"{error}; the request is not tried again") from error
     except EngineUnavailable as error:
         record.refund = True
-        record.doubts = error.doubts if isinstance(error, GivenUp) else 0
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
 
 

@@ -96,7 +96,7 @@ class ResumingStream:
         """How often an engine process has taken the request, before the present or next time."""
         self._losses = 0
         """Moves because an engine process had ended."""
-        self._doubts = 0
+        self.doubts = 0
         """Engine processes that ended while they had the request and may have crashed because of it."""
         self._suspect = request.suspect
         self._awaits_report = False
@@ -226,9 +226,9 @@ class ResumingStream:
         if isinstance(loss, EngineDrained):
             return
         self._losses += 1
-        self._doubts += 1
+        self.doubts += 1
         if self._losses > MOST_MOVES:
-            raise GivenUp(f"{self._losses} engine processes ended while they had the request", self._doubts)
+            raise GivenUp(f"{self._losses} engine processes ended while they had the request")
 
     def _leave(self) -> None:
         """Note that the request is in no engine process from now on."""
@@ -240,7 +240,7 @@ class ResumingStream:
         """Wait for an engine that takes the request, and submit it. Raises GivenUp if none took it in time, and
         CrashesEngines (see `_judge`)."""
         # A suspect that loses an engine process waits for the report: it must not go on to another member's engines.
-        waits = bool(self._produced) or (self._suspect and self._doubts > 0)
+        waits = bool(self._produced) or (self._suspect and self.doubts > 0)
         seconds = self._wait_seconds if waits else self._first_wait
         try:
             async with asyncio.timeout_at(self._lost + seconds):
@@ -252,7 +252,7 @@ class ResumingStream:
                     await self._engine.wait_ready()
         except TimeoutError:
             what = "told how the one that had the request alone ended" if self._awaits_report else "was ready"
-            raise GivenUp(f"no engine process {what} within {seconds:g} s", self._doubts) from None
+            raise GivenUp(f"no engine process {what} within {seconds:g} s") from None
 
     def _is_submitted(self) -> bool:
         """Submit the request and return True, or return False if no engine takes it now."""
@@ -277,7 +277,7 @@ class ResumingStream:
             self._suspect = True
             self._proven_from = len(self._produced) + TRIAL_TOKENS_HELD
         else:
-            self._doubts -= 1
+            self.doubts -= 1
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
         """Record the tokens, log probabilities of the prompt, device time and proposals in events, and return the

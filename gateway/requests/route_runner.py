@@ -124,7 +124,8 @@ class RouteRunner:
         try:
             async with AsyncExitStack() as stack:
                 generation = await run.begin(stack, steps)
-                self._copy(policy, principal, request, asked)  # only now: what limits refuse is not copied, either
+                if not run.doubts:  # only now: what limits refuse is not copied, nor what may crash engines
+                    self._copy(policy, principal, request, asked)
                 yield generation
         finally:
             self._observe(policy, run.places, run.answering, asked.lane, request.model.model)

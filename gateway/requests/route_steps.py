@@ -72,6 +72,10 @@ class StepsRun:
         held: HeldRun | None = None
         trouble = ""
         for number, step in enumerate(steps, 1):
+            if self.doubts >= MOST_DOUBTS:
+                if held is None:
+                    raise ApiError(Fault.ENGINE_CRASHED, "two engines ended with this request; it is not tried again")
+                break
             left = len(steps) - number
             can_move = left > 0 or held is not None
             # An answer that fails its tests still counts; a member that fails before its first token does not.
@@ -83,7 +87,7 @@ class StepsRun:
                 held = found or held
                 trouble = "slow" if found is None else await self._failed_test(found, step.accept)
             except ApiError as error:
-                is_last = left == 0 or error.fault not in MOVES or self._doubts >= MOST_DOUBTS
+                is_last = left == 0 or error.fault not in MOVES or self.doubts >= MOST_DOUBTS
                 if is_last and held is None:
                     raise
                 trouble = error.fault.name.lower()
@@ -97,7 +101,7 @@ class StepsRun:
         return self._answered(generation, held.place)
 
     @property
-    def _doubts(self) -> int:
+    def doubts(self) -> int:
         """Number of engine processes that may have crashed because of the request."""
         return sum(run.record.doubts for run in self.places if run.record is not None)
 

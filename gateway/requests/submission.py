@@ -39,6 +39,7 @@ class Submission:
         self._settings = settings
         self._first_wait = first_wait
         self._streams: list[EventStream] = []
+        self._resuming: list[ResumingStream] = []
 
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
@@ -67,9 +68,11 @@ class Submission:
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         wait, session = self._settings.engine_wait, self._session()
-        return ResumingStream(
+        stream = ResumingStream(
             self._engine, request, wait, self._note_move, self._note_place, session, budget, self._first_wait
         )
+        self._resuming.append(stream)
+        return stream
 
     def _session(self) -> str:
         """Return the session that the caller named, as one of its tenant only; empty if it named none."""
@@ -87,6 +90,7 @@ class Submission:
         log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
 
     async def aclose(self) -> None:
+        self._record.doubts = max((stream.doubts for stream in self._resuming), default=0)
         for stream in self._streams:
             await stream.aclose()
 

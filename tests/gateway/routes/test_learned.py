@@ -12,6 +12,8 @@ from fakes import BASE, FakeEngine, build_gateway_app, tiny_tokenizer
 
 from engine.core.types import Lane, Pooling, PoolingKind
 from engine.executor.fake import FAKE_HIDDEN
+from engine.pb import engine_pb2 as engine_pb
+from engine.rpc.stream import EngineUnavailable
 from gateway.config.file import ConfigError
 from gateway.config.routes import check_routes, read_routes
 from gateway.requests.route_runner import RouteTable
@@ -117,6 +119,26 @@ async def test_the_large_member_answers_without_a_usable_vector(make_room, tmp_p
     path = write_router(tmp_path / "r.json", dimensions, embedder=embedder)
     room = await make_room(Learned(path, SMALL, BASE))
     assert await room.ask(SHORT) == (BASE, reason)
+
+
+async def test_a_prompt_whose_vector_crashes_two_engines_gets_no_more(make_room, tmp_path):
+    room = await make_room(Learned(write_router(tmp_path / "r.json", FAKE_HIDDEN), SMALL, BASE))
+    small = room.small
+
+    async def crash(request):
+        small.ends[request.id] = "failed"
+        raise EngineUnavailable("gone")
+        yield []
+
+    def fate(life):
+        return engine_pb.PreviousLife(life=life, crashed=True, request_ids=[small.requests[-1].id])
+
+    small._arriving, small.fate = crash, fate
+    async with room.app.client("sk-acme") as client:
+        body = {"model": ROUTE, "messages": [{"role": "user", "content": SHORT}]}
+        response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_crashed")
+    assert len(small.requests) == 2 and room.app.engine.requests == [] and room.charged == {}
 
 
 async def test_the_other_member_answers_if_the_chosen_one_cannot(make_room, tmp_path):

@@ -396,6 +396,23 @@ async def test_a_request_that_crashes_engines_does_not_take_one_of_each_member(m
     assert room.charged == {}
 
 
+async def test_a_member_that_is_too_slow_after_a_crash_leaves_a_suspect(make_room):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1, shadow=Shadow(JUDGE)))
+    small, arriving = room.engines[SMALL], FakeEngine._arriving
+
+    async def crash_once(request):
+        if len(small.requests) == 1:
+            small.ends[request.id] = "failed"
+            raise EngineUnavailable("gone")
+        async for events in arriving(small, request):
+            yield events
+
+    small._arriving, small.fate, small.admit = crash_once, lambda life: None, asyncio.Event()
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
+    taken = {name: [request.suspect for request in engine.requests] for name, engine in room.engines.items()}
+    assert taken == {SMALL: [False, True], BASE: [True], JUDGE: []}
+
+
 async def test_a_slow_member_does_not_lose_what_an_earlier_one_said(make_room):
     room = await make_room(Cascade((SMALL, JUDGE, BASE), Acceptance(logprob=-0.4), patience=0.1))
     room.engines[JUDGE].admit, room.app.engine.ready = asyncio.Event(), False

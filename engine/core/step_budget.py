@@ -114,11 +114,12 @@ class StepBudget:
         is_long = self._timed and wanted > self._state.config.long_prompt
         return 0.5 if is_long and self._state.waiting.groups(self._lane) else 1.0
 
-    def _grant_decode(self, seq: Sequence, context: int) -> bool:
-        """Add a decode if it fits, and return whether it does. Only the token budget limits interactive decodes. A
-        batch decode that does not fit closes its lane, because the next one would not fit either."""
+    def _grant_decode(self, seq: Sequence, context: int) -> int:
+        """Add a decode if it fits, and return the number of its tokens: 1, or 0 if it does not. Only the token budget
+        limits interactive decodes. A batch decode that does not fit closes its lane, because the next one would not fit
+        either."""
         if self.tokens_left <= 0:
-            return False
+            return 0
         adapter_hash, rank = seq.request.adapter_hash, 0
         if adapter_hash:
             rank = self._state.adapters[adapter_hash].rank
@@ -127,14 +128,14 @@ class StepBudget:
             and self._lane is not Lane.INTERACTIVE
             and not self._decode_fits(context, rank, adapter_hash)
         ):
-            return False
+            return 0
         self.tokens_left -= 1
         self._decodes += 1
         self._context += context
         if adapter_hash:
             self._rows += rank
             self._adapters[adapter_hash] = self._adapters.get(adapter_hash, 0) + 1
-        return True
+        return 1
 
     def add_proposals(self, seq: Sequence, start: int, count: int) -> None:
         """Add `count` proposals of a sequence, from position `start` on: each is computed like a decode. In a step with

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from engine.model.peft_folder import PeftFolder
+from engine.model.peft_fused import by_name
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.model.spec import ModelSpec
 from engine.process.adapter_files import WEIGHTS_FILE
@@ -41,7 +42,8 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
         modules: the paths of all modules that can be adapted, without those of experts and routers.
 
     Raises:
-        AdapterError: the file is damaged, a parameter cannot be adapted, or a matrix is not of the model's experts.
+        AdapterError: the file is damaged or has a projection twice, a parameter cannot be adapted, or a matrix is not
+            of the model's experts.
     """
     settings = folder.settings
     if not settings.parameters:
@@ -51,7 +53,7 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
         tensors = load(bytes(folder.data))
     except (SafetensorError, KeyError) as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
-    split = {name: part for key, tensor in tensors.items() for name, part in _parts(key, tensor, settings, spec)}
+    split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, settings, spec))
     return replace(folder, settings=replace(settings, exact=exact), data=memoryview(save(split)))
 
 
@@ -94,7 +96,7 @@ def _parts(key: str, tensor: Tensor, settings: PeftSettings, spec: ModelSpec) ->
     if len(changed) < (2 if found["inner"] else 1):
         raise AdapterError(f"{key[:200]!r} belongs to a parameter that target_parameters does not name")
     parameter, count = changed[0] if found["inner"] else changed[-1], spec.experts.count
-    rank = settings.rank_and_alpha(f"{found['path']}.{parameter}")[0]
+    rank = settings.rank_of(f"{found['path']}.{parameter}")
     by_expert = _by_expert(key, tensor, found["side"], count, rank)
     names = PARAMETERS[parameter]
     if found["side"] == "B" and by_expert.shape[1] % len(names):

@@ -4,7 +4,7 @@ B: the deltas are exactly the same."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from safetensors import SafetensorError
@@ -26,14 +26,25 @@ def split_fused(folder: PeftFolder, widths: Mapping[str, int]) -> PeftFolder:
         widths: number of outputs of each part.
 
     Raises:
-        AdapterError: the file is damaged, or a fused projection has another number of outputs.
+        AdapterError: the file is damaged, has a projection twice, or a fused one with another number of outputs.
     """
     try:
         tensors = load(bytes(folder.data))
     except (SafetensorError, KeyError) as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
-    split = {name: part for key, tensor in tensors.items() for name, part in _parts(key, tensor, widths)}
+    split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, widths))
     return replace(folder, settings=replace(folder.settings, fused=True), data=memoryview(save(split)))
+
+
+def by_name(parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the parts into which tensors were split, by name. Raises AdapterError if two have the same name, because
+    a file has a module whole and in parts."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts:
+        if name in found:
+            raise AdapterError(f"{WEIGHTS_FILE} has {name[:200]!r} twice, whole and in parts; save the adapter again")
+        found[name] = part
+    return found
 
 
 def _parts(key: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:

@@ -43,8 +43,9 @@ class Sized:
     """A configuration without sizes that are left to the engine.
 
     Attributes:
-        config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
-        reasons: the reason for each of these settings, by its name.
+        config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set, and with no more
+            `max_resident_adapters` than `fit_table` allows.
+        reasons: the reason for each of these settings, by its name; for the last only if it is not the configured one.
         weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
         loaded_bytes: bytes of weights in the memory that pages are in: on a CPU those of all ranks, on a GPU those of
             this rank.
@@ -72,7 +73,15 @@ def fill_sizes(
     """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
     or a GPU has too little memory; the message says what to do. `config` and the sizes are those of one rank, which has
     `shard` (see `EngineConfig.of_rank`); `spec` is the whole model's."""
-    config = fit_table(config, spec)
+    asked, config = config.max_resident_adapters, fit_table(config, spec)
+    sized = _fill_sizes(config, spec, device, dtype, shard)
+    if config.max_resident_adapters == asked:
+        return sized
+    reason = f"as many as the table of adapters holds in {TABLE_BYTES >> 20} MiB, in place of {asked}"
+    return replace(sized, reasons=sized.reasons | {"max_resident_adapters": reason})
+
+
+def _fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard) -> Sized:
     whole, spec = spec, shard.spec(spec)
     page_bytes = count_page_bytes(config, whole, device, dtype, shard)
     chosen, bits = chosen_sizes(config, page_bytes), find_kept_bits(config, whole, device, dtype)

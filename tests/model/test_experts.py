@@ -17,8 +17,8 @@ from engine.model.assembly import build_decoder
 from engine.model.lora import LoraStep, target_names
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
 from engine.model.quantize import quantized_source
-from engine.model.sizes import TABLE_BYTES, fit_table
-from engine.model.spec import read_spec
+from engine.model.sizes import TABLE_BYTES, fill_sizes, fit_table
+from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import CPU, open_weights
 from lora_kernels.cpu.numba_grouped import PackedExperts
 from lora_kernels.grouped import ExpertByExpert
@@ -153,10 +153,28 @@ def test_the_table_of_adapters_stays_small(tmp_path):
     save_model("qwen3_moe", tmp_path)
     config, small = EngineConfig(str(tmp_path)), read_spec(tmp_path)
     assert fit_table(config, small) == config
-    large = replace(small, layers=48, experts=replace(small.experts, count=128))
+    experts = replace(small.experts, count=128, layers=(True,) * 48)
+    large = replace(small, layers=48, windows=(None,) * 48, ropes=small.ropes[:1] * 48, experts=experts)
     fitting = fit_table(config, large).max_resident_adapters
     assert 100 <= fitting < config.max_resident_adapters
     assert fitting * 48 * len(target_names(large)) * TARGET_BYTES <= TABLE_BYTES
+    config = replace(config, load_format="dummy", num_pages=8, max_seqs=2, token_budget=32, host_adapter_gb=0.1)
+    sized = fill_sizes(config, large, CPU, torch.float32)
+    assert sized.config.max_resident_adapters == fitting
+    assert "in place of 1024" in sized.reasons["max_resident_adapters"]
+    assert "max_resident_adapters" not in fill_sizes(config, small, CPU, torch.float32).reasons
+
+
+def test_what_no_router_can_choose_is_refused(tmp_path):
+    save_model("qwen3_moe", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for wrong, match in (
+        ({"num_experts_per_tok": 0}, "must be 1 to the number of experts, 6, not 0"),
+        ({"num_experts_per_tok": 7}, "must be 1 to the number of experts, 6, not 7"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be positive, not 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            parse_spec(config | wrong, {})
 
 
 def test_matrices_of_another_number_of_experts_are_refused(tmp_path):
@@ -168,8 +186,18 @@ def test_matrices_of_another_number_of_experts_are_refused(tmp_path):
     prefix = "base_model.model.model.layers.1.mlp.experts"
     tensors = {f"{prefix}.lora_A.weight": torch.ones(20, 40), f"{prefix}.lora_B.weight": torch.ones(64, 20)}
     save_file(tensors, adapter / "adapter_model.safetensors")
+    shapes = shapes_of(tmp_path / "model")
     with pytest.raises(AdapterError, match=r"is \[.*\], and 6 experts of rank 4 need 24 (rows|columns)"):
-        load_peft(adapter, shapes_of(tmp_path / "model"))
+        load_peft(adapter, shapes)
+    tensors = {f"{prefix}.lora_A.weight": torch.ones(24, 40), f"{prefix}.lora_B.weight": torch.ones(64, 24)}
+    one = {f"{prefix}.3.down_proj.lora_A.weight": torch.ones(4, 40)}  # which is in the first matrix, too
+    save_file(tensors | one, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"has '.*experts.3.down_proj.lora_A.weight' twice, whole and in parts"):
+        load_peft(adapter, shapes)
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"r": 0}))
+    save_file({name: matrix[:0] for name, matrix in tensors.items()}, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"rank 0 on .*mlp.experts.down_proj: ranks of 1 to 256"):
+        load_peft(adapter, shapes)
     save_model("llama", tmp_path / "llama")
     with pytest.raises(AdapterError, match=r"names 'mlp.experts.down_proj', and this model has no experts"):
         load_peft(adapter, shapes_of(tmp_path / "llama"))

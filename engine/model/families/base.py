@@ -36,6 +36,9 @@ class ExpertsSpec:
         layers: whether each layer has experts; the others have one MLP instead.
         shared: True means that layers with experts also have an MLP for all rows, of which the sigmoid of a linear of
             the row says how much is added.
+
+    Raises:
+        ValueError: `top_k` is not 1 to `count`; kernels rely on it.
     """
 
     count: int
@@ -44,6 +47,10 @@ class ExpertsSpec:
     normalised: bool
     layers: tuple[bool, ...]
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.count:
+            raise ValueError(f"num_experts_per_tok must be 1 to the number of experts, {self.count}, not {self.top_k}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,11 @@ def read_qwen3_moe(config: Json) -> ModelSpec:
 
 
 def _read_experts(config: Json, layers: int) -> ExpertsSpec:
-    """Reads the experts, which every `decoder_sparse_step`-th layer has, except `mlp_only_layers`."""
+    """Reads the experts, which every `decoder_sparse_step`-th layer has, except `mlp_only_layers`. Raises ValueError if
+    that number is not positive."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if step < 1:
+        raise ValueError(f"decoder_sparse_step must be positive, not {step}")
     return ExpertsSpec(
         count=config.get("num_local_experts") or required(config, "num_experts"),  # transformers 5 writes the former
         top_k=required(config, "num_experts_per_tok"),

@@ -25,6 +25,8 @@ from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout
 
 MOST_KNOWN = 64
 """Maximum number of structures remembered, one for each way in which an operator trains. Each is some 100 KB."""
+MOST_BYTES = 64 << 20
+"""Maximum size in bytes of all structures but one: with adapters of experts, one may have 10 MB."""
 SOURCES: dict[str, npt.DTypeLike] = {"BF16": np.uint16, "F32": np.float32}
 """Stored types of weights that recipes support, and the numpy types in which they are read."""
 
@@ -54,6 +56,12 @@ class Recipe:
     tiles: npt.NDArray[np.int64]
     scales: npt.NDArray[np.float32]
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the recipe's arrays in bytes."""
+        arrays = self.layout.ranks, self.layout.offsets, self.layout.scales, self.ranks, self.tiles, self.scales
+        return sum(array.nbytes for array in arrays)
+
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
         """Returns a copy of `tiles` with its last column, offsets in the blob, mapped to offsets in the blob's
         memory."""
@@ -61,7 +69,7 @@ class Recipe:
 
 
 class Recipes:
-    """The recipes of the MOST_KNOWN most recently packed structures. Thread-safe."""
+    """The recipes of the most recently packed structures, up to MOST_KNOWN and MOST_BYTES. Thread-safe."""
 
     def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
         self._shapes = shapes
@@ -87,9 +95,13 @@ class Recipes:
         recipe = self._work_out(folder.settings, key[-1])
         with self._lock:
             self._known[key] = recipe
-            while len(self._known) > MOST_KNOWN:
+            while len(self._known) > MOST_KNOWN or (len(self._known) > 1 and self._num_bytes() > MOST_BYTES):
                 self._known.popitem(last=False)
         return recipe
+
+    def _num_bytes(self) -> int:
+        of_recipes = sum(recipe.num_bytes for recipe in self._known.values() if recipe is not None)
+        return of_recipes + sum(len(settings) + len(header) for settings, _, header in self._known)
 
     def _work_out(self, settings: PeftSettings, header: bytes) -> Recipe | None:
         tensors = {name: raw for name, raw in json.loads(header[8:]).items() if name != "__metadata__"}

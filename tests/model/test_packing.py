@@ -98,13 +98,19 @@ def test_adapters_of_one_structure_share_a_recipe(tmp_path):
     assert recipes.find(ours.read(str(tmp_path / "1"))) is not first, "another scale"
 
 
-def test_few_structures_are_remembered(tmp_path):
+def test_few_structures_are_remembered(tmp_path, monkeypatch):
     recipes, ours = Recipes(SHAPES, PAGE), packer()
     save_adapter(tmp_path / "x", 3, seed=0)
     for alpha in range(1, MOST_KNOWN + 10):
         change(tmp_path / "x", lora_alpha=alpha)
         recipes.find(ours.read(str(tmp_path / "x")))
     assert len(recipes._known) == MOST_KNOWN
+    for most, kept in ((recipes._num_bytes() // 2, MOST_KNOWN // 2), (1, 1)):
+        monkeypatch.setattr("engine.model.recipes.MOST_BYTES", most)
+        change(tmp_path / "x", lora_alpha=1000 + kept)
+        folder = ours.read(str(tmp_path / "x"))
+        assert recipes.find(folder) is recipes.known(folder) is not None
+        assert len(recipes._known) in (kept, kept - 1)
 
 
 def test_types_that_packing_does_not_know_have_no_recipe(tmp_path):

@@ -15,7 +15,7 @@ from engine.model.spec import ModelSpec
 from engine.model.weights import mlp_path
 from lora_kernels.backend import Backend
 from lora_kernels.dora import BaseScales
-from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.layout import EXPERT_TARGETS, LoraTable, ProjectionGroup
 from lora_kernels.linear import Linear
 from lora_kernels.pinned import upload
 from lora_kernels.routing import Routing, RowAdapters
@@ -192,10 +192,15 @@ def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: Se
 
 
 def _prepare_experts(arena: Tensor, table: LoraTable, segments: SegmentPlan, num_rows: int) -> LoraOfExperts | None:
-    ranks = table.host_ranks[segments.adapter_slots, :, FIRST_EXPERT:]
-    if not ranks.any():
+    slots, layers, targets = table.host_ranks.shape
+    if targets <= FIRST_EXPERT:
         return None
-    slots = segments.slots_of_rows(num_rows)
-    order, device = np.argsort(slots, kind="stable"), arena.device
-    limits = int(ranks.max()), int(segments.lengths.max())
-    return LoraOfExperts(arena, table, RowAdapters(upload(slots, device), upload(order, device), *limits))
+    # Of each expert the largest rank, which the table keeps: with 128 experts, all ranks would be over 1 ms of a step.
+    ranks = table.by_expert().max_ranks.reshape(slots, layers, -1)
+    max_rank = int(ranks[segments.adapter_slots, :, FIRST_EXPERT // EXPERT_TARGETS :].max())
+    if not max_rank:
+        return None
+    of_rows, device = segments.slots_of_rows(num_rows), arena.device
+    order, max_rows = np.argsort(of_rows, kind="stable"), int(segments.lengths.max())
+    adapters = RowAdapters(upload(of_rows, device), upload(order, device), max_rank, max_rows)
+    return LoraOfExperts(arena, table, adapters)

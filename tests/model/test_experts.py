@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -14,7 +15,7 @@ from tiny_families import save_model
 
 from engine.config import EngineConfig
 from engine.model.assembly import build_decoder
-from engine.model.lora import LoraStep, target_names
+from engine.model.lora import LoraStep, prepare_lora, target_names, target_widths
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
 from engine.model.quantize import quantized_source
 from engine.model.sizes import TABLE_BYTES, fill_sizes, fit_table
@@ -22,9 +23,10 @@ from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import CPU, open_weights
 from lora_kernels.cpu.numba_grouped import PackedExperts
 from lora_kernels.grouped import ExpertByExpert
-from lora_kernels.layout import TARGET_BYTES
+from lora_kernels.layout import TARGET_BYTES, LoraTable, plan_layout
 from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.quantized import dense
+from lora_kernels.segments import plan_segments
 
 RANK, HIDDEN = 3, 64
 FORMS = {
@@ -147,6 +149,26 @@ def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):
         (adapter / "adapter_config.json").write_text(json.dumps(config | wrong))
         with pytest.raises(AdapterError, match=match):
             load_peft(adapter, shapes)
+
+
+def test_a_step_knows_its_largest_rank_on_experts(tmp_path):
+    save_model("qwen3_moe", tmp_path)
+    spec = read_spec(tmp_path)
+    names, page, arena = target_names(spec), 2048, torch.zeros(8 * 2048)
+    table, rows = LoraTable(2, spec.layers, len(names), page, CPU), plan_segments(np.array([-1, 1, 1], np.int32))
+    for ranks, expected in (
+        ({"q_proj": 5, "gate": 7}, None),
+        ({"q_proj": 5, "experts.4.up_proj": 3, "experts.0.down_proj": 2}, 3),
+        ({"experts.0.gate_proj": 1}, 1),
+        ({}, None),
+    ):
+        of_targets = np.zeros((spec.layers, len(names)), np.int32)
+        for name, rank in ranks.items():
+            of_targets[1, names.index(name)] = rank
+        layout = plan_layout(of_targets, target_widths(spec), page)
+        table.set(1, layout, tuple(range(layout.num_pages)))
+        work = prepare_lora(TorchBackend(), arena, table, rows, 3).of_experts
+        assert (work and work.adapters.max_rank) == expected
 
 
 def test_the_table_of_adapters_stays_small(tmp_path):

@@ -57,6 +57,21 @@ def an_experts_entries_follow_an_order_of_rows(backend: Backend) -> None:
     assert torch.equal(routing.weights, usual.weights)
 
 
+def rows_of_nan_harm_no_other(backend: Backend) -> None:
+    """Each row has different experts, whatever its logits, also where it has all of them."""
+    for top_k in (TOP_K, EXPERTS):
+        logits = torch.randn(5, EXPERTS, generator=torch.Generator().manual_seed(4))
+        usual = backend.experts.route(logits.clone(), top_k, normalised=True)
+        logits[1], logits[3, 2] = torch.nan, torch.nan
+        routing = backend.experts.route(logits, top_k, normalised=True)
+        places, sound = routing.places.long(), torch.tensor([0, 2, 4])
+        chosen, expected = experts_of(routing)[places], experts_of(usual)[usual.places.long()]
+        assert [len(set(row)) for row in chosen.tolist()] == [top_k] * len(logits)
+        assert torch.equal(routing.rows[places], torch.arange(len(logits))[:, None].expand_as(places).int())
+        assert torch.equal(chosen[sound], expected[sound])
+        assert torch.equal(routing.weights[sound], usual.weights[sound])
+
+
 def rows_are_weighted_sums_of_their_entries(dtype: torch.dtype, backend: Backend) -> None:
     _, routing = _routed(backend, True)
     entries = torch.randn(len(routing.rows), HIDDEN).to(dtype)
@@ -134,6 +149,7 @@ EXPERT_CHECKS: dict[str, Callable[[Backend], None]] = {
         for check in (
             each_row_has_its_likeliest_experts,
             an_experts_entries_follow_an_order_of_rows,
+            rows_of_nan_harm_no_other,
             entries_have_their_adapters_deltas,
             adapters_of_no_expert_prepare_nothing,
         )

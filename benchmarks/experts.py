@@ -34,7 +34,7 @@ from engine.core.types import Request, SamplingParams
 from engine.engine import Engine
 from engine.model.lora import TARGETS, target_names, target_path, target_widths
 from engine.model.runner import ModelRunner
-from engine.model.spec import ModelSpec
+from engine.model.spec import ModelSpec, read_spec
 
 VOCAB, RANK, BATCH = 8192, 8, 16
 IMPLEMENTATIONS = ("eager", "grouped_mm")
@@ -124,8 +124,7 @@ def measure(sizes: argparse.Namespace, folder: Path) -> dict[str, float]:
     save_model(folder / "model", sizes)
     items = make_items(sizes.requests)
     tokens = sum(item["max_tokens"] for item in items)
-    ours = Ours(folder / "model", [])
-    spec = ours._engine.executor.spec  # type: ignore[attr-defined]
+    spec = read_spec(folder / "model")
     paths = [folder / f"adapter-{number}" for number in range(sizes.adapters)]
     for number, path in enumerate(paths):
         save_adapter(path, spec, number)

@@ -29,7 +29,8 @@ from rich.table import Table
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams, StepPlan
+from engine.core.step import StepPlan
+from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.cost import StepWork
 from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk

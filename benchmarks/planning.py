@@ -25,8 +25,9 @@ from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
+from engine.core.step import StepPlan
 from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import Lane, Request, SamplingParams, StepPlan
+from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 

@@ -18,7 +18,8 @@ from engine.core.pace import Pace
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, StepPlan, TokenEvent
+from engine.core.step import StepPlan
+from engine.core.types import AdapterHash, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Launch, StepPlan, StepResult, TokenEvent
+from engine.core.step import Launch, StepPlan, StepResult
+from engine.core.types import AdapterHash, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import Claim, HostAdapter, PageMemory, Report
 from engine.model.arena import page_shape

@@ -25,9 +25,11 @@ from rich.table import Table
 
 from benchmarks.gpu.pretended_cuda import PretendedCuda, pretend
 from benchmarks.gpu.shapes import TOY, full_layout
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
-from engine.model.batch import BatchState, HostBatch
+from engine.model.batch import HostBatch
+from engine.model.batch_state import BatchState
 from engine.model.decoder import Decoder, Layer, Norms, Rope
 from engine.model.device_sampler import DeviceSampler
 from engine.model.feed_forward import Mlp

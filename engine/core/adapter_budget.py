@@ -11,7 +11,8 @@ from engine.core.adapters import Adapter
 from engine.core.page_budget import PageBudget
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, AdapterLoad, Lane
+from engine.core.step import AdapterLoad
+from engine.core.types import AdapterHash, Lane
 
 
 class AdapterBudget:

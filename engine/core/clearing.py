@@ -10,8 +10,9 @@ from engine.core.policy import Policy
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.step import ScheduledChunk
 from engine.core.step_budget import StepBudget
-from engine.core.types import AdapterHash, Cause, Lane, PageId, ScheduledChunk
+from engine.core.types import AdapterHash, Cause, Lane, PageId
 
 MOST_DISPLACED = 8
 """Number of preemptions in a plan from which on no sequence is displaced for another tenant of its own lane. Each

@@ -17,20 +17,8 @@ from engine.core.prompt_logprobs import row_bytes
 from engine.core.proposals import count_proposed, count_refused, note_proposals
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import (
-    AdapterHash,
-    Admission,
-    ErrorCode,
-    FinishReason,
-    Lane,
-    PageId,
-    PromptRows,
-    Refusal,
-    SampledToken,
-    StepPlan,
-    StepResult,
-    TokenEvent,
-)
+from engine.core.step import Admission, PromptRows, SampledToken, StepPlan, StepResult
+from engine.core.types import AdapterHash, ErrorCode, FinishReason, Lane, PageId, Refusal, TokenEvent
 from engine.core.under_way import StepUnderWay, follow
 
 

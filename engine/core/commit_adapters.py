@@ -7,7 +7,8 @@ from engine.core.admission import fitted, misfit, unpinnable
 from engine.core.commands import AdapterFetched, AddAdapter, FetchAnswer, FetchCancelled, FetchFailed
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, AdapterLoad, StepPlan
+from engine.core.step import AdapterLoad, StepPlan
+from engine.core.types import AdapterHash
 
 LONGEST_BACKOFF = 64
 """Maximum backoff after failed fetches, as a multiple of the first one: about a minute."""

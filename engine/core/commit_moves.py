@@ -21,7 +21,8 @@ from engine.core.kv_moves import (
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import PrefixKey, StepPlan
+from engine.core.step import StepPlan
+from engine.core.types import PrefixKey
 
 
 def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:

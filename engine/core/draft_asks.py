@@ -17,8 +17,8 @@ from engine.core.page_budget import PageBudget
 from engine.core.proposals import MOST_DECODES, speculating
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.step import DraftAsk, ScheduledChunk
 from engine.core.step_budget import StepBudget
-from engine.core.types import DraftAsk, ScheduledChunk
 
 MOST_DRAFTED = 8
 """Maximum number of tokens that are guessed for a sequence in a step: of nine guesses in a row, even a model that is

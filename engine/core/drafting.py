@@ -15,7 +15,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from engine.core.least_squares import Matrix, non_negative_solution
-from engine.core.types import AdapterHash, Drafted, PageId
+from engine.core.step import Drafted
+from engine.core.types import AdapterHash, PageId
 
 DRAFT = "draft"
 """Name of the draft model as a proposer, in counts of proposals."""

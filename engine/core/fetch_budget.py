@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.state import EngineState
-from engine.core.types import AdapterFetch, AdapterHash, Lane
+from engine.core.step import AdapterFetch
+from engine.core.types import AdapterHash, Lane
 
 
 class FetchBudget:

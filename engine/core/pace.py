@@ -24,7 +24,7 @@ from heapq import nlargest
 from math import inf
 
 from engine.core.state import EngineState
-from engine.core.types import Launch
+from engine.core.step import Launch
 
 FIRST_LEAD_S, FIRST_STEPS = 0.005, 64
 """Lead in seconds until `FIRST_STEPS` steps have shown what they need, rather too long: a request that just missed a

@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.core.planner import Planner
 from engine.core.policy import Policy
 from engine.core.state import EngineState
-from engine.core.types import Lane, LaneMode, StepPlan
+from engine.core.step import StepPlan
+from engine.core.types import Lane, LaneMode
 
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:

@@ -18,21 +18,9 @@ from engine.core.proposals import add_proposals
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.step import Admission, DraftAsk, PageCopy, PageFork, ScheduledChunk, StepPlan
 from engine.core.step_budget import StepBudget
-from engine.core.types import (
-    AdapterHash,
-    Admission,
-    Cause,
-    DraftAsk,
-    HostPageId,
-    Lane,
-    PageCopy,
-    PageFork,
-    PageId,
-    PrefixKey,
-    ScheduledChunk,
-    StepPlan,
-)
+from engine.core.types import AdapterHash, Cause, HostPageId, Lane, PageId, PrefixKey
 
 TRIED_SHARE = 0.005
 """Share of the device's time that saves of evicted prefixes may take even if none of them is ever restored."""

@@ -22,8 +22,9 @@ from engine.core.prediction import Prediction
 from engine.core.proposer import AnswerMemories, Guess, PromptLookup, Proposer
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.step import ScheduledChunk, StepPlan, StepResult
 from engine.core.step_budget import StepBudget
-from engine.core.types import Request, ScheduledChunk, StepPlan, StepResult
+from engine.core.types import Request
 from engine.core.under_way import StepUnderWay
 
 MOST_DECODES = 16

@@ -10,7 +10,8 @@ from itertools import takewhile
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import HostPageId, Lane, PageCopy, PageId, PrefixKey
+from engine.core.step import PageCopy
+from engine.core.types import HostPageId, Lane, PageId, PrefixKey
 
 
 class Saves:

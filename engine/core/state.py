@@ -20,7 +20,8 @@ from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
 from engine.core.proposer import AnswerMemories
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterHash, Cause, Lane, LaneMode, PrefixKey, StepPlan, TokenEvent
+from engine.core.step import StepPlan
+from engine.core.types import AdapterHash, Cause, Lane, LaneMode, PrefixKey, TokenEvent
 from engine.core.under_way import StepUnderWay
 from engine.core.waiting import WaitingQueue, order_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.core.sequence import Sequence
-from engine.core.types import ScheduledChunk, StepPlan
+from engine.core.step import ScheduledChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

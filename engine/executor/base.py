@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.commands import Answer
-from engine.core.types import AdapterHash, HostPageId, Launch, StepPlan, StepResult
+from engine.core.step import Launch, StepPlan, StepResult
+from engine.core.types import AdapterHash, HostPageId
 
 
 class RankDied(RuntimeError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from engine.core.types import StepPlan
+from engine.core.step import StepPlan
 
 TERMS = (
     "step",

@@ -16,22 +16,19 @@ from itertools import islice
 from pathlib import Path
 
 from engine.core.commands import AdapterFetched, GrammarReady
-from engine.core.types import (
-    AdapterHash,
+from engine.core.step import (
     Admission,
     DraftAsk,
     Drafted,
-    HostPageId,
     Launch,
-    PageId,
     PooledVector,
-    Pooling,
     PromptRows,
     SampledToken,
     ScheduledChunk,
     StepPlan,
     StepResult,
 )
+from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.verify import verified
 

@@ -9,15 +9,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
-from engine.core.types import (
-    AdapterFetch,
-    AdapterHash,
-    Launch,
-    SampledToken,
-    ScheduledChunk,
-    StepPlan,
-    StepResult,
-)
+from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
+from engine.core.types import AdapterHash
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, follow, measure
 from engine.executor.verify import verified

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.core.types import SampledToken
+from engine.core.step import SampledToken
 
 
 def verified(sampled: Iterable[SampledToken], proposals: Mapping[str, Sequence[int]]) -> list[SampledToken]:

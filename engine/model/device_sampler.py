@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.core.step import SampledToken
+from engine.core.types import SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
 from engine.model.results import ALIGNMENT, ResultBlocks, StepResults
 from engine.model.sampled_rows import RowUploads

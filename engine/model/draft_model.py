@@ -14,18 +14,12 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.core.types import (
-    AdapterHash,
-    Admission,
-    DraftAsk,
-    Drafted,
-    PageId,
-    SamplingParams,
-    ScheduledChunk,
-)
+from engine.core.step import Admission, DraftAsk, Drafted, ScheduledChunk
+from engine.core.types import AdapterHash, PageId, SamplingParams
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState, Ints
+from engine.model.batch import Ints
+from engine.model.batch_state import BatchState
 from engine.model.decoder import Decoder
 from engine.model.draft_folder import DraftFolder, draft_block
 from engine.model.host_store import PackedAdapter

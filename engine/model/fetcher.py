@@ -11,7 +11,8 @@ import structlog
 import torch
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
-from engine.core.types import AdapterFetch, AdapterHash
+from engine.core.step import AdapterFetch
+from engine.core.types import AdapterHash
 from engine.executor.base import Report
 from engine.model.host_store import HostStore
 from engine.model.packing import Packer

@@ -26,7 +26,8 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from engine.core.commands import GrammarAnswer, GrammarFailed, GrammarReady
 from engine.core.grammars import Grammar
-from engine.core.types import SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import SamplingParams
 from engine.executor.base import Report
 from engine.grammar_check.job import THREAD_STACK_BYTES
 from engine.model.grammar_compiler import Compiled, Compiler, Unproven, reason

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.types import PageCopy
+from engine.core.step import PageCopy
 
 PageArray = npt.NDArray[np.integer]
 

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import AdapterFetch, AdapterHash, Admission, Launch, StepPlan, StepResult
+from engine.core.step import AdapterFetch, Admission, Launch, StepPlan, StepResult
+from engine.core.types import AdapterHash
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState, HostBatch
+from engine.model.batch import HostBatch
+from engine.model.batch_state import BatchState
 from engine.model.draft_model import load_draft, make_draft_model
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.types import SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import SamplingParams
 from engine.model.masks import TokenMasks
 from engine.model.sampler import Sampler
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.core.prompt_logprobs import row_bytes
-from engine.core.types import PromptRows, SamplingParams
+from engine.core.step import PromptRows
+from engine.core.types import SamplingParams
 from engine.model.batch import ScoredChunk
 from engine.model.draws import ranked
 from engine.model.results import ResultBlocks, StepResults

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.core.types import DraftAsk, SampledToken
+from engine.core.step import DraftAsk, SampledToken
 from engine.model.grammar import GrammarEnd
 from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 from engine.core.commands import Submit
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Request, StepPlan, TokenEvent
+from engine.core.step import StepPlan
+from engine.core.types import FinishReason, Lane, Request, TokenEvent
 from engine.engine import Engine
 from engine.executor.cost import StepWork
 from engine.executor.timed import VirtualClock

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.core.config import CoreConfig, LaneGoals
-from engine.core.types import FinishReason, Lane, Request, StepPlan, TokenEvent
+from engine.core.step import StepPlan
+from engine.core.types import FinishReason, Lane, Request, TokenEvent
 from engine.executor.cost import StepWork
 from engine.sim.fairness import ServiceGaps
 from engine.sim.histogram import Histogram

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from engine.core.prefix import page_keys, realm_of
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Lane, PageId, PrefixKey, Request, StepPlan
+from engine.core.step import StepPlan
+from engine.core.types import Lane, PageId, PrefixKey, Request
 from engine.sim.links import Transfers
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from engine.core.commands import Abort, DropAdapter
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Launch, Request, StepPlan, StepResult
+from engine.core.step import Launch, StepPlan, StepResult
+from engine.core.types import AdapterHash, Request
 from engine.engine import Engine
 from engine.executor.base import Executor
 from engine.executor.cost import LiveSequence, StepWork, follow, measure

@@ -17,7 +17,7 @@ from pathlib import Path
 from engine import build as engine_build
 from engine import server
 from engine.config import EngineConfig
-from engine.core.types import StepResult
+from engine.core.step import StepResult
 from engine.executor.base import Executor, PageMemory
 from engine.kv.mover import KvMover
 from engine.kv.transports import SharedTransport

@@ -15,7 +15,8 @@ from engine.core.draft_asks import MOST_CAUGHT_UP, PROBE_STEPS, Wanted
 from engine.core.drafting import FIRST_DRAFTED, DraftCosts, Drafting, DraftPrices, DraftRecord, work_of
 from engine.core.proposals import MOST_DECODES
 from engine.core.proposer import Guess, PromptLookup
-from engine.core.types import Drafted, Lane
+from engine.core.step import Drafted
+from engine.core.types import Lane
 from tests.core import virtual
 from tests.core.memory import (
     arrivals,

@@ -24,7 +24,8 @@ from engine.core.proposer import (
     PromptLookup,
 )
 from engine.core.sequence import FIRST_ACCEPTANCE
-from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import fake_token
 from engine.executor.verify import verified
 from tests.core import virtual

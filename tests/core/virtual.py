@@ -6,7 +6,8 @@ from itertools import pairwise
 from engine.core.commands import AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Launch, Request, SamplingParams
+from engine.core.step import Launch
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.executor.timed import VirtualClock, VirtualDevice

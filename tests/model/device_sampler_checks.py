@@ -17,7 +17,8 @@ from torch import Tensor
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.prompt_logprobs import unpack
-from engine.core.types import SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import SamplingParams
 from engine.model.device_sampler import DeviceSampler
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState
+from engine.model.batch_state import BatchState
 from engine.model.decoder import Decoder
 from engine.model.host_memory import Blob
 from engine.model.lora import target_widths

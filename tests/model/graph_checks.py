@@ -25,10 +25,12 @@ from rerun import Launches, Rerun
 from torch import Tensor
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
-from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, SampledToken, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import UNKNOWN, BatchState
+from engine.model.batch import UNKNOWN
+from engine.model.batch_state import BatchState
 from engine.model.decoder import Decoder
 from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
-from engine.model.batch import UNKNOWN, BatchState
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
+from engine.model.batch import UNKNOWN
+from engine.model.batch_state import BatchState
 
 BLOCK = 4
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from tiny_families import FAMILIES, VOCAB, save_model
 
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState
+from engine.model.batch_state import BatchState
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec

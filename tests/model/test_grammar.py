@@ -20,7 +20,8 @@ from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS

@@ -16,10 +16,11 @@ from tiny_families import save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState
+from engine.model.batch_state import BatchState
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graph_plan import GraphTunings, graph_bytes
 from engine.model.graphs import StepGraphs, StepParts

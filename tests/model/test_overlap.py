@@ -8,7 +8,8 @@ from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Admission, FinishReason, Request, SamplingParams, ScheduledChunk, StepPlan
+from engine.core.step import Admission, ScheduledChunk, StepPlan
+from engine.core.types import FinishReason, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.model.submitted import HostClock

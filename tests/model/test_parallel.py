@@ -23,18 +23,11 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.prompt_logprobs import unpack
 from engine.core.state import EngineState
-from engine.core.types import (
-    Admission,
-    Lane,
-    Pooling,
-    PoolingKind,
-    Request,
-    SamplingParams,
-    ScheduledChunk,
-)
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import Lane, Pooling, PoolingKind, Request, SamplingParams
 from engine.engine import Engine
 from engine.explain import explain
-from engine.model.batch import BatchState
+from engine.model.batch_state import BatchState
 from engine.model.checkpoints.stored import WeightsError
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Drop

@@ -12,7 +12,8 @@ from tiny_adapters import save_adapter
 from engine.core import apply, proposals
 from engine.core.config import PREEMPTIONS, Scheduling
 from engine.core.proposer import Guess
-from engine.core.types import Lane, Request, SampledToken, SamplingParams
+from engine.core.step import SampledToken
+from engine.core.types import Lane, Request, SamplingParams
 from engine.model.sampler import Sampler
 
 PROMPT = (5, 9, 17, 40, 61, 22, 5, 9, 17, 33, 12, 5, 9, 17, 40, 61)

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.core.commands import FetchFailed
-from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
+from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.core.types import SamplingParams
 from engine.model.runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12

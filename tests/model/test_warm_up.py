@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core.types import Admission, SamplingParams, ScheduledChunk
+from engine.core.step import Admission, ScheduledChunk
+from engine.core.types import SamplingParams
 from engine.model import warm_up as warming
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
-from engine.model.batch import BatchState
+from engine.model.batch_state import BatchState
 from engine.model.device_sampler import DeviceSampler
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths

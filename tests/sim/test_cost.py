@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
+from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.core.types import SamplingParams
 from engine.executor.cost import LiveSequence, StepWork, measure, read_device
 from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.device import FOLDER, device_names, find_device

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.core.commands import FetchAnswer
-from engine.core.types import AdapterFetch, AdapterHash, StepPlan
+from engine.core.step import AdapterFetch, StepPlan
+from engine.core.types import AdapterHash
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,20 @@ CONTINUES_A_NAME = re.compile(r"(Of|That|Those|Who|Whose|Whether|What is|None:)(
 """Matches the openers of docstrings that are no sentences without the name before them."""
 LEFT_OUT = re.compile(r"_pb2(_grpc)?\.py$|demo/questions\.py$")
 """Generated code, and the texts on which the demo's adapters are trained."""
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of statements that hold further statements."""
 
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+def docstrings(node: ast.AST) -> Iterator[ast.Constant]:
     """Yield every string that stands alone as a statement: docstrings, and those of attributes below an assignment."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", ())
-        for statement in body if isinstance(body, list) else ():
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str()) as docstring):
-                    yield docstring
+    for statement in (statement for name in BLOCKS for statement in getattr(node, name, ())):
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str()) as docstring):
+                yield docstring
+            case ast.Expr() | ast.Assign() | ast.AnnAssign() | ast.Return():
+                pass
+            case _:
+                yield from docstrings(statement)
 
 
 def strings(tree: ast.AST) -> Iterator[ast.Constant]:
@@ -44,12 +48,14 @@ def strings(tree: ast.AST) -> Iterator[ast.Constant]:
 def complaints(source: str) -> Iterator[tuple[int, str]]:
     """Yield a line number and what is wrong there, for each breach of a rule in a file's text."""
     tree = ast.parse(source)
-    for string in strings(tree):
-        if found := UNNAMED.search(string.value):
-            yield string.lineno, f"names no actor: {found[0]!r}"
     for docstring in docstrings(tree):
         if found := CONTINUES_A_NAME.match(docstring.value.strip()):
             yield docstring.lineno, f"continues a name in place of beginning a sentence: {found[0]!r}"
+    if not UNNAMED.search(source):
+        return
+    for string in strings(tree):
+        if found := UNNAMED.search(string.value):
+            yield string.lineno, f"names no actor: {found[0]!r}"
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and (found := UNNAMED.search(token.string)):
             yield token.start[0], f"names no actor: {found[0]!r}"

@@ -2,8 +2,9 @@
 
 *In integers*, each row's activations are coded in 8 bits as well, with a scale for each block of 32 inputs, and
 products are sums of bytes times bytes (AVX512-VNNI: 64 of them an instruction, twice as many as in bf16). Such a sum is
-exact; it is multiplied by both scales in fp32. *In fp32*, codes become fp32 weights in registers, and nothing is
-rounded but the result; this needs no special instructions.
+exact; it is multiplied by both scales in fp32. *In fp32*, codes become fp32 weights, and nothing is rounded but the
+result; this needs no special instructions. A single row's weights stay in registers; for more rows, a block of weights
+is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same result.
 
 As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
 and a row's result does not depend on the other rows.
@@ -23,9 +24,11 @@ from numba.extending import intrinsic
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
+from lora_kernels.cpu.numba_panel import PanelLoads
+from lora_kernels.cpu.numba_unpacked_gemm import MOST_ROWS, multiply_rows
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
-from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
-from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_BYTES, VEC_HALF, VEC_I16, VEC_I32, Emit, every
+from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
+from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit
 
 
 class QuantizedBlock(ctypes.Structure):
@@ -50,7 +53,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     """Returns the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
     unless products are in integers."""
 
-    size, most, pairs = fmt.size, form.most_rows, 2 in form.tiles
+    size, multiply_some = fmt.size, _some_in_integers if form.integers else _some_in_fp32
 
     def multiply(pointer):
         block = carray(pointer, 1)[0]
@@ -62,37 +65,44 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             bias, count = block.bias + 4 * PANEL * panel, block.features - PANEL * panel
             start = 0
             while start < block.rows:
-                rows = _tile_rows(block.rows - start, most, pairs)
                 x, out = block.x + start * block.x_row, block.out + start * block.out_row + size * PANEL * panel
-                _tile(form, fmt, rows, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead)
+                left = block.rows - start
+                start += multiply_some(
+                    form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
+                )
                 ahead = w
-                start += rows
             panel = following
 
     return Kernel(multiply, QuantizedBlock)
 
 
 @njit
-def _tile_rows(rows, most, pairs):
-    """Returns how many of `rows` rows the next tile has: at most `most`, and one of `PanelForm.tiles`."""
-    if rows >= most:
-        return most
-    if rows >= 4:
-        return 4
-    return 2 if pairs and rows >= 2 else 1
+def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+    """Multiplies the first of `rows` rows by a panel, and returns how many. See `multiply_rows` for the others."""
+    simd.stay_apart()
+    if rows == 1:
+        _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
+        return 1
+    some = min(rows, MOST_ROWS)
+    multiply_rows(form, fmt, some, x, x_row, w, blocks, bias, out, out_row, count, ahead)
+    return some
 
 
 @njit
-def _tile(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+def _some_in_integers(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+    """Multiplies the first 8, 4, 2 or 1 of `rows` rows by a panel, and returns how many."""
     simd.stay_apart()
-    if rows == 8:
+    if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
-    elif rows == 4:
+        return 8
+    if rows >= 4:
         _tile_4(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
-    elif rows == 2:
+        return 4
+    if rows >= 2:
         _tile_2(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
-    else:
-        _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
+        return 2
+    _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
+    return 1
 
 
 def _make_tile(rows: int) -> Any:
@@ -101,10 +111,10 @@ def _make_tile(rows: int) -> Any:
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
-        if rows not in form.tiles:
-            return  # never called
         _, _, x, x_row, w, blocks, bias, out, out_row, count, ahead = args
-        tile = _Tile(Emit(builder), form, fmt, rows, x, x_row, blocks, _Panel(Emit(builder), form, w, blocks, ahead))
+        tile = _Tile(
+            Emit(builder), form, fmt, rows, x, x_row, blocks, PanelLoads(Emit(builder), form, w, blocks, ahead)
+        )
         tile.start(bias)
         groups = builder.udiv(blocks, ir.Constant(I64, form.blocks))
         with tile.emit.loop(ir.Constant(I64, 0), groups, 1) as group:
@@ -121,95 +131,11 @@ def _make_tile(rows: int) -> Any:
     return tile
 
 
-class _Panel:
-    """Emits the loads of a panel at the address `w`, and prefetches of the panel at `ahead`."""
-
-    def __init__(self, emit: Emit, form: PanelForm, w: Any, blocks: Any, ahead: Any) -> None:
-        self._emit, self._form = emit, form
-        self._lower, self._ahead = w, ahead
-        self._upper = emit.offset(w, (blocks, form.block_bytes))
-        self._upper_ahead = emit.offset(ahead, (blocks, form.block_bytes))
-        self._scales = emit.offset(self._upper, (blocks, form.upper_bytes))
-        groups = emit.builder.udiv(blocks, ir.Constant(I64, form.blocks))
-        self._minima = emit.offset(self._scales, (groups, form.scale_bytes * PANEL))
-        self._units = emit.offset(self._minima, (groups, form.scale_bytes * PANEL if form.has_minima else 0))
-        shared = emit.builder.udiv(groups, ir.Constant(I64, form.coding.shared)) if form.coding.shared else groups
-        self._minima_units = emit.offset(self._units, (shared, 2 * PANEL))
-
-    def scales(self, group: Any) -> tuple[list[Any], list[Any] | None]:
-        """Emits loads of a group's scales, and of what a code of 0 stands for or None if that is 0, as fp32 vectors."""
-        coding, builder = self._form.coding, self._emit.builder
-        scales = self._numbers(self._scales, self._units, group)
-        if coding.zero is None:
-            minima = self._numbers(self._minima, self._minima_units, group)
-            if coding.in_scales:
-                minima = [builder.fmul(low, scale) for low, scale in zip(minima, scales, strict=True)]
-            return scales, minima
-        if self._form.integers or not coding.zero:
-            return scales, None
-        return scales, [builder.fmul(scale, every(-float(coding.zero), VEC)) for scale in scales]
-
-    def _numbers(self, plane: Any, units: Any, group: Any) -> list[Any]:
-        """Emits loads of a group's numbers, multiplied by their units if there are any."""
-        emit, shared, found = self._emit, self._form.coding.shared, []
-        if not shared:
-            return self._halves(plane, group)
-        for v, unit in enumerate(self._halves(units, emit.builder.udiv(group, ir.Constant(I64, shared)))):
-            place = emit.offset(plane, (group, PANEL), (LANES, v))
-            multiple = emit.builder.sext(emit.builder.load(emit.at(place, VEC_BYTES), align=1), VEC_I32)
-            found.append(emit.builder.fmul(emit.builder.sitofp(multiple, VEC), unit))
-        return found
-
-    def _halves(self, plane: Any, group: Any) -> list[Any]:
-        emit, found = self._emit, []
-        for v in range(PANEL_VECTORS):
-            bits = emit.raw(emit.offset(plane, (group, 2 * PANEL), (2 * LANES, v)), VEC_I16, None)
-            found.append(emit.builder.fpext(emit.builder.bitcast(bits, VEC_HALF), VEC))
-        return found
-
-    def quads(self, block: Any) -> Any:
-        """Emits loads of a block's codes, and yields the vectors of each quad, one byte a code."""
-        form, builder = self._form, self._emit.builder
-        upper: list[Any] = []
-        for number in range(form.block // QUAD):
-            part = number % form.quads_in_vector
-            if not part:
-                line = number // form.quads_in_vector * PANEL_VECTORS * LINE
-                lower = self._lines(self._lower, self._ahead, block, form.block_bytes, line)
-            if form.quads_in_vector == 1:
-                yield lower
-                continue
-            codes = [self._field(one, HALF_BITS * part, HALF_BITS) for one in lower]
-            if form.upper_bits:
-                step = 8 // form.upper_bits
-                if not number % step:
-                    line = number // step * PANEL_VECTORS * LINE
-                    upper = self._lines(self._upper, self._upper_ahead, block, form.upper_bytes, line)
-                tops = [self._field(one, form.upper_bits * (number % step), form.upper_bits) for one in upper]
-                shift = every(HALF_BITS, VEC_I32)
-                codes = [builder.or_(low, builder.shl(top, shift)) for low, top in zip(codes, tops, strict=True)]
-            yield codes
-
-    def _lines(self, plane: Any, ahead: Any, block: Any, block_bytes: int, line: int) -> list[Any]:
-        emit, found = self._emit, []
-        for v in range(PANEL_VECTORS):
-            place = (block, block_bytes), (1, line + LINE * v)
-            found.append(emit.builder.load(emit.at(emit.offset(plane, *place), VEC_I32), align=LINE))
-            emit.prefetch(emit.offset(ahead, *place))
-        return found
-
-    def _field(self, vector: Any, shift: int, bits: int) -> Any:
-        """Emits the extraction of `bits` bits of each byte, from bit `shift` on."""
-        builder = self._emit.builder
-        moved = builder.lshr(vector, every(shift, VEC_I32)) if shift else vector
-        return builder.and_(moved, every((2**bits - 1) * 0x01010101, VEC_I32))
-
-
 class _Tile:
     """Emits the products of a tile: `rows` rows of x and one panel."""
 
     def __init__(
-        self, emit: Emit, form: PanelForm, fmt: Format, rows: int, x: Any, x_row: Any, blocks: Any, panel: _Panel
+        self, emit: Emit, form: PanelForm, fmt: Format, rows: int, x: Any, x_row: Any, blocks: Any, panel: PanelLoads
     ) -> None:
         self.emit, self.panel = emit, panel
         self._form, self._fmt, self._x, self._x_row = form, fmt, x, x_row
@@ -255,20 +181,13 @@ class _Tile:
 
     def add_floats(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of a block with fp32 weights, and adds them to the totals."""
-        emit, builder, fmt = self.emit, self.emit.builder, self._fmt
-        for number, codes in enumerate(self.panel.quads(block)):
-            for k in range(QUAD):
-                weights = []
-                for v, code in enumerate(codes):
-                    byte = builder.and_(builder.lshr(code, every(8 * k, VEC_I32)), every(255, VEC_I32))
-                    value = builder.uitofp(byte, VEC)
-                    low = every(0.0, VEC) if minima is None else minima[v]
-                    weights.append(emit.fma(value, scales[v], low))
-                for r, row in enumerate(self._totals):
-                    columns = (block, self._form.block * fmt.size), (1, (QUAD * number + k) * fmt.size)
-                    factor = emit.splat(emit_load_number(emit, fmt, emit.offset(self._x, (r, self._x_row), *columns)))
-                    for place, weight in zip(row, weights, strict=True):
-                        builder.store(emit.fma(factor, weight, builder.load(place)), place)
+        emit, builder, size = self.emit, self.emit.builder, self._fmt.size
+        for k, weights in enumerate(self.panel.weights(block, scales, minima)):
+            for r, row in enumerate(self._totals):
+                place_of_x = emit.offset(self._x, (r, self._x_row), (block, self._form.block * size), (1, k * size))
+                factor = emit.splat(emit_load_number(emit, self._fmt, place_of_x))
+                for place, weight in zip(row, weights, strict=True):
+                    builder.store(emit.fma(factor, weight, builder.load(place)), place)
 
     def finish(self, out: Any, out_row: Any, count: Any) -> None:
         emit, size = self.emit, self._fmt.size

@@ -49,17 +49,6 @@ class PanelForm(Constant):
         return min(self.coding.group, 32)
 
     @property
-    def most_rows(self) -> int:
-        """Most rows of a tile. Sums of integers of eight rows fill the registers, beside fp32 sums in the first-level
-        cache; with fp32 weights there are only the latter, and four rows keep them in registers."""
-        return 8 if self.integers else 4
-
-    @property
-    def tiles(self) -> tuple[int, ...]:
-        """Numbers of rows for which tiles are compiled: few where speed matters less, as each takes a second."""
-        return (1, 2, 4, 8) if self.integers else (1, 4)
-
-    @property
     def blocks(self) -> int:
         """Blocks of a group."""
         return self.coding.group // self.block

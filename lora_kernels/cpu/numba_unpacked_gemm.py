@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -18,7 +17,7 @@ from numba.extending import intrinsic
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, PanelForm
-from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit
+from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, has_wide_vectors
 
 MOST_ROWS = 64
 """Rows for which a block is unpacked: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
@@ -29,7 +28,7 @@ ROW_BYTES = 4 * PANEL
 def _tile_shape() -> tuple[int, int]:
     """Returns the rows and vectors of a tile, whose sums, weights and input fill the registers: 8 x 3 sums of AVX-512's
     32 registers, or 6 x 1 sums, each of which takes two of AVX2's 16."""
-    return (8, PANEL_VECTORS) if "+avx512f" in numba.core.codegen.get_host_cpu_features() else (6, 1)
+    return (8, PANEL_VECTORS) if has_wide_vectors() else (6, 1)
 
 
 @intrinsic

@@ -19,16 +19,29 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.cpu.formats import emit_load
-from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, every, stay_apart
+from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, every, has_wide_vectors, stay_apart
 
 MAX_ROWS = 4
-"""Rows of one product. Four rows of four vectors are sixteen sums, which leaves AVX-512 registers for the operands."""
+"""Rows of one product. Four rows of four vectors are sixteen sums, which leaves AVX-512 registers for the operands.
+With AVX2, where a vector takes two of sixteen registers, four sums are kept at a time: sixteen halved the speed."""
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8 * LINE
 """Bytes that `mix` prefetches ahead along a row of weights, whose runs are too short for the hardware prefetcher. Of 30
 GB/s that the machine reads, LoRA reaches 12 without prefetches, 20 with this and the prefetches of `dots`, and 23 with
 `ahead` as well."""
+
+
+def _tiles(rows: int) -> list[tuple[range, range]]:
+    """Returns the rows and columns of the tiles, of `rows` rows and four columns, whose sums stay in registers."""
+    if has_wide_vectors() or rows == 1:
+        return [(range(rows), range(4))]
+    return [(range(r, min(r + 2, rows)), range(c, c + 2)) for r in range(0, rows, 2) for c in (0, 2)]
+
+
+def _vectors(rows: int) -> int:
+    """Returns how many vectors of `rows` rows stay in registers as sums, beside the operands."""
+    return 4 if has_wide_vectors() else {1: 4, 2: 2}.get(rows, 1)
 
 
 def _make_dots(rows: int) -> Any:
@@ -48,25 +61,27 @@ def _make_dots(rows: int) -> Any:
                 for place in row:
                     builder.store(every(0.0, VEC), place)
 
-            def accumulate(k: Any, mask: Any = None) -> None:
-                weights = [emit_load(emit, fmt, emit.offset(column, (k, fmt.size)), mask) for column in columns]
-                for r, row in enumerate(sums):
+            def accumulate(tile: tuple[range, range], k: Any, mask: Any = None) -> None:
+                weights = [emit_load(emit, fmt, emit.offset(columns[c], (k, fmt.size)), mask) for c in tile[1]]
+                for r in tile[0]:
                     value = emit.raw(emit.offset(x, (r, x_bytes), (k, 4)), VEC, None)
-                    for place, weight in zip(row, weights, strict=True):
-                        builder.store(emit.fma(value, weight, builder.load(place)), place)
+                    for c, weight in zip(tile[1], weights, strict=True):
+                        builder.store(emit.fma(value, weight, builder.load(sums[r][c])), sums[r][c])
 
-            with emit.loop(ir.Constant(I64, 0), lines, line) as k:
-                for column in columns:
-                    emit.prefetch(emit.offset(column, (k, fmt.size), (w_bytes, 4)))
-                with builder.if_then(is_ahead):
-                    for column in columns:
-                        emit.prefetch(emit.offset(column, (k, fmt.size), (ahead, 1)))
-                for lane in range(0, line, LANES):
-                    accumulate(builder.add(k, ir.Constant(I64, lane)))
-            with emit.loop(lines, full, LANES) as k:
-                accumulate(k)
-            with builder.if_then(builder.icmp_signed("<", full, width)):
-                accumulate(full, emit.lanes_below(builder.sub(width, full)))
+            for number, tile in enumerate(_tiles(rows)):
+                with emit.loop(ir.Constant(I64, 0), lines, line) as k:
+                    if not number:
+                        for column in columns:
+                            emit.prefetch(emit.offset(column, (k, fmt.size), (w_bytes, 4)))
+                        with builder.if_then(is_ahead):
+                            for column in columns:
+                                emit.prefetch(emit.offset(column, (k, fmt.size), (ahead, 1)))
+                    for lane in range(0, line, LANES):
+                        accumulate(tile, builder.add(k, ir.Constant(I64, lane)))
+                with emit.loop(lines, full, LANES) as k:
+                    accumulate(tile, k)
+                with builder.if_then(builder.icmp_signed("<", full, width)):
+                    accumulate(tile, full, emit.lanes_below(builder.sub(width, full)))
             for r, row in enumerate(sums):
                 four = emit.totals([builder.load(place) for place in row])
                 builder.store(four, emit.at(emit.offset(out, (r, out_bytes), (n, 4)), four.type), align=4)
@@ -113,10 +128,11 @@ def _make_mix(rows: int) -> Any:
                 for place, address in zip(row, addresses, strict=True):
                     builder.store(builder.load(place), emit.at(address, VEC), align=4)
 
-        wide = builder.and_(width, ir.Constant(I64, -4 * LANES))
+        vectors = _vectors(rows)
+        wide = builder.and_(width, ir.Constant(I64, -vectors * LANES))
         full = builder.and_(width, ir.Constant(I64, -LANES))
-        with emit.loop(ir.Constant(I64, 0), wide, 4 * LANES) as start:
-            columns(start, 4, None)
+        with emit.loop(ir.Constant(I64, 0), wide, vectors * LANES) as start:
+            columns(start, vectors, None)
         with emit.loop(wide, full, LANES) as start:
             columns(start, 1, None)
         with builder.if_then(builder.icmp_signed("<", full, width)):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -37,6 +38,12 @@ class _VectorModel(models.PrimitiveModel):
 
 
 vector = _Vector()
+
+
+def has_wide_vectors() -> bool:
+    """Returns whether a vector fits into one of 32 registers (AVX-512). Elsewhere it takes two of AVX2's 16, or four of
+    NEON's 32."""
+    return "+avx512f" in numba.core.codegen.get_host_cpu_features()
 
 
 @dataclass(frozen=True)

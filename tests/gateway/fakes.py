@@ -76,6 +76,8 @@ DEVICE_SECONDS = 0.002
 """Device time of each event that has tokens."""
 ENGINE_WAIT_SECONDS = 0.2
 """How long requests wait for an engine that is not ready."""
+PATIENT = ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS, request_timeout=None, first_token_timeout=None)
+"""Settings without time limits of the gateway's own: a machine that is busy enough lets two minutes pass."""
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
     "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
@@ -562,7 +564,7 @@ async def build_gateway_app(
     engine, limiter, watcher = FakeEngine(), limiter or CountingLimiter(), Watcher()
     metrics = Metrics(dict.fromkeys((BASE, *others), DEFAULT_GOALS))
     await limiter.configure([ACME, GLOBEX])
-    sources, settings = LocalSources([root]), settings or ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS)
+    sources, settings = LocalSources([root]), settings or PATIENT
     served = []
     named = {(BASE, "tiny-alias"): engine, **{(name,): other for name, other in others.items()}}
     for names, its_engine in named.items():

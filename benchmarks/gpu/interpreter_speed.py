@@ -19,6 +19,8 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
+from benchmarks.gpu.interpreter_operators import quicken_operators
+
 ADDRESS = np.dtype(np.uint64)
 NEW_OBJECTS = 100_000
 """New objects after which Python looks for cycles. The interpreter makes so many that it would do so all the time."""
@@ -55,6 +57,8 @@ def _patch_once(patch_language: Callable[[Any], Any]) -> Callable[[Any], _Kept]:
         )
         if modules not in patched:
             patch_language(function)
+            if not patched:
+                quicken_operators()
             patched.add(modules)
         return _Kept()
 

@@ -17,6 +17,7 @@ from fp8_checks import FP8_CHECKS
 from grouped_checks import GROUPED_CHECKS
 from int8_checks import INT8_CHECKS
 from lora_checks import LORA_CHECKS
+from operator_checks import OPERATOR_CHECKS
 from quantized_checks import QUANTIZED_CHECKS
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
@@ -39,5 +40,5 @@ if __name__ == "__main__":
     runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}
     runs |= ATTENTION_CHECKS
     runs |= {name: partial(check, triton_dora.prepare) for name, check in DORA_CHECKS.items()}
-    runs |= LORA_CHECKS | QUANTIZED_CHECKS | FP8_CHECKS | INT8_CHECKS | GROUPED_CHECKS
+    runs |= OPERATOR_CHECKS | LORA_CHECKS | QUANTIZED_CHECKS | FP8_CHECKS | INT8_CHECKS | GROUPED_CHECKS
     print(json.dumps({name: outcome(run) for name, run in runs.items()}))

@@ -14,11 +14,12 @@ from fp8_checks import FP8_CHECKS
 from grouped_checks import GROUPED_CHECKS
 from int8_checks import INT8_CHECKS
 from lora_checks import LORA_CHECKS
+from operator_checks import OPERATOR_CHECKS
 from quantized_checks import QUANTIZED_CHECKS
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*(name for name in CHECKS if "bf16" not in name), *ATTENTION_CHECKS, *DORA_CHECKS, *LORA_CHECKS]
-NAMES += [*QUANTIZED_CHECKS, *FP8_CHECKS, *INT8_CHECKS, *GROUPED_CHECKS]
+NAMES += [*OPERATOR_CHECKS, *QUANTIZED_CHECKS, *FP8_CHECKS, *INT8_CHECKS, *GROUPED_CHECKS]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,54 @@
+"""The quick operators of Triton's interpreter give what its own give. To be run under the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.language import core
+from triton.runtime import interpreter
+
+from benchmarks.gpu.interpreter_operators import ARITHMETIC, COMPARISONS
+
+SHAPES = (None, (1,), (4,), (2, 4), (2, 1))
+ELEMENTS = (tl.float32, tl.int32, tl.int64, tl.float16, tl.int1, tl.uint32, tl.pointer_type(tl.float32))
+NUMBERS = (0, 3, -2, True, 1.5, float("nan"), 1 << 30, 1 << 40, (1 << 24) + 1, tl.constexpr(7), tl.constexpr(0.25))
+NAMES = (*(f"__{name}__" for name in (*ARITHMETIC, *COMPARISONS, "and")), *(f"__r{name}__" for name in ARITHMETIC))
+
+
+def tensors(seed: int) -> list[Any]:
+    generator, made = np.random.default_rng(seed), []
+    for element, shape in product(ELEMENTS, SHAPES):
+        data = (generator.normal(size=shape or (1,)) * 4).astype(interpreter._get_np_dtype(element))
+        kind = element if shape is None else tl.block_type(element, list(shape))
+        made.append(core.tensor(interpreter.TensorHandle(data, element), kind))
+    return made
+
+
+def outcome(operator: Callable[[Any, Any], Any], left: Any, right: Any) -> tuple[Any, ...] | type[Exception]:
+    try:
+        with np.errstate(all="ignore"):
+            result = operator(left, right)
+    except Exception as error:
+        return type(error)
+    handle = result.handle
+    return result.type, result.shape, handle.dtype, handle.data.dtype, handle.data.shape, handle.data.tobytes()
+
+
+def results_are_the_interpreters(name: str) -> None:
+    interpreter._patch_lang(results_are_the_interpreters)
+    operator, found = getattr(core.tensor, name), 0
+    for left, right in product(tensors(1), [*tensors(2), *NUMBERS]):
+        quick, slow = (outcome(call, left, right) for call in (operator, operator.slow))
+        assert isinstance(quick, type) == isinstance(slow, type) and (isinstance(quick, type) or quick == slow)
+        found += not isinstance(quick, type)
+    assert found > 20
+
+
+OPERATOR_CHECKS: dict[str, Callable[[], None]] = {
+    f"operators: {name}": partial(results_are_the_interpreters, name) for name in NAMES
+}

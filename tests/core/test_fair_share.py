@@ -99,7 +99,7 @@ def test_a_request_larger_than_its_share_ends_and_does_not_take_for_ever():
     stepped = SteppedEngine(max_seqs=32, num_pages=100, max_model_len=1100)
     stepped.learn()
     for number in range(20):
-        stepped.submit(f"flood-{number}", 100, 900, tenant="flood")
+        stepped.submit(f"flood-{number}", 100, 400, tenant="flood")
     stepped.step(30)
     stepped.submit("chat", 900, 100, tenant="newcomer")
     stepped.step(1)

@@ -155,8 +155,8 @@ def test_at_most_one_step_in_a_hundred_is_late_in_mixed_traffic(launch_seconds):
     stepped.executor.launch_seconds, noise = launch_seconds, Random(2)
     stepped.meanwhile = lambda: setattr(stepped.executor, "plan_seconds", 0.002 * noise.lognormvariate(0, 0.3))
     mixed_traffic(stepped, NEEDS_KEPT)
-    assert mixed_traffic(stepped, 2000) <= 0.01
-    assert len(stepped.rests) > 2000
+    assert mixed_traffic(stepped, 1000) <= 0.01
+    assert len(stepped.rests) > 1000
     assert stepped.state.counters.late_steps <= sum(stepped.executor.late)
 
 
@@ -200,7 +200,7 @@ def test_waiting_for_something_else_says_nothing_about_the_host():
     stepped.step(3)
     stepped.rests.clear()
     lead = stepped.engine.pace.lead
-    stepped.step(2000)
+    stepped.step(300)
     assert "r" in stepped.state.sequences and stepped.rests == []
     assert stepped.engine.pace.lead == lead
 

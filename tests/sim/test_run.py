@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 BACKLOG = Backlog(12, Sizes(32, 64), Sizes(16, 32))
 
 
-def chat(seconds=60.0, rate=1.0, backlog=BACKLOG, **options):
+def chat(seconds=30.0, rate=1.0, backlog=BACKLOG, **options):
     trace = arrivals(rate, seconds, Sizes(8, 24), Sizes(4, 8))
     if options:
         trace = with_adapters(trace, options["adapters"], 1.0)
@@ -29,7 +29,7 @@ def chat(seconds=60.0, rate=1.0, backlog=BACKLOG, **options):
 
 
 def test_the_same_seed_gives_the_same_report(make_setup):
-    assert simulate(make_setup(), chat()) == simulate(make_setup(), chat())
+    assert simulate(make_setup(), chat(seconds=10)) == simulate(make_setup(), chat(seconds=10))
 
 
 def test_lanes_keep_interactive_requests_ahead_of_batch_work(make_setup):
@@ -41,7 +41,7 @@ def test_lanes_keep_interactive_requests_ahead_of_batch_work(make_setup):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_mode_finishes_every_request(make_setup, policy, scheduler):
-    workload = chat(seconds=20, backlog=None)
+    workload = chat(seconds=10, backlog=None)
     report = simulate(make_setup(policy=policy, scheduler=scheduler), workload)
     lane = report.lanes["interactive"]
     assert lane.finished == lane.requests == len(workload.trace)

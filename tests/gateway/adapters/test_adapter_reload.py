@@ -1,4 +1,4 @@
-"""Replaced and reloaded fifty times under load, on a real engine process: no answer is of two versions."""
+"""Replaced and reloaded twenty times under load, on a real engine process: no answer is of two versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.serve.supervisor import EngineSupervisor
 from tests.model.conftest import tiny_llama  # noqa: F401
 from tests.model.tiny_adapters import save_adapter
 
-RELOADS = 50
+RELOADS = 20
 CLIENTS = 6
 PROMPTS = [(*range(10, 50), number) for number in (60, 61, 62)]
 """Five whole pages in common: what a prefix left behind by another version says is all they differ by."""

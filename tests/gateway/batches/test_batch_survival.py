@@ -11,7 +11,7 @@ from gateway.batches import parts
 from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, unavailable
 
-LINES, MEMBERS, PLACES = 300, 3, 12
+LINES, MEMBERS, PLACES = 150, 3, 6
 LEASE_SECONDS = 1.0
 MODELS = [BASE, "pirate", "poet"]
 

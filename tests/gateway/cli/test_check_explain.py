@@ -119,7 +119,6 @@ def test_the_command_asks_the_engine(smollm2, tmp_path):
     ("source", "engine", "reason"),
     [
         ("smollm2", {"kv_dtype": "fp8"}, "this machine cannot serve it: engine.kv_dtype"),
-        ("smollm2", {"attention": "flashinfer"}, "this machine cannot serve it: engine.attention"),
         ("owner/name", {"adapter_dtype": "fp8"}, "this machine cannot serve it: engine.adapter_dtype"),
         ("empty", {}, "this machine cannot serve it: "),
         ("./modles/llama-typo", {}, "model.source: ./modles/llama-typo is neither an existing file or folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from batch_fakes import claimed, wanted
 from console_page import Console, until
 from fakes import BASE
@@ -51,7 +52,12 @@ def test_a_tenant_that_cannot_be_is_refused_and_the_form_stays_as_it_was(console
     assert not console.accounts.records
 
 
-def test_what_a_tenant_used_names_the_time_that_it_covers(console):
+@pytest.fixture
+def usage_read_often(monkeypatch):
+    monkeypatch.setattr("gateway.http.operations.USAGE_SECONDS", 0.2)
+
+
+def test_what_a_tenant_used_names_the_time_that_it_covers(usage_read_often, console):
     page, looks = console.page, console.gateway.gateway_app.usage.last_minute
     now = 1000.0
     looks._clock = lambda: now

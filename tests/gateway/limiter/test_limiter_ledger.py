@@ -181,7 +181,7 @@ ANY_SPEED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCh
 
 @example(60.0, [("change", Scope("t"), IN_SHADOW), RESERVE, RESERVE, ("settle", 1, 3), RESERVE, ("settle", 0, 9)])
 @given(leases, interleavings)
-@settings(max_examples=4_000 // OPERATIONS, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
+@settings(max_examples=2_000 // OPERATIONS, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
 def test_redis_holds_what_the_arithmetic_says_whatever_happens_in_whatever_order(valkey_server, lease_seconds, actions):
     async def run() -> None:
         async with Redis.from_url(valkey_server.connection_url) as client:

@@ -452,12 +452,13 @@ async def test_waiting_for_the_first_token_is_no_stall(gateway_app):
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_caller_that_reads_slowly_is_no_stall(gateway_app, n):
-    finished = []
+    finished, pauses = [], iter((0.5, 0.5))
     async with gateway_app.gateway.generate(principal(), request(n=n, stall=0.2)) as generation:
         async for chunk in generation:
-            if chunk.token_ids and not finished:
-                await asyncio.sleep(0.5)
+            if chunk.token_ids:
+                await asyncio.sleep(next(pauses, 0))
             finished += [chunk.answer] if chunk.finish_reason else []
+    assert list(pauses) == []
     assert sorted(finished) == list(range(n))
 
 

@@ -45,7 +45,7 @@ KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"
 MODELS = ("one", "two")
 ADAPTERS = 25
 """Adapters of each model."""
-STREAMS = 200
+STREAMS = 80
 TOKENS = 120
 
 

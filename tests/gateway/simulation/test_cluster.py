@@ -43,7 +43,7 @@ def test_every_request_ends_once_behind_every_router(router):
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_a_replica_that_dies_loses_no_request_and_no_token(router):
-    work = workload(batch_share=0.3, rate=150.0)
+    work = workload(batch_share=0.3, rate=100.0)
     changes = (Change(2.0, 0, dies=True), Change(3.0, 5, dies=False))
     report = run_trial(Trial(router, SETUP, work, 3, changes))
     assert report.moved > 0
@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_reports():
 
 
 def test_our_router_reads_fewer_adapter_bytes_than_the_least_loaded_replica():
-    work = workload(seconds=10.0, adapters=100)
+    work = workload(seconds=5.0, adapters=100)
     ours, least = (run_trial(Trial(router, SETUP, work, 4)).bytes_copied for router in (OURS, "least-loaded"))
     assert ours < least / 1.5
 

@@ -297,8 +297,8 @@ def test_requests_whose_rows_depend_on_one_another_get_no_proposals(changes):
     assert proposer_for(replace(ROOMY, speculation=False), Request("r", (1,), SamplingParams()), memories) is None
 
 
-def lookup(tokens, most=4, pace=1000):
-    proposer = PromptLookup()
+def lookup(tokens, most=4, pace=1000, num_prompt=None):
+    proposer = PromptLookup(len(tokens) if num_prompt is None else num_prompt)
     for _ in range(-(-len(tokens) // pace)):
         proposer.learn(tokens, pace)
     return proposer.propose(tokens, most).tokens
@@ -331,6 +331,34 @@ def test_a_lookup_that_learns_by_and_by_proposes_the_same(tokens, pace):
     if found:
         places = [i for i in range(2, len(tokens)) if tokens[i - 2 : i] == tokens[-2:]]
         assert found[0] in {tokens[place] for place in places[-MOST_CANDIDATES:]}
+    followed = lookup(tokens, 8, pace, num_prompt=0)
+    assert followed == lookup(tokens, 8, num_prompt=0)
+    assert len(followed) == 8 or not found
+
+
+FILE = (10, 11, 5, 12, 13, 14, 5, 15, 16, 17, 5, 18, 19, 20)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((10, 11, 5), (12, 13, 14)),
+        ((10, 11, 6), ()),  # a place is followed from its fourth token on
+        ((12, 13, 14, 5, 15), (16, 17, 5)),
+        ((10, 11, 5, 12, 9), (14, 5, 15)),  # one token is replaced
+        ((10, 11, 5, 12, 9, 13), (14, 5, 15)),  # or inserted
+        ((10, 11, 5, 12, 9, 8), ()),
+        ((11, 5, 12, 13, 14, 6, 15), (16, 17, 6)),  # a name is changed from here on
+        ((11, 5, 12, 13, 14, 6, 15, 16, 17, 5), (18, 19, 20)),
+        ((11, 5, 12, 13, 7, 10, 11), (5, 12, 13)),  # a match elsewhere goes before a place that was just left
+    ],
+)
+def test_a_lookup_follows_a_text_past_a_token_that_differs(answer, expected):
+    proposer, tokens = PromptLookup(4 + len(FILE)), [1, 2, *FILE, 1, 3, *answer]
+    proposer.learn(tokens, 1000)
+    guess = proposer.propose(tokens, 3)
+    assert guess.tokens == expected
+    assert proposer.propose([*tokens, *expected[:1]], 2).tokens == expected[1:] or not expected
 
 
 GUIDED = Request("r", (8, 9), SamplingParams(grammar=Grammar(GrammarKind.REGEX, "x")), tenant="acme")

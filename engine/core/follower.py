@@ -1,0 +1,60 @@
+"""Follows an answer through a text that it repeats for the most part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+MOST_MISSES = 2
+"""Number of tokens in a row that differ from the text, after which the answer has left it."""
+
+Find = Callable[[Sequence[int]], int]
+"""Returns the place in a text after an answer's last tokens; 0 if they are not found."""
+
+
+class Follower:
+    """Follows an answer through a text, token by token, and expects it to go on there. Where the answer differs by one
+    token, the text is taken to go on after its own, and if it does, the token is replaced in what is expected from then
+    on, as where a name is changed."""
+
+    def __init__(self, longest: int, *, is_lost: bool = False) -> None:
+        """`longest` is the number of last tokens by which the answer is found in the text. `is_lost` means that the
+        answer does not begin as the text does."""
+        self._longest = longest
+        self.place = 0
+        """Place in the text that is expected next, unless the answer has left the text."""
+        self._misses = MOST_MISSES if is_lost else 0
+        """Number of the answer's last tokens that differed from the text."""
+        self.run = 0
+        """Number of the answer's last tokens that were found in the text or expected, one after the other."""
+        self._replaced: dict[int, int] = {}
+        """Token of the text -> the answer's token in its place, when the text last had that token."""
+
+    def expected(self, text: Sequence[int], unseen: Sequence[int], most: int) -> tuple[int, ...]:
+        """Return the tokens, at most `most`, that are expected after those that were followed and the `unseen` ones;
+        none if the answer has left the text, or the unseen tokens are not expected."""
+        if self._misses >= MOST_MISSES:
+            return ()
+        coming = text[self.place : self.place + len(unseen) + most]
+        tokens = tuple([self._replaced.get(token, token) for token in coming])
+        return tokens[len(unseen) :] if tokens[: len(unseen)] == tuple(unseen) else ()
+
+    def follow(self, text: Sequence[int], answer: Sequence[int], number: int, find: Find) -> None:
+        """Take note of the answer's token `number`. Where it was not expected, `find` is asked for the place."""
+        token, is_inside = answer[number], self.place < len(text) and self._misses < MOST_MISSES
+        if is_inside and token in (expected := text[self.place], self._replaced.get(expected)):
+            self._go_on(text, answer, number)
+        elif self._misses == 1 and token == text[self.place - 1]:  # the token before was inserted
+            self._misses, self.run = 0, 1
+        elif found := find(answer[max(0, number + 1 - self._longest) : number + 1]):
+            self.place, self._misses, self.run = found, 0, self._longest
+        else:
+            self.place += is_inside and not self._misses
+            self._misses, self.run = self._misses + 1, 0
+
+    def _go_on(self, text: Sequence[int], answer: Sequence[int], number: int) -> None:
+        expected = text[self.place]
+        if self._misses:
+            self._replaced[text[self.place - 1]] = answer[number - 1]
+        if answer[number] == expected:
+            self._replaced.pop(expected, None)
+        self.place, self._misses, self.run = self.place + 1, 0, self.run + 1

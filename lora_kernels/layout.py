@@ -85,6 +85,11 @@ class AdapterLayout:
     tokens: TokenIds | None = None
     token_offsets: tuple[int, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the layout itself, in host memory."""
+        return self.ranks.nbytes + self.offsets.nbytes + self.scales.nbytes
+
 
 def plan_layout(
     ranks: npt.NDArray[np.int32],

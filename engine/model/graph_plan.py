@@ -138,6 +138,11 @@ def graph_bytes(
     return at_fixed_addresses + beside + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
 
 
+def may_capture(config: EngineConfig) -> bool:
+    """Returns whether steps of a configuration may be captured: stages launch theirs kernel by kernel."""
+    return config.graphs and config.pipeline_parallel == 1
+
+
 def expected_bytes(
     config: EngineConfig,
     spec: ModelSpec,
@@ -150,9 +155,10 @@ def expected_bytes(
     """Estimates, before a backend exists, the bytes of device memory that steps of up to 1,024 rows need in addition to
     weights and pages: `graph_bytes` with the device's default tunings, and what FlashInfer needs if it may be used, or,
     without graphs, the results of a step."""
-    if not config.graphs:
+    if not may_capture(config):
         rows = min(token_budget, LARGEST_CHUNKS)
         work = work_bytes(max_seqs, spec.vocab_size) + slice_bytes(spec.vocab_size, dtype)
+        work += _expert_lora_bytes(spec, SHIPPED, rows)
         return _pool_bytes(spec, dtype, rows, max_seqs) + work + SLACK_BYTES
     kv_dtype, processor = torch.float8_e4m3fn if config.kv_dtype == "fp8" else dtype, find_processor(device)
     tunings = GraphTunings(

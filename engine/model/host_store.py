@@ -24,6 +24,11 @@ class PackedAdapter:
     def blobs(self) -> tuple[Blob, ...]:
         return (self.blob, *self.draft.blobs) if self.draft else (self.blob,)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of blobs and layouts in host memory."""
+        return self.blob.nbytes + self.layout.num_bytes + (self.draft.num_bytes if self.draft else 0)
+
 
 class HostStore:
     """Packed adapters by content hash. Every method may be called from any thread. The core decides which adapters are
@@ -37,7 +42,7 @@ class HostStore:
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return sum(blob.nbytes for adapter in self._adapters.values() for blob in adapter.blobs)
+            return sum(adapter.num_bytes for adapter in self._adapters.values())
 
     def put(self, adapter: PackedAdapter) -> None:
         with self._lock:

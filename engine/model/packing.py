@@ -129,15 +129,17 @@ class Packer:
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
-            return self._describe(folder, recipe.ranks, recipe.layout.num_pages)
+            return self._describe(folder, recipe.ranks, recipe.layout)
         loaded = check_peft(folder, self._shapes)
-        return self._describe(folder, loaded.ranks, self._layout(loaded).num_pages)
+        return self._describe(folder, loaded.ranks, self._layout(loaded))
 
-    def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], num_pages: int) -> HostAdapter:
+    def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], layout: AdapterLayout) -> HostAdapter:
         """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that on the stage with
-        the largest pages, where the host memory for adapters holds the fewest."""
-        num_bytes = num_pages * self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
-        touched, sizes = touched_names(self._shapes.targets, ranks), (num_pages, num_bytes)
+        the largest pages, where the host memory for adapters holds the fewest, and of its layout, which has 5 MB with
+        48 layers of 128 experts."""
+        page_bytes = self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
+        sizes = layout.num_pages, layout.num_pages * page_bytes + layout.num_bytes
+        touched = touched_names(self._shapes.targets, ranks)
         return HostAdapter(folder.adapter_hash, int(ranks.max()), touched, *sizes, folder.settings.invocation)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
@@ -190,7 +192,11 @@ class Packer:
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
         widths = self._shapes.packed_widths
         tokens = loaded.tokens.ids if loaded.tokens else None
-        return self._shapes.shard.layout(loaded.ranks, widths, self._page_elems, loaded.scaled, self._fp8, tokens)
+        layout = self._shapes.shard.layout
+        try:
+            return layout(loaded.ranks, widths, self._page_elems, loaded.scaled, self._fp8, tokens)
+        except ValueError as error:
+            raise AdapterError(f"{error}: raise engine.block_size, with which pages grow, or lower the rank") from error
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""

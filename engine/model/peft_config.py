@@ -99,6 +99,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         parameters=frozenset(parameters),
         tokens=_trained_tokens(config),
         saved=_saved_layers(config),
+        has_version=bool(config.get("peft_version")),
     )
 
 

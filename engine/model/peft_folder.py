@@ -126,7 +126,10 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
             raise AdapterError(f"{file} is not a file")
         with real.open("rb", buffering=0) as opened:
             if (size := os.fstat(opened.fileno()).st_size) > limit:
-                raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
+                raise AdapterError(
+                    f"{file} has {size} bytes, and no adapter of this model has over {limit}, or engine.host_adapter_gb"
+                    " has no room for it"
+                )
             return _fill(opened, buffer.of(size))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterError(_missing(folder, name)) from error

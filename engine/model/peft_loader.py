@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from engine.model.peft_folder import PeftFolder, read_adapter
 from engine.model.peft_fused import split_fused
 from engine.model.peft_kinds import as_lora
 from engine.model.peft_settings import AdapterError, PeftSettings
-from engine.model.peft_tokens import NO_ENDS, Ends, TrainedRows, read_rows, split_tokens
+from engine.model.peft_tokens import NO_ENDS, ChangedTokens, Ends, KnownRows, TrainedRows, read_rows, split_tokens
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -69,6 +69,8 @@ class TargetShapes:
         fused: whether adapters have the projections of `FUSED` (engine/model/fused.py) in place of their parts.
         spec: shape of a model with experts. None means that every layer has one MLP.
         ends: shape of the embedding and the head, of which adapters may replace rows.
+        changed: the tokens of which checked adapters have other rows than the base model.
+        most_numbers: the most numbers that an adapter has which fits into host memory. None means any number.
     """
 
     layers: int
@@ -81,6 +83,8 @@ class TargetShapes:
     fused: bool = False
     spec: ModelSpec | None = None
     ends: Ends = NO_ENDS
+    changed: ChangedTokens = field(default_factory=ChangedTokens, compare=False)
+    most_numbers: int | None = None
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
@@ -89,9 +93,12 @@ class TargetShapes:
 
     @property
     def max_file_bytes(self) -> int:
-        """Maximum size in bytes of the weights file of any adapter of this model."""
-        numbers = self.layers * MAX_RANK * int(self.widths.sum()) + 2 * self.ends.vocab_size * self.ends.hidden_size
-        return MAX_HEADER_BYTES + numbers * torch.float64.itemsize
+        """Maximum size in bytes of the weights file of any adapter of this model that fits into host memory, in which
+        few rows of layers that are saved whole (`modules_to_save`) are kept."""
+        most, saved = self.layers * MAX_RANK * int(self.widths.sum()), 2 * self.ends.vocab_size * self.ends.hidden_size
+        if self.most_numbers is not None:
+            most = min(most, self.most_numbers)
+        return MAX_HEADER_BYTES + (most + saved) * torch.float64.itemsize
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
         """Returns an adapter that was read as a LoRA of `targets`. Raises AdapterError if it is of another kind that is
@@ -183,9 +190,13 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
     found, tensors = split_tokens(_parse(folder.data), settings)
-    tokens = read_rows(found, settings, shapes.ends, shapes.base_linears, _tensor)
+    base = KnownRows(shapes.base_linears, shapes.changed, folder.adapter_hash)
+    tokens = read_rows(found, settings, shapes.ends, base, _tensor)
     pairs = pair_tensors(tensors, settings, shapes)
-    wanted = _wanted(settings, shapes, changes_experts=any(target >= ROUTER for _, target in pairs))
+    # Of transformers 4, or with names that parameters of experts have got (see `PeftSettings.exact`).
+    names_experts = settings.exact is not None or not settings.has_version
+    changes_experts = names_experts or any(target >= ROUTER for _, target in pairs)
+    wanted = _wanted(settings, shapes, changes_experts=changes_experts)
     _check_coverage(pairs, wanted, settings, shapes)
     of_experts = [module for (_, target), module in wanted.items() if target >= FIRST_EXPERT]
     if (settings.use_dora or settings.scales_outputs) and of_experts:
@@ -225,8 +236,8 @@ def _parse(data: memoryview) -> dict[str, Raw]:
 def _wanted(settings: PeftSettings, shapes: TargetShapes, *, changes_experts: bool) -> dict[Place, str]:
     """Maps the projections that the configuration targets to their paths, in the order in which they are computed.
     Experts and routers are among them only if the adapter `changes_experts`: in transformers 5 they are no modules, so
-    that names such as gate_proj are then those of other MLPs. Raises AdapterError if it targets none, or a layer that
-    the model does not have."""
+    that names such as gate_proj are then those of other MLPs. Raises AdapterError if it targets none, a layer that the
+    model does not have, or projections that only experts have although it has no weights of experts."""
     if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
         raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
     places = shapes.places().items()
@@ -235,7 +246,28 @@ def _wanted(settings: PeftSettings, shapes: TargetShapes, *, changes_experts: bo
     if not wanted:
         names = ", ".join(shapes.targets[:MOST_NAMED])
         raise AdapterError(f"target_modules match none of the model's projections ({names})")
+    if not changes_experts:
+        _refuse_names_of_experts(settings, shapes, {_last(module) for module in wanted.values()})
     return wanted
+
+
+def _refuse_names_of_experts(settings: PeftSettings, shapes: TargetShapes, served: set[str]) -> None:
+    """Raises AdapterError if the settings target an expert or router whose name is not among the `served` ones. PEFT
+    turns such names into `target_parameters` with transformers 5."""
+    targets = settings.target_modules
+    if isinstance(targets, frozenset) and {_last(name) for name in targets} <= served:
+        return
+    for module, (_, target) in shapes.places().items():
+        if target >= ROUTER and _last(module) not in served and settings.targets(module):
+            raise AdapterError(
+                f"{CONFIG_FILE} targets {module}, but there are no weights of experts or routers: the file is "
+                f"incomplete, or {_last(module)!r} did not count when the adapter was trained; then remove it from "
+                "target_modules"
+            )
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import regex
@@ -22,6 +23,10 @@ from lora_kernels.layout import MAX_RANK
 MATCH_SECONDS = 1.0
 """Maximum time in seconds for matching one expression of an adapter with one module name. Ordinary ones take
 microseconds."""
+ADAPTER_SECONDS = 10.0
+"""Maximum time in seconds, of the thread that checks an adapter, for matching all of its expressions with all names.
+A match takes 6 us on a Zen 3 core: 5.5 s for the 4,096 entries that a `rank_pattern` may have and the 224 projections
+of an 8B model, and 450 s for those of 48 layers of 128 experts."""
 MAX_INVOCATION = 256
 """Maximum number of tokens that activate an adapter."""
 Selection: TypeAlias = regex.Pattern[str] | frozenset[str]
@@ -39,6 +44,31 @@ class Override:
     key: str
     pattern: regex.Pattern[str]
     value: float
+
+
+class Matching:
+    """Matches an adapter's expressions with names, in `ADAPTER_SECONDS` at most."""
+
+    def __init__(self) -> None:
+        self._left = ADAPTER_SECONDS
+
+    def match(self, pattern: regex.Pattern[str], name: str, whole: bool = False) -> regex.Match[str] | None:
+        """Match the beginning of a name, or the `whole` name. Raises AdapterError if this expression, or all of the
+        adapter's together, take too long."""
+        began, find = time.thread_time(), pattern.fullmatch if whole else pattern.match
+        try:
+            found = find(name, timeout=MATCH_SECONDS, concurrent=True)
+        except TimeoutError as error:
+            raise AdapterError(
+                f"the expression {short(pattern.pattern)} takes too long on {name}: write it simpler"
+            ) from error
+        self._left -= time.thread_time() - began
+        if self._left < 0:
+            raise AdapterError(
+                f"matching the adapter's expressions with the names of modules takes over {ADAPTER_SECONDS:g} s, at "
+                f"last {short(pattern.pattern)}: write fewer or simpler ones"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +112,12 @@ class PeftSettings:
     exact: Mapping[str, tuple[int, float]] | None = None
     """Rank and alpha of each module that the adapter changes, by name, where all of them are known (see
     peft_experts.py). None means that the other fields say it."""
+    has_version: bool = False
+    """True means that the configuration says which PEFT wrote it, as PEFT does since 0.18 (huggingface/peft#2782), the
+    first that works with transformers 5 (huggingface/transformers#41889)."""
+    matching: Matching = field(default_factory=Matching, compare=False, repr=False)
+    found: dict[str, tuple[int, float]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Rank and alpha by name, of the names that were matched."""
 
     @property
     def has_only_deltas(self) -> bool:
@@ -94,11 +130,11 @@ class PeftSettings:
         if self.exact is not None:
             return module in self.exact
         module = self._written(module)
-        if _selects(self.exclude_modules, module):
+        if self._selects(self.exclude_modules, module):
             return False
         if isinstance(self.target_modules, frozenset) and self.layers and module not in self.target_modules:
-            return _selects(self.target_modules, module) and self._layer(module) in self.layers
-        return _selects(self.target_modules, module)
+            return self._selects(self.target_modules, module) and self._layer(module) in self.layers
+        return self._selects(self.target_modules, module)
 
     def rank_of(self, module: str) -> int:
         """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
@@ -119,13 +155,15 @@ class PeftSettings:
         takes too long."""
         if self.exact is not None:
             return self.exact[name]
-        written = self._written(name)
-        rank = int(_override(self.rank_overrides, written, self.rank))
-        return rank, _override(self.alpha_overrides, written, self.alpha)
+        if (found := self.found.get(name)) is None:
+            written = self._written(name)
+            rank = int(self._override(self.rank_overrides, written, self.rank))
+            found = self.found[name] = rank, self._override(self.alpha_overrides, written, self.alpha)
+        return found
 
     def changes_parameter(self, path: str) -> bool:
         """Returns whether the adapter changes the bare parameter of this path."""
-        return _selects(self.parameters, path)
+        return self._selects(self.parameters, path)
 
     def canonical(self) -> bytes:
         """Returns the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
@@ -153,7 +191,16 @@ class PeftSettings:
         the ends of names here, not whole path components. Raises AdapterError as `targets` does."""
         if isinstance(self.scaled_inputs, frozenset):
             return module.endswith(tuple(self.scaled_inputs))
-        return _match(self.scaled_inputs, module, whole=True) is not None
+        return self.matching.match(self.scaled_inputs, module, whole=True) is not None
+
+    def _selects(self, selection: Selection, module: str) -> bool:
+        if isinstance(selection, frozenset):
+            parts = module.split(".")  # few, where an adapter may name thousands of modules
+            return any(".".join(parts[start:]) in selection for start in range(len(parts)))
+        return self.matching.match(selection, module, whole=True) is not None
+
+    def _override(self, overrides: Iterable[Override], module: str, default: float) -> float:
+        return next((entry.value for entry in overrides if self.matching.match(entry.pattern, module)), default)
 
     def _written(self, module: str) -> str:
         """Returns a module's name in the configuration."""
@@ -161,7 +208,7 @@ class PeftSettings:
 
     def _layer(self, module: str) -> int | None:
         for pattern in self.layer_patterns:
-            if found := _match(pattern, module):
+            if found := self.matching.match(pattern, module):
                 return int(found["idx"])
         return None
 
@@ -198,27 +245,6 @@ def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSetting
         layer_patterns=(),
         base_model="",
     )
-
-
-def _match(pattern: regex.Pattern[str], module: str, whole: bool = False) -> regex.Match[str] | None:
-    try:
-        find = pattern.fullmatch if whole else pattern.match
-        return find(module, timeout=MATCH_SECONDS, concurrent=True)
-    except TimeoutError as error:
-        raise AdapterError(
-            f"the expression {short(pattern.pattern)} takes too long on {module}: write it simpler"
-        ) from error
-
-
-def _selects(selection: Selection, module: str) -> bool:
-    if isinstance(selection, frozenset):
-        parts = module.split(".")  # few, where an adapter may name thousands of modules
-        return any(".".join(parts[start:]) in selection for start in range(len(parts)))
-    return _match(selection, module, whole=True) is not None
-
-
-def _override(overrides: Iterable[Override], module: str, default: float) -> float:
-    return next((entry.value for entry in overrides if _match(entry.pattern, module)), default)
 
 
 def _canonical_selection(selection: Selection) -> Any:

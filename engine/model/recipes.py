@@ -59,8 +59,7 @@ class Recipe:
     @property
     def num_bytes(self) -> int:
         """Size of the recipe's arrays in bytes."""
-        arrays = self.layout.ranks, self.layout.offsets, self.layout.scales, self.ranks, self.tiles, self.scales
-        return sum(array.nbytes for array in arrays)
+        return self.layout.num_bytes + self.ranks.nbytes + self.tiles.nbytes + self.scales.nbytes
 
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
         """Returns a copy of `tiles` with its last column, offsets in the blob, mapped to offsets in the blob's

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -130,6 +131,7 @@ class ModelRunner:
         self.on_tokens: OnTokens = lambda tokens: None
         self._loaders = start_threads(config.fetch_threads, "load")
         packs = partial(Packer, page_elems=page_elems, dtype=self.dtype, memory=memory, kernels=packing_kernels)
+        targets = replace(targets, most_numbers=adapter_pages.numel() * ranks.count * (1 + self._fp8_adapters))
         self._packer = packs(targets, fp8=self._fp8_adapters, draft=packs(draft.shapes) if draft else None)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
         self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)

@@ -87,12 +87,14 @@ def plan_graphs(
     """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, in stages, or if
     so configured, or if the host waits for the routing of experts, which is logged. Raises TypeError if a GPU's backend
     is not Triton."""
-    if not config.graphs or device.type != "cuda" or config.pipeline_parallel > 1:
+    if device.type != "cuda":
+        return None
+    # Imported here: a machine without CUDA may have no triton.
+    from engine.model.graph_plan import make_plan, may_capture
+
+    if not may_capture(config):
         return None
     if decoder.waits_for_routing:
         log.warning("steps are not captured", reason="the host waits for the routing of quantised experts")
         return None
-    # Imported here: a machine without CUDA may have no triton.
-    from engine.model.graph_plan import make_plan
-
     return make_plan(config, decoder.spec, shape, dtype, backend, max_model_len)

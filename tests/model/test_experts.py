@@ -151,6 +151,46 @@ def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):
             load_peft(adapter, shapes)
 
 
+@pytest.mark.parametrize(
+    ("family", "targets", "settings", "match"),
+    [
+        ("mixtral", ["q_proj", "w1"], {}, "targets .*experts.0.w1, but there are no weights for it"),
+        ("mixtral", ["q_proj", "w1"], {"peft_version": "0.18.1"}, "'w1' did not count when the adapter was trained"),
+        (
+            "mixtral",
+            "model.*(q_proj|w2)",
+            {"peft_version": "0.21.0"},
+            "w2, .* no weights of experts",
+        ),
+        ("mixtral", ["q_proj"], {"target_parameters": ["mlp.experts.down_proj"]}, "targets .*experts.0.w2"),
+        ("qwen2_moe", ["q_proj", "gate"], {"peft_version": "0.18.0"}, "targets model.layers.0.mlp.gate"),
+        ("qwen3_moe", ["q_proj", "gate_proj"], {}, "targets model.layers.1.mlp.experts.0.gate_proj"),
+        ("mixtral", ["q_proj"], {}, None),
+        ("qwen3_moe", ["q_proj", "gate_proj"], {"peft_version": "0.21.0"}, None),
+    ],
+    ids=str,
+)
+def test_an_adapter_without_any_weights_of_the_experts_it_targets(family, targets, settings, match, tmp_path):
+    """It has q_proj of both layers and, of Qwen 3's layer without experts, gate_proj."""
+    save_model(family, tmp_path / "model")
+    modules = {f"{layer}.self_attn.q_proj": HIDDEN for layer in range(2)}
+    modules |= {"0.mlp.gate_proj": 96} if family == "qwen3_moe" else {}
+    (tmp_path / "adapter").mkdir()
+    tensors = {}
+    for module, outputs in modules.items():
+        outputs = read_spec(tmp_path / "model").query_width if "q_proj" in module else outputs
+        key = f"base_model.model.model.layers.{module}"
+        tensors |= {f"{key}.lora_A.weight": torch.ones(RANK, HIDDEN), f"{key}.lora_B.weight": torch.ones(outputs, RANK)}
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": targets, **settings}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    if match is None:
+        assert len(load_peft(tmp_path / "adapter", shapes_of(tmp_path / "model")).blocks) == len(modules)
+        return
+    with pytest.raises(AdapterError, match=match):
+        load_peft(tmp_path / "adapter", shapes_of(tmp_path / "model"))
+
+
 def test_a_step_knows_its_largest_rank_on_experts(tmp_path):
     save_model("qwen3_moe", tmp_path)
     spec = read_spec(tmp_path)

@@ -24,6 +24,8 @@ from engine.model.runner import ModelRunner
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4
 """Holds the pages of an adapter of rank RANK, and the bytes of a page: layers, K and V, tokens, heads, elements of a
 head, and the bytes of an element."""
+ADAPTER_BYTES = PAGES * PAGE_BYTES + 2 * 7 * (4 + 2 * 16 * 8 + 8)
+"""Its bytes in host memory, with its layout: of each projection the rank, the offsets of tiles, and of the scales."""
 MARGIN = 1e-3
 """A likeliest token this much (of a logprob) ahead of the next is beyond what rounding moves."""
 
@@ -36,12 +38,12 @@ class SteppedEngine:
 
     def __init__(self, model, host, resident, **core):
         config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=500, max_seqs=8, threads=1)
-        config = replace(config, swap_gb=0, fetch_threads=3, host_adapter_gb=host * PAGES * PAGE_BYTES / 2**30)
+        config = replace(config, swap_gb=0, fetch_threads=3, host_adapter_gb=host * ADAPTER_BYTES / 2**30)
         self.runner = ModelRunner(config)
         self.runner._arena.pages[1:] = 1e4
         defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64}
         core = CoreConfig(
-            host_adapter_bytes=host * PAGES * PAGE_BYTES, max_adapter_pages=resident * PAGES, **defaults | core
+            host_adapter_bytes=host * ADAPTER_BYTES, max_adapter_pages=resident * PAGES, **defaults | core
         )
         self.now = 0.0
         self.engine = Engine(EngineState.create(core), self.runner, clock=lambda: self.now)

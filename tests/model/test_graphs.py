@@ -22,7 +22,7 @@ from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch_state import BatchState
 from engine.model.device_sampler import DeviceSampler
-from engine.model.graph_plan import GraphTunings, graph_bytes
+from engine.model.graph_plan import MIB, GraphTunings, expected_bytes, graph_bytes
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
@@ -416,5 +416,8 @@ def test_graphs_are_for_gpus(captured):
 
 def test_graphs_are_off_where_the_configuration_says_so(captured):
     decoder, shape, cuda = captured.graphs._parts.decoder, captured.arena.shape, torch.device("cuda")
-    config = EngineConfig("model", graphs=False)
-    assert plan_graphs(config, decoder, shape, torch.float32, cuda, TritonBackend(), MAX_LEN) is None
+    spec, tunings = decoder.spec, GraphTunings(DecodeTuning(), PrefillTuning(), LoraTuning())
+    kept = graph_bytes(spec, torch.float32, tunings, 64, 1024, MAX_LEN, BLOCK)
+    for config in (EngineConfig("model", graphs=False), EngineConfig("model", pipeline_parallel=2)):
+        assert plan_graphs(config, decoder, shape, torch.float32, cuda, TritonBackend(), MAX_LEN) is None
+        assert expected_bytes(config, spec, torch.float32, cuda, MAX_LEN, 64, 1024) < kept - 100 * MIB, "no graphs"

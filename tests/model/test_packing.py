@@ -98,6 +98,23 @@ def test_adapters_of_one_structure_share_a_recipe(tmp_path):
     assert recipes.find(ours.read(str(tmp_path / "1"))) is not first, "another scale"
 
 
+def test_host_memory_is_reserved_for_an_adapter_and_its_layout(tmp_path):
+    save_adapter(tmp_path / "x", 3, seed=0)
+    ours = packer()
+    folder = ours.read(str(tmp_path / "x"))
+    packed, sizes = ours.pack(folder), {one.check(folder).num_bytes for one in (ours, packer())}
+    layout = packed.layout
+    assert sizes == {packed.blob.nbytes + layout.ranks.nbytes + layout.offsets.nbytes + layout.scales.nbytes}
+    assert sizes == {packed.num_bytes}
+
+
+def test_a_tile_larger_than_a_page_is_refused_with_advice(tmp_path):
+    save_adapter(tmp_path / "x", 16, seed=0)
+    ours = Packer(SHAPES, 512, torch.bfloat16, host_memory(torch.bfloat16), None)
+    with pytest.raises(AdapterError, match=r"512: raise engine.block_size, with which pages grow, or lower the rank"):
+        ours.check(ours.read(str(tmp_path / "x")))
+
+
 def test_few_structures_are_remembered(tmp_path, monkeypatch):
     recipes, ours = Recipes(SHAPES, PAGE), packer()
     save_adapter(tmp_path / "x", 3, seed=0)
@@ -190,7 +207,7 @@ def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
     folder = ours.read(str(tmp_path / "x"))
     packed, host = ours.pack(folder), ours.check(folder)
     assert packed.layout.fp8 and host.num_pages == len(packed.blob.pages)
-    assert host.num_bytes == packed.blob.nbytes < 0.6 * plain.check(folder).num_bytes
+    assert host.num_bytes == packed.num_bytes and packed.blob.nbytes < 0.6 * plain.pack(folder).blob.nbytes
     loaded, table = load_peft(tmp_path / "x", SHAPES), LoraTable(1, 2, 7, PAGE, torch.device("cpu"), fp8=True)
     table.set(0, packed.layout, tuple(range(host.num_pages)))
     (layer, target), (a, b) = next(iter(loaded.blocks.items()))

@@ -20,8 +20,10 @@ from peft.tuners.lora import LoraLayer
 from peft_folders import DORA, TARGETS, VARIANTS, base_model, save_adapter
 from safetensors.torch import load_file, save_file
 
+from engine.model.gguf_adapter import MAX_HEADER_BYTES
 from engine.model.peft_fields import HANDLED, HARMLESS, REFUSED
-from engine.model.peft_loader import AdapterError, LoadedAdapter, TargetShapes, load_peft
+from engine.model.peft_folder import read_adapter
+from engine.model.peft_loader import NO_GGUF, AdapterError, LoadedAdapter, TargetShapes, load_peft
 
 WIDTHS = np.array([[32, 32], [32, 16], [32, 16], [32, 32], [32, 48], [32, 48], [48, 32]], dtype=np.int32)
 
@@ -253,6 +255,20 @@ def test_an_expression_without_end_is_stopped(folder):
     assert "takes too long" in refusal(folder)
 
 
+def test_all_expressions_together_are_stopped(folder, monkeypatch):
+    """Each entry alone takes microseconds. A name is matched with all of them once, not for each use of its rank."""
+    names = {f"layers.{number}.x": 4 for number in range(4000)}
+    edit_config(folder, rank_pattern=names)
+    assert load_peft(folder, SHAPES).rank == 4
+    monkeypatch.setattr("engine.model.peft_settings.ADAPTER_SECONDS", 0.005)
+    assert "takes over 0.005 s, at last '(.*\\\\.)?(layers." in refusal(folder)
+    settings = read_adapter(folder, 1 << 20, NO_GGUF).settings
+    monkeypatch.setattr(settings.matching, "_left", 1.0)
+    settings.rank_of("model.layers.0.self_attn.q_proj")
+    monkeypatch.setattr(settings.matching, "_left", 0.0)
+    assert settings.scale_of("model.layers.0.self_attn.q_proj")
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", "null", "\xff", '{"r": 1e999999}', "[" * 100_000], ids=lambda t: t[:9]
 )
@@ -333,6 +349,14 @@ def test_a_file_too_large_for_any_adapter_is_not_read(folder):
     with open(folder / "adapter_model.safetensors", "ab") as file:
         file.truncate(1 << 40)
     assert "no adapter of this model has over" in refusal(folder)
+
+
+def test_a_file_too_large_for_host_memory_is_not_read(folder):
+    size = (folder / "adapter_model.safetensors").stat().st_size
+    with open(folder / "adapter_model.safetensors", "ab") as file:
+        file.truncate(MAX_HEADER_BYTES + 8 * size)
+    assert "no adapter" not in refusal(folder)
+    assert "engine.host_adapter_gb has no room" in refusal(folder, replace(SHAPES, most_numbers=size // 2))
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 300, -1])

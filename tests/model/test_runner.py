@@ -223,7 +223,8 @@ def test_an_adapter_is_packed_if_its_claim_is_granted(runner, tmp_path):
     host = runner.load_host(str(tmp_path / "x"), lambda adapter: asked.append(adapter))
     assert (asked, answers, runner._host.num_bytes) == ([host], [], 0)
     assert runner.load_host(str(tmp_path / "x"), lambda _: True) == host
-    assert runner._host.num_bytes == host.num_bytes == host.num_pages * runner.page_bytes
+    layout = runner._host.get(host.adapter_hash).layout.num_bytes
+    assert runner._host.num_bytes == host.num_bytes == host.num_pages * runner.page_bytes + layout
     assert [answer.adapter_hash for answer in answers] == [host.adapter_hash]
 
 

@@ -150,6 +150,18 @@ def test_trained_rows_of_saved_layers_are_those_that_differ(dtype, tmp_path):
     assert load_peft(tmp_path, shapes()).tokens is None
 
 
+def test_the_base_models_rows_are_read_once_for_each_content(tmp_path):
+    save_adapter(tmp_path, modules_to_save=["embed_tokens"])
+    edit_weights(tmp_path, partial(untrain, base_model()))
+    read = []
+    counted = replace(shapes(), base_linears=lambda path: read.append(path) or SHAPES.base_linears(path))
+    first, second = (load_peft(tmp_path, counted).tokens for _ in range(2))
+    assert read == ["model.embed_tokens"]
+    assert torch.equal(first.rows, second.rows) and first.ids.embedding.tolist() == second.ids.embedding.tolist()
+    edit_weights(tmp_path, lambda tensors: [tensor.add_(1) for name, tensor in tensors.items() if "lora_A" in name])
+    assert torch.equal(load_peft(tmp_path, counted).tokens.rows, first.rows) and len(read) == 2, "another content"
+
+
 def saved_of(base):
     yield "base_model.model.lm_head.weight", base.lm_head.weight.detach()
     yield "base_model.model.model.embed_tokens.weight", base.model.embed_tokens.weight.detach()

@@ -1,4 +1,7 @@
-"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines."""
+"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines.
+
+Candidates come in the order of the price that arithmetic gives them. If the first one needs more engines in simulation,
+the next ones may be cheaper, and some of them are simulated, too."""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from gateway.routing.split import SplitMode
 from gateway.simulation.compare import OURS, Trial, run_trial
 from gateway.simulation.report import ClusterReport
 
-MOST_TRIALS, MOST_SPLIT = 8, 2
-"""Simulations of a candidate until goals are met, and candidates with split requests that are simulated."""
+MOST_TRIALS = 8
+"""Simulations of a candidate with more and more engines until goals are met."""
+MOST_OTHERS, MOST_SPLIT = 2, 2
+"""Candidates besides the first that are simulated: of those that do not split requests, and of those that do."""
 MOST_REQUESTS, LEAST_S = 1500, 5.0
 """Requests of a simulated cluster, about, unless so many seconds have more of them."""
 
@@ -28,9 +33,9 @@ Shown = Callable[[str], Progress]
 def find_plan(
     found: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
 ) -> Plan:
-    """Return the plan of the first candidate that does not split requests, or of one that does if it is cheaper and
-    meets the goals. With `split` ALWAYS, return that of the first one that does. `found` is in the order of price.
-    Raises ValueError if there is no such candidate, or no request is interactive."""
+    """Return the plan of the first candidate that does not split requests, or of one of the next ones, which may split
+    them, if it is cheaper and meets the goals. With `split` ALWAYS, only those that split requests count. `found` is in
+    the order of price. Raises ValueError if there is no such candidate, or no request is interactive."""
 
     def try_whole(one: Candidate) -> Plan:
         return try_out(one, wish, scenario, shown(f"{one.engines} engines"))
@@ -39,18 +44,29 @@ def find_plan(
         progress = shown(f"{one.prefill} prefill + {one.engines - one.prefill} decode")
         return _try_cluster(one, wish, scenario, split, link, progress)
 
+    def trial(one: Candidate) -> Plan:
+        return try_split(one) if one.prefill else try_whole(one)
+
     price = pricing(found)
+    first, *others = _chosen(found, split)
+    plan = _grow(first, wish, trial, price, math.inf)
+    for one in others:
+        limit = price(plan.candidate) if plan.is_enough else math.inf
+        if price(one) < limit and (other := _grow(one, wish, trial, price, limit)).is_enough:
+            plan = other
+    return plan
+
+
+def _chosen(found: Sequence[Candidate], split: SplitMode) -> list[Candidate]:
+    """Return the candidates that are simulated: the first one, and some of the others in the order of price. Raises
+    ValueError if all requests are to be split and no candidate does that."""
     whole, parts = ([one for one in found if bool(one.prefill) is is_split] for is_split in (False, True))
     if split is SplitMode.ALWAYS:
         if not parts:
             raise ValueError("--split always needs a model that fits one device, and answers of at least two tokens")
-        return _grow(parts[0], wish, try_split, price, math.inf)
-    plan = _grow(whole[0], wish, try_whole, price, math.inf)
-    for one in parts[:MOST_SPLIT]:
-        limit = price(plan.candidate) if plan.is_enough else math.inf
-        if price(one) < limit and (other := _grow(one, wish, try_split, price, limit)).is_enough:
-            plan = other
-    return plan
+        return parts[: 1 + MOST_OTHERS]
+    others = [*whole[1 : 1 + MOST_OTHERS], *parts[:MOST_SPLIT]]
+    return [whole[0], *(one for one in found if any(one is other for other in others))]
 
 
 def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candidate], float], limit: float) -> Plan:

@@ -27,6 +27,30 @@ def plan(engines, split):
     return done, shown
 
 
+def test_the_next_candidates_are_compared_if_the_first_one_grows():
+    """A slow device that arithmetic finds cheapest needs more engines than cost as much as a fast one."""
+    goals, shown = LaneGoals(0.5, 0.3), []
+    wish = Wish(find_shape("llama-3.1-8b"), analyze(SCENARIO.workload().trace), 80.0, goals)
+    slow, fast, other = (
+        with_engines(candidates(wish, [name], ["int4"], {name: price})[0], wish, 1)
+        for name, price in (("l4", 1.0), ("h100", 1.5), ("a100", 9.0))
+    )
+
+    def best(*found):
+        shown.clear()
+        return find_plan(
+            found, wish, SCENARIO, SplitMode.NEVER, NVLINK, lambda name: shown.append(name) or (lambda _: None)
+        )
+
+    alone = best(slow)
+    assert alone.is_enough and alone.candidate.engines >= 2
+    grown = [f"{count} engines" for count in range(1, alone.candidate.engines + 1)]
+    assert shown == grown
+    cheaper = best(slow, fast, other)
+    assert cheaper.is_enough and (cheaper.candidate.accelerator, cheaper.candidate.engines) == ("h100", 1)
+    assert shown == [*grown, "1 engines"], "the third is dearer than what was found"
+
+
 @pytest.mark.parametrize(
     ("engines", "split", "prefill", "tried"),
     [

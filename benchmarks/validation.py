@@ -88,13 +88,13 @@ def figures(report: Report) -> Figures:
     return (report.tokens_per_s, *(math.nan if value is None else value for value in times))
 
 
-def saturated(adapters: int, seed: int) -> Workload:
+def saturated(adapters: int, seed: int, seconds: float = BUSY_S) -> Workload:
     """Return a workload that keeps an engine busy: 48 requests at any time."""
-    return Workload([], BUSY_S, Backlog(48, Sizes.parse(CHAT[0]), Sizes.parse(CHAT[1])), adapters, 0.0, seed)
+    return Workload([], seconds, Backlog(48, Sizes.parse(CHAT[0]), Sizes.parse(CHAT[1])), adapters, 0.0, seed)
 
 
 class Tail:
-    """Counts the tokens of the second half of a run."""
+    """Counts the tokens of the second half of a run of so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._tokens, self._seconds = seconds / 2, 0, 0.0
@@ -110,10 +110,10 @@ class Tail:
         return self._tokens / self._seconds
 
 
-def by_arithmetic(setup: Setup, rank: int) -> float:
-    """Return the tokens a second of `saturated`, as `plan` computes them."""
+def by_arithmetic(setup: Setup, rank: int, adapters: int) -> float:
+    """Return the tokens a second of `saturated` with so many adapters of this rank, as `plan` computes them."""
     prompt, output = (sum(map(int, text.split("-"))) / 2 for text in CHAT)
-    demand = Demand(prompt, output, prompt + output / 2, rank)
+    demand = Demand(prompt, output, prompt + output / 2, rank, adapters)
     return serve(setup.device, setup.core, demand, math.inf).rate * output
 
 
@@ -153,7 +153,7 @@ class Rounds:
 
     def __init__(self, real: RealEngine, folders: Sequence[Path], seconds: float) -> None:
         self._real, self._full, self._folders, self._seconds = real, full_steps(real), folders, seconds
-        self.lesson = Lesson()
+        self.lesson = Lesson(real.core.chosen_experts)
         self.measured: list[Measured] = []
 
     def run(self, seed: int) -> Iterator[str]:
@@ -197,7 +197,7 @@ class Rounds:
                 pairs[one.name].append((one.real, figures(simulate(setup, one.workload))))
             else:
                 rank = sum(RANKS) // len(RANKS) if one.workload.adapters else 0
-                pairs[one.name].append((one.real, (by_arithmetic(setup, rank),)))
+                pairs[one.name].append((one.real, (by_arithmetic(setup, rank, one.workload.adapters),)))
         return {name: _by_figure(rounds) for name, rounds in pairs.items()}
 
 
@@ -271,7 +271,7 @@ def main() -> None:
             for _ in track(rounds.run(number), title, total=total, console=console):
                 pass
         document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
-    compared = rounds.compare(_device(document))
+    compared = rounds.compare(device_from(document))
     console.print(show(compared))
     cells = [one for row in compared.values() for one in row]
     errors = [abs(one.ratio - 1) for one in cells]
@@ -288,7 +288,7 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def _device(document: dict[str, Any]) -> DeviceSpec:
+def device_from(document: dict[str, Any]) -> DeviceSpec:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(document, file)
         file.flush()

@@ -41,7 +41,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         runner = executor = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
     config = runner.config
-    core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
+    sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
+    core = replace(core_config(config, *sizes), chosen_experts=runner.spec.chosen_experts)
     core = replace(core, speculation=core.speculation and runner.proposes, draft_block=runner.draft_block)
     info = pb.EngineInfo(
         model=config.model,

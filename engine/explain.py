@@ -112,7 +112,8 @@ def _capacity(
     ranks = config.tensor_parallel, config.pipeline_parallel
     store = step_store(config.state_dir, config.threads, str(device), name, hash_model(config), ranks)
     rules = core.scheduling
-    model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
+    margins = rules.margin_floor, rules.margin_ceiling
+    model = StepTimeModel(rules.forgetting, rules.knots, *margins, spec.chosen_experts)
     if store is None or not store.load(model):
         return found
     within = prompt_within(model, core, core.interactive.ttft_s)

@@ -38,13 +38,16 @@ SECONDS, WARM_SECONDS = 2.5, 1.0
 PROMPT, OUTPUT = Sizes(16, 512), Sizes(8, 64)
 """Sizes of the requests in tokens: short answers, so that many steps compute prompts beside decodes."""
 ADAPTER_RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
-SIZES = ("num_pages", "host_pages", "block_size", "max_seqs", "max_model_len", "token_budget")
+SIZES = (
+    "num_pages", "host_pages", "block_size", "max_seqs", "max_model_len", "token_budget", "chosen_experts",
+    "max_resident_adapters", "host_adapter_bytes",
+)  # fmt: skip
 SOURCES = {
     "cost": "Learned by a step-time model from the steps of closed loops of requests, with and without adapters.",
     "noise_sigma": "Spread of the same steps around what the model predicts.",
     "disk_bytes_per_s": "Measured by reading and packing adapters, one after the other, from the page cache.",
     "page_bytes": "As the engine reports it.",
-    "adapter_bytes_per_rank": "By the shapes of the model's seven projections.",
+    "adapter_bytes_per_rank": "By the shapes of the model's projections.",
     "engine": "Sizes that the engine chose for this machine.",
 }
 """Sources of a measured device's figures."""
@@ -54,8 +57,10 @@ MAD = 1.4826
 
 @dataclass(slots=True)
 class Lesson:
-    """Steps that were measured, and what a step-time model learns from them."""
+    """Steps that were measured, and what a step-time model learns from them. `chosen` is the share of a layer's experts
+    that are chosen for a token."""
 
+    chosen: float = 1.0
     steps: list[tuple[StepFeatures, float]] = field(default_factory=list)
     """Work and seconds of each step."""
 
@@ -65,16 +70,17 @@ class Lesson:
     def learned(self) -> StepTimeModel:
         """Return a model that has learned from all steps in random order, so that it knows all kinds of steps before it
         takes any for an outlier. All count alike."""
-        model = StepTimeModel(1.0, KNOTS, 1.0, 2.0)
+        model = StepTimeModel(1.0, KNOTS, 1.0, 2.0, self.chosen)
         for features, seconds in Random(0).sample(self.steps, len(self.steps)):
             model.observe(features, seconds)
         return model
 
 
-def cost_of(prices: Prices) -> dict[str, Any]:
-    """Return a cost model, as a device's file has it."""
+def cost_of(prices: Prices, chosen: float = 1.0) -> dict[str, Any]:
+    """Return a cost model, as a device's file has it. `chosen` is that of `Lesson`."""
     flat = dict(zip(TERMS, (prices.step, *prices.linear[:7], prices.launch), strict=True))
     beyond = {str(knot): float(f"{price:.4g}") for knot, price in zip(KNOTS, prices.beyond, strict=True)}
+    flat |= {"chosen": chosen, "experts": prices.experts} if chosen < 1 else {}
     return {term: float(f"{price:.4g}") for term, price in flat.items()} | {"beyond": beyond}
 
 
@@ -93,7 +99,7 @@ def open_engine(config: EngineConfig) -> Iterator[tuple[RealEngine, Any]]:
 def core_of(runner: Any) -> CoreConfig:
     """Return the scheduler's settings for an engine with this `ModelRunner`."""
     sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
-    return core_config(runner.config, *sizes)
+    return replace(core_config(runner.config, *sizes), chosen_experts=runner.spec.chosen_experts)
 
 
 def loops(core: CoreConfig, seconds: float) -> list[Workload]:
@@ -138,18 +144,35 @@ def measure_device(folder: Path, name: str, progress: Callable[[float], None] = 
     from engine.demo.random_adapters import write_adapters
 
     state = str(default_data_dir(os.environ) / "engine")
-    lesson = Lesson()
     with (
         open_engine(EngineConfig(str(folder), speculation="off", state_dir=state)) as (real, runner),
         tempfile.TemporaryDirectory(prefix="loralane-measure-") as scratch,
     ):
-        adapters = list(write_adapters(folder, Path(scratch), ADAPTER_RANKS).values())
+        lesson = Lesson(real.core.chosen_experts)
+        ranks = _ranks_that_fit(real.core, adapter_bytes(runner))
+        adapters = list(write_adapters(folder, Path(scratch), ranks).values())
         plan = [(real, loop, _forget) for loop in loops(real.core, WARM_SECONDS)]
         plan += [(one, loop, lesson.see) for loop in loops(real.core, SECONDS) for one in (real, full_steps(real))]
         for done, (one, loop, see) in enumerate(plan):
             replay(one, loop, adapters if loop.adapters else (), see)
             progress((done + 1) / len(plan))
         return describe(name, real.core, runner, lesson, _disk_rate(runner, adapters))
+
+
+def adapter_bytes(runner: Any) -> int:
+    """Return the bytes of an adapter of rank 1 on all projections of a `ModelRunner`'s model."""
+    from engine.model.sizes import adapter_bytes_per_rank
+
+    return adapter_bytes_per_rank(runner.config, runner.spec, runner.dtype, runner.shard)
+
+
+def _ranks_that_fit(core: CoreConfig, bytes_per_rank: int) -> list[int]:
+    """Return the ranks of the measured adapters: `ADAPTER_RANKS`, or smaller ones with which all adapters take at most
+    half of the host memory for adapters. One of rank 64 on 48 layers of 128 experts takes 6.7 GB in 16 bits."""
+    ranks = list(ADAPTER_RANKS)
+    while sum(ranks) * bytes_per_rank > core.host_adapter_bytes / 2 and max(ranks) > 1:
+        ranks = [max(1, rank // 2) for rank in ranks]
+    return ranks
 
 
 def _forget(work: StepWork, seconds: float) -> None:
@@ -165,8 +188,6 @@ def _disk_rate(runner: Any, folders: list[Path]) -> float:
 
 def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_bytes_per_s: float) -> dict[str, Any]:
     """Return the contents of the file of a device: what `lesson` has learned, with its errors."""
-    from engine.model.lora import target_widths
-
     model = lesson.learned()
     errors = [math.log(seconds / model.predict(features)) for features, seconds in lesson.steps]
     middle = statistics.median(errors)
@@ -178,11 +199,10 @@ def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_byte
         "kind": "linear",
         "noise_sigma": round(MAD * statistics.median(abs(error - middle) for error in errors), 4),
         "page_bytes": runner.page_bytes,
-        "adapter_bytes_per_rank": int(target_widths(runner.spec).sum()) * runner.spec.layers * runner.dtype.itemsize,
+        "adapter_bytes_per_rank": adapter_bytes(runner),
         "disk_bytes_per_s": float(f"{disk_bytes_per_s:.3g}"),
-        "engine": sizes
-        | {"max_resident_adapters": core.max_resident_adapters, "host_adapter_bytes": core.host_adapter_bytes},
-        "cost": cost_of(model.prices),
+        "engine": sizes,
+        "cost": cost_of(model.prices, lesson.chosen),
         "fit": {
             "steps": len(errors),
             "median_error": round(statistics.median(ordered), 4),

@@ -72,12 +72,14 @@ class Model:
         itemsize: bytes of one weight.
         token_bytes: bytes of KV of one token.
         row_bytes: upper bound of the bytes of intermediate results of one row of a step.
+        multiplied: share of the weights that a row is multiplied by: not those of experts that are not chosen for it.
     """
 
     weight_bytes: int
     itemsize: int
     token_bytes: int
     row_bytes: int
+    multiplied: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ def any_step_s(gpu: Gpu, model: Model) -> float:
 
 def token_s(gpu: Gpu, model: Model) -> float:
     """Return the seconds that the matrix products of one token take in a large step: two operations a weight."""
-    return 2 * model.weight_bytes / model.itemsize / (gpu.flop_per_s * FLOP_REACHED)
+    return 2 * model.multiplied * model.weight_bytes / model.itemsize / (gpu.flop_per_s * FLOP_REACHED)
 
 
 def _multiple(tokens: float) -> int:

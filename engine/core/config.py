@@ -239,6 +239,8 @@ class CoreConfig:
     """Maximum number of prompt and output tokens of one sequence."""
     token_budget: int = 256
     """Maximum number of tokens computed in a step over all sequences, for which the executor has memory."""
+    chosen_experts: float = 1.0
+    """Share of a layer's experts that are chosen for a token. 1 means that the model has none."""
     max_resident_adapters: int = 1024
     """Rows of the adapter indirection table. In practice, pages are what limits the number of resident adapters."""
     min_kv_pages: int = 0
@@ -287,6 +289,8 @@ class CoreConfig:
         _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "grammar_bytes")
         _check(self, 0, "draft_block", "host_pages", "min_kv_pages", "max_adapter_pages")
         _check(self, 0, "host_adapter_bytes", "fetch_backoff_s")
+        if not 0 < self.chosen_experts <= 1:
+            raise ValueError(f"chosen_experts must be above 0 and at most 1, not {self.chosen_experts}")
         if not self.adapter_half_life_s > 0:
             raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if self.num_pages < 2:

@@ -83,7 +83,8 @@ class Ledger:
 
     def __init__(self, config: CoreConfig) -> None:
         rules = config.scheduling
-        self.model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
+        margins = rules.margin_floor, rules.margin_ceiling
+        self.model = StepTimeModel(rules.forgetting, rules.knots, *margins, config.chosen_experts)
         self.accounts = Accounts()
         self.busy = dict.fromkeys(Lane, 0.0)
         self.prefill_price = self.decode_price = self.prompt_context = 0.0
@@ -234,7 +235,8 @@ class Ledger:
         preemption are charged but not billed; refused proposals are both, because they took their tenant's part of the
         step."""
         plan, prices, is_warm = step.plan, self.model.prices, self.model.is_warm
-        fixed, many = prices.step / len(plan.chunks), self.model.token_price(plan.features.tokens)
+        tokens = plan.features.tokens
+        fixed, many = (prices.step + self.model.experts_s(tokens)) / len(plan.chunks), self.model.token_price(tokens)
         for chunk, seq, unpaid in zip(plan.chunks, step.owners, step.unpaid, strict=True):
             _, start, count, _, _, proposals, _ = chunk
             adapter_hash, is_decode = seq.request.adapter_hash, count == 1 + len(proposals)

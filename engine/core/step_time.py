@@ -7,6 +7,8 @@ hides its arithmetic.
 A step that the host launches kernel by kernel lasts at least as long as the launching, so that a small one takes longer
 than a captured one of its size: it has one term more, and the convex function covers its being the shorter of the two.
 Which steps are launched so is known from the last ones of their kind and size.
+A model with experts has another term, the expected share of its experts that the step's rows choose and so read: a
+concave function of the tokens, which the convex one cannot be.
 
 The coefficients are found by recursive least squares in information form on relative errors, so that a miss of 5 %
 counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A chunk can
@@ -23,14 +25,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, pow, sqrt
 from typing import Any, NamedTuple
 
 from engine.core.least_squares import non_negative_solution
 
-SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0, 64.0, 1.0)
-"""Typical value of each term (constant, then the fields of StepFeatures), by which terms are divided so that all have
-the same magnitude in the normal equations. The scale of tokens beyond a knot is 64."""
+SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0, 64.0, 1.0, 1.0)
+"""Typical value of each term (constant, the fields of StepFeatures, the share of experts), by which terms are divided
+so that all have the same magnitude in the normal equations. The scale of tokens beyond a knot is 64."""
 WARM_STEPS = 16
 """Number of steps from which on predictions are used: somewhat more than the number of unknowns."""
 SEEN_STEPS = 8
@@ -88,8 +90,8 @@ NOTHING = StepFeatures()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Coefficients of the model, in seconds: per step, per unit of each feature, and per token above each knot
-    (`beyond`)."""
+    """Coefficients of the model, in seconds: per step, per unit of each feature, for reading all experts, and per token
+    above each knot (`beyond`)."""
 
     step: float
     prefill: float
@@ -101,13 +103,14 @@ class Prices:
     page: float
     scored: float
     launch: float
+    experts: float
     beyond: tuple[float, ...]
 
     @classmethod
     def of(cls, flat: list[float]) -> Prices:
-        step, prefill, decode, context, attention, adapter, lora_row, page, scored, launch, *beyond = flat
+        step, prefill, decode, context, attention, adapter, lora_row, page, scored, launch, experts, *beyond = flat
         work = prefill, decode, context, attention, adapter, lora_row, page, scored
-        return cls(step, *work, launch, tuple(beyond))
+        return cls(step, *work, launch, experts, tuple(beyond))
 
     @property
     def linear(self) -> tuple[float, ...]:
@@ -117,7 +120,14 @@ class Prices:
 
     @property
     def flat(self) -> list[float]:
-        return [self.step, *self.linear, *self.beyond]
+        return [self.step, *self.linear, self.experts, *self.beyond]
+
+
+def share_read(chosen: float, tokens: float) -> float:
+    """Return the expected share of a layer's experts that `tokens` tokens choose, each the share `chosen` of them: each
+    expert is left out by a token with the probability 1 - `chosen`, if tokens choose independently and all experts
+    alike. Trained routers choose less evenly, and their steps read fewer experts."""
+    return 1.0 - pow(1.0 - chosen, tokens)
 
 
 class Memory:
@@ -147,9 +157,17 @@ class StepTimeModel:
         forgetting: factor by which older steps of a size are discounted with each new step of that size.
         knots: token counts above which each further token may cost more.
         margin_floor, margin_ceiling: range of `margin`, by which callers multiply predictions that must hold.
+        chosen: share of a layer's experts that are chosen for a token. 1 means that the model has none.
     """
 
-    def __init__(self, forgetting: float, knots: tuple[int, ...], margin_floor: float, margin_ceiling: float) -> None:
+    def __init__(
+        self,
+        forgetting: float,
+        knots: tuple[int, ...],
+        margin_floor: float,
+        margin_ceiling: float,
+        chosen: float = 1.0,
+    ) -> None:
         self.knots = knots
         self.num_steps = 0
         """Number of steps that the model has learned from."""
@@ -160,6 +178,7 @@ class StepTimeModel:
         """Median of |actual / predicted - 1| over the last `ERRORS_KEPT` steps, updated when the equations are
         solved."""
         self._forgetting = forgetting
+        self._chosen = chosen
         self._scales = SCALES + (64.0,) * len(knots)
         self._memories: dict[int, Memory] = {}
         """Memories by size of step, where the size is the bit length of the step's number of tokens."""
@@ -184,7 +203,11 @@ class StepTimeModel:
             return 0.0
         prices = self.prices
         linear = sum([price * amount for price, amount in zip(prices.linear, features, strict=True)])
-        return prices.step + linear + self.beyond_knots(features.tokens)
+        return prices.step + linear + self.experts_s(features.tokens) + self.beyond_knots(features.tokens)
+
+    def experts_s(self, tokens: float) -> float:
+        """Return the predicted seconds in which a step of `tokens` tokens reads experts; 0 without experts."""
+        return self.prices.experts * share_read(self._chosen, tokens) if self._chosen < 1 else 0.0
 
     def is_launched(self, prefill_tokens: float, tokens: float) -> bool:
         """Return whether most of the last steps of this size, with prompts if `prefill_tokens` is positive and without
@@ -238,6 +261,8 @@ class StepTimeModel:
     def _chunk_that_fits(self, features: StepFeatures, base: float, rank: int, seconds: float) -> int:
         prices, tokens = self.prices, features.tokens
         room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
+        if prices.experts:  # as if the chunk read all experts that the step does not read yet
+            room -= prices.experts - self.experts_s(tokens)
         square, done = prices.attention / 2, 0
         for knot in (*[k for k in self.knots if k > tokens], MOST_TOKENS):
             slope = base + self.token_price(tokens + done + 1) + prices.attention * done
@@ -262,7 +287,8 @@ class StepTimeModel:
             self._ratios.append(seconds / predicted)
         if predicted > 0 and self._seen[size] >= SEEN_STEPS:
             seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
-        terms = [1.0, *features, *(max(0.0, features.tokens - knot) for knot in self.knots)]
+        experts = share_read(self._chosen, features.tokens) if self._chosen < 1 else 0.0
+        terms = [1.0, *features, experts, *(max(0.0, features.tokens - knot) for knot in self.knots)]
         memory = self._memories.setdefault(size, Memory(len(self._scales)))
         memory.add([t / scale / seconds for t, scale in zip(terms, self._scales, strict=True)], self._forgetting)
         self._seen[size] += 1

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-PROJECTIONS = {
-    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-}
+from engine.model.lora import ROUTERS, target_names, target_path, target_widths
+from engine.model.spec import ModelSpec, read_spec
 
 NUMBERS = 1 << 24
 
@@ -26,10 +24,12 @@ def write_adapters(
     on_written: Callable[[], None] = lambda: None,
     invocation: Sequence[int] = (),
 ) -> dict[str, Path]:
-    """Write a random PEFT adapter for each rank, on all seven projections of a Llama-family model, or reuse its folder
-    if that exists; call `on_written` after each. With `invocation`, which holds token ids, they are activated LoRAs.
-    Returns name (`a0000` and so on) -> folder."""
-    config = json.loads((model_dir / "config.json").read_text())
+    """Write a random PEFT adapter for each rank, on all projections of a model but routers, those of experts as with
+    transformers 4, or reuse its folder if that exists; call `on_written` after each. With `invocation`, which holds
+    token ids, they are activated LoRAs. Returns name (`a0000` and so on) -> folder."""
+    spec = read_spec(model_dir)
+    shapes = dict(_projections(spec))
+    targets = sorted({module.rpartition(".")[2] for module in shapes})
     # All adapters are slices of the same random numbers, at different offsets: drawing 13 GB takes twenty minutes.
     numbers = (torch.randn(NUMBERS, generator=torch.Generator().manual_seed(seed)) * 0.02).to(torch.bfloat16)
     rng, folders = random.Random(seed), {}
@@ -37,14 +37,24 @@ def write_adapters(
         folder = folders[f"a{index:04}"] = out / f"a{index:04}-{rank}"
         if not (folder / "adapter_config.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(_tensors(config, rank, numbers, rng), folder / "adapter_model.safetensors")
-            (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank, list(invocation) or None)))
+            save_file(_tensors(shapes, rank, numbers, rng), folder / "adapter_model.safetensors")
+            config = _adapter_config(rank, targets, list(invocation) or None)
+            (folder / "adapter_config.json").write_text(json.dumps(config))
         on_written()
     return folders
 
 
-def _adapter_config(rank: int, invocation: list[int] | None) -> dict[str, object]:
-    targets = [name for names in PROJECTIONS.values() for name in names]
+def _projections(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the path of each projection, and its inputs and outputs."""
+    names, widths = target_names(spec), target_widths(spec).tolist()
+    for layer in range(spec.layers):
+        for target, (inputs, outputs) in enumerate(widths):
+            path = None if names[target] in ROUTERS else target_path(spec, names, layer, target)
+            if path is not None:
+                yield path, (inputs, outputs)
+
+
+def _adapter_config(rank: int, targets: list[str], invocation: list[int] | None) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -57,20 +67,14 @@ def _adapter_config(rank: int, invocation: list[int] | None) -> dict[str, object
     }
 
 
-def _tensors(config: dict[str, int], rank: int, numbers: torch.Tensor, rng: random.Random) -> dict[str, torch.Tensor]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
-    query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    widths = {"q_proj": (hidden, query), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (query, hidden)}
-    widths |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+def _tensors(
+    shapes: Mapping[str, tuple[int, int]], rank: int, numbers: torch.Tensor, rng: random.Random
+) -> dict[str, torch.Tensor]:
     tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for block, names in PROJECTIONS.items():
-            for name in names:
-                prefix = f"base_model.model.model.layers.{layer}.{block}.{name}"
-                shapes = {"lora_A": (rank, widths[name][0]), "lora_B": (widths[name][1], rank)}
-                for side, shape in shapes.items():
-                    size = shape[0] * shape[1]
-                    start = rng.randrange(len(numbers) - size)
-                    tensors[f"{prefix}.{side}.weight"] = numbers[start : start + size].view(shape).clone()
+    for module, (inputs, outputs) in shapes.items():
+        for side, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+            size = shape[0] * shape[1]
+            start = rng.randrange(len(numbers) - size)
+            part = numbers[start : start + size].view(shape).clone()
+            tensors[f"base_model.model.{module}.{side}.weight"] = part
     return tensors

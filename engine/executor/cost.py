@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from engine.core.step import StepPlan
+from engine.core.step_time import share_read
 
 TERMS = (
     "step",
@@ -76,13 +77,17 @@ class CostModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class LinearCost:
     """A measured cost model, as engines learn it (`engine.core.step_time`): a step takes the sum of its TERMS, each
-    times a coefficient (seconds per unit), and of surcharges for many tokens. A step without tokens takes only the time
-    of its page copies."""
+    times a coefficient (seconds per unit), of reading the experts that its tokens choose, and of surcharges for many
+    tokens. A step without tokens takes only the time of its page copies."""
 
     coefficients: tuple[float, ...]
     """Seconds per unit of each of the TERMS, in their order."""
     beyond: tuple[tuple[int, float], ...] = ()
     """Pairs of a number of tokens, and seconds for each further token of a step."""
+    chosen: float = 1.0
+    """Share of a layer's experts that are chosen for a token."""
+    experts: float = 0.0
+    """Seconds for reading all experts."""
 
     def seconds(self, work: StepWork) -> float:
         coefficients, tokens = self.coefficients, work.tokens
@@ -90,14 +95,16 @@ class LinearCost:
             return coefficients[TERMS.index("pages_copied")] * work.pages_copied
         values = (1, *work.amounts, work.prefill_tokens > 0)
         linear = sum([a * b for a, b in zip(coefficients, values, strict=True)])
+        linear += self.experts * share_read(self.chosen, tokens)
         return linear + sum([price * (tokens - knot) for knot, price in self.beyond if tokens > knot])
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
     """A cost model from published figures. A step takes the sum of its parts: an overhead, if it has tokens; its linear
-    layers and its adapters, each as long as moving their bytes or doing their arithmetic, whichever takes longer;
-    attention of decodes, by its bytes; attention of prefill, by its arithmetic; and page copies, by their bytes."""
+    layers, its experts and its adapters, each as long as moving their bytes or doing their arithmetic, whichever takes
+    longer; attention of decodes, by its bytes; attention of prefill, by its arithmetic; and page copies, by bytes. A
+    step reads only the experts that its rows choose: see `share_read`."""
 
     memory_bytes_per_s: float
     memory_reached: float
@@ -111,14 +118,26 @@ class RooflineCost:
     weight_bytes: float
     """Bytes of weights that every step reads."""
     flop_per_token: float
+    """FLOP of these weights' products for a row, without the output head's."""
     flop_per_sample: float
     flop_per_attention_pair: float
     flop_per_lora_row: float
     kv_bytes_per_token: float
     adapter_bytes_per_rank: float
+    """Bytes of an adapter of rank 1 that every step with it reads."""
     page_bytes: float
     exchange_s_per_token: float = 0.0
     """Seconds in which devices that share each layer sum their results for one token."""
+    chosen: float = 1.0
+    """Share of a layer's experts that are chosen for a row."""
+    expert_bytes: float = 0.0
+    """Bytes of the weights of all experts."""
+    expert_flop_per_token: float = 0.0
+    """FLOP of the experts that are chosen for a row."""
+    expert_reached: float = 1.0
+    """What experts reach of the bandwidth and FLOP/s that other weights do."""
+    expert_adapter_bytes_per_rank: float = 0.0
+    """Bytes of an adapter of rank 1 on all experts. `flop_per_lora_row` has the FLOP of those that are chosen."""
 
     @property
     def bandwidth(self) -> float:
@@ -136,15 +155,23 @@ class RooflineCost:
             return copies
         bandwidth, speed = self.bandwidth, self.speed
         arithmetic = work.tokens * self.flop_per_token + work.samples * self.flop_per_sample
-        linear = max(self.weight_bytes / bandwidth, arithmetic / speed)
+        linear = max(self.weight_bytes / bandwidth, arithmetic / speed) + self._experts_s(work.tokens)
         decode_attention = work.decode_context * self.kv_bytes_per_token / bandwidth
         prefill_attention = work.prefill_attention * self.flop_per_attention_pair / speed
-        adapters = max(
-            work.adapter_ranks * self.adapter_bytes_per_rank / bandwidth,
-            work.lora_rows * self.flop_per_lora_row / speed,
-        )
+        adapters = max(self._adapter_bytes(work) / bandwidth, work.lora_rows * self.flop_per_lora_row / speed)
         exchange = work.tokens * self.exchange_s_per_token
         return self.step_overhead_s + linear + decode_attention + prefill_attention + adapters + exchange + copies
+
+    def _experts_s(self, tokens: float) -> float:
+        read = self.expert_bytes * share_read(self.chosen, tokens)
+        return max(read / self.bandwidth, tokens * self.expert_flop_per_token / self.speed) / self.expert_reached
+
+    def _adapter_bytes(self, work: StepWork) -> float:
+        """Return the bytes of adapters that a step reads. Of experts, each adapter's mean number of rows decides."""
+        if not work.adapter_ranks:
+            return 0.0
+        of_experts = self.expert_adapter_bytes_per_rank * share_read(self.chosen, work.lora_rows / work.adapter_ranks)
+        return work.adapter_ranks * (self.adapter_bytes_per_rank + of_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +221,8 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
         return RooflineCost(**{item.name: known[item.name] for item in fields(RooflineCost) if item.name in known})
     if kind == "linear":
         beyond = tuple((int(knot), price) for knot, price in values["beyond"].items())
-        return LinearCost(tuple(values[term] for term in TERMS), beyond)
+        experts = values.get("chosen", 1.0), values.get("experts", 0.0)
+        return LinearCost(tuple(values[term] for term in TERMS), beyond, *experts)
     raise ValueError(f"kind must be linear or roofline, not {kind!r}")
 
 

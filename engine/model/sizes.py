@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
-from engine.model.lora import target_names, target_widths
+from engine.model.lora import target_names, target_path, target_widths
 from engine.model.memory import count_pages, free_host_bytes
 from engine.model.parallel.adapters import shard_adapters
 from engine.model.parallel.ranks import Ranks
@@ -97,7 +97,8 @@ def _fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dty
         return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, loaded_bytes=loaded, draft=draft)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
-    model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))
+    costs = weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype)
+    model = Model(*costs, multiplied_share(whole, shard))
     expected = partial(expected_bytes, config, spec, dtype, device, max_model_len(config, spec))
     steps = gpu_sizes(find_gpu(device, dtype), model, chosen, expected)
     sized = with_sizes(config, device, steps)
@@ -168,6 +169,15 @@ def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:
     return sum(map(prod, shard.shapes(spec).values()))
 
 
+def multiplied_share(spec: ModelSpec, shard: Shard = WHOLE) -> float:
+    """Returns the share of a rank's weights that a row is multiplied by: a part of its experts, and all others. `spec`
+    is the whole model's."""
+    if spec.chosen_experts == 1:
+        return 1.0
+    of_experts = sum(prod(shape) for name, shape in shard.shapes(spec).items() if ".mlp.experts." in name)
+    return 1.0 - (1.0 - spec.chosen_experts) * of_experts / count_weights(spec, shard)
+
+
 def count_weight_bytes(spec: ModelSpec, bits: Bits, shard: Shard = WHOLE) -> int:
     """Returns the bytes of all weights in a rank's memory, of which each takes the `bits` of its parameter. `spec` is
     the whole model's."""
@@ -207,10 +217,15 @@ def count_page_bytes(
 
 def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
     """Return the bytes of an adapter of rank 1 on all projections, as the page pool of each rank holds it: of the stage
-    that has most layers."""
+    that has most of them."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
-    part = shard_adapters(shard, spec)
-    return int(part.widths(target_widths(spec)).sum()) * shard.most_layers(spec) * itemsize
+    names, widths = target_names(spec), shard_adapters(shard, spec).widths(target_widths(spec)).sum(axis=1)
+    layers = [
+        sum(int(width) for target, width in enumerate(widths) if target_path(spec, names, layer, target))
+        for layer in range(spec.layers)
+    ]
+    stages = shard.stages or (range(spec.layers),)
+    return max(sum(layers[stage.start : stage.stop]) for stage in stages) * itemsize
 
 
 def read_served_spec(config: EngineConfig) -> ModelSpec:

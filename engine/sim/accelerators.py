@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from engine.executor.cost import DeviceSpec, RooflineCost
+from engine.model.parallel.stages import split_layers
 from engine.sim.links import LINK_SHARE
 from engine.sim.pipeline import PipelineCost
 from engine.sim.shapes import Shape
 from engine.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED
+from lora_kernels.layout import ALIGN, RANK_TILE, plan_layout
 
 BLOCK_SIZE = 16
 STEP_OVERHEAD_S = 0.002
@@ -19,6 +23,10 @@ EXCHANGE_S, LINK_REACHED = 30e-6, 0.2
 With these, the overhead above and the fractions of `engine.sizing`, 60 of 63 throughputs that TensorRT-LLM 0.17
 publishes for Llama 3.1 8B and 70B on one to eight H100, H200 and A100 are predicted within 25 %
 (tests/sim/test_published.py)."""
+EXPERT_REACHED = 0.8
+"""What experts reach of the bandwidth and arithmetic that dense matrices do: they are many smaller products, and some
+experts have more rows than others. With it, 86 of 90 throughputs that TensorRT-LLM 0.17 publishes for Mixtral 8x7B on
+one to eight of these GPUs are predicted within 25 %; without it, 68, most of the others too high."""
 RESERVED = 3 << 30
 """Bytes of a device that steps need beside weights and pages."""
 HOST_BYTES = 128 * GIB
@@ -74,21 +82,60 @@ FORMS: Mapping[str, Form] = {
 
 
 def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages: int = 1) -> bool:
-    """Return whether a model can be served by `stages` stages of `ranks` devices each: its heads and layers can be
-    divided among them, they have FP8 if it is needed, and there is room for at least a sequence of 1,024 tokens."""
-    if shape.heads % ranks or shape.kv_heads % ranks or (form.is_fp8 and not accelerator.flop8_per_s):
+    """Return whether a model can be served by `stages` stages of `ranks` devices each: its layers can be divided among
+    them, they have FP8 if it is needed, and there is room for at least a sequence of 1,024 tokens."""
+    if not divides(shape, ranks) or stages > shape.layers or (form.is_fp8 and not accelerator.flop8_per_s):
         return False
-    return pool_bytes(shape, form, accelerator, ranks * stages) >= 1024 * shape.kv_bytes(form.kv_bytes)
+    return BLOCK_SIZE * count_pages(shape, form, accelerator, ranks, stages) >= 1024
 
 
-def weight_bytes(shape: Shape, form: Form) -> float:
-    """Return the bytes of all weights in memory; embedding and output head stay in 16 bits."""
-    return shape.linear_weights * form.weight_bytes + 2 * (shape.weights - shape.linear_weights)
+def divides(shape: Shape, ranks: int) -> bool:
+    """Return whether ranks can have equal parts of a layer: of its heads, its MLP and each of its experts."""
+    widths = [shape.heads, shape.kv_heads, shape.intermediate, *([shape.experts.width] if shape.experts else [])]
+    return ranks == 1 or not (shape.norms_all_heads or any(width % ranks for width in widths))
 
 
-def pool_bytes(shape: Shape, form: Form, accelerator: Accelerator, devices: int) -> float:
-    """Return the bytes that all devices of an engine have for pages; negative if the weights do not fit."""
-    return DEVICE_SHARE * (devices * (accelerator.memory_bytes - RESERVED) - weight_bytes(shape, form))
+def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:
+    """Return the bytes of weights that each device of a stage has, stage by stage, as the engine divides them: each has
+    a part of every matrix of its layers, but all of the routers, and those of the first stage have a part of embedding
+    and output head, which stay in 16 bits."""
+    layers, ends = _layer_bytes(shape, form, ranks), _end_bytes(shape, ranks)
+    found = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
+    return [found[0] + ends, *found[1:]]
+
+
+def _layer_bytes(shape: Shape, form: Form, ranks: int) -> list[float]:
+    """Return the bytes of each layer's weights on one of the ranks that share it. Layers without experts come first."""
+    found = []
+    for has_experts, count in shape.kinds_of_layers.items():
+        weights = sum(inputs * outputs for inputs, outputs in shape.projections(has_experts))
+        whole = shape.router_weights / count if has_experts and count else 0.0
+        found += [(whole + (weights - whole) / ranks) * form.weight_bytes] * count
+    return found
+
+
+def _end_bytes(shape: Shape, ranks: int) -> float:
+    return 2.0 * (shape.weights - shape.linear_weights) / ranks
+
+
+def count_pages(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages: int = 1) -> int:
+    """Return the number of pages that the fullest device has room for beside its weights; negative if these do not fit.
+    Pages have the KV of as many layers as the stage with most of them."""
+    parts = split_layers(_layer_bytes(shape, form, ranks), _end_bytes(shape, ranks), stages)
+    page = BLOCK_SIZE * shape.kv_bytes(form.kv_bytes) * max(map(len, parts)) / shape.layers / ranks
+    left = accelerator.memory_bytes - RESERVED - max(weight_bytes(shape, form, ranks, stages))
+    return int(DEVICE_SHARE * left / page)
+
+
+def stored_bytes_per_rank(shape: Shape, page_bytes: int) -> int:
+    """Return the bytes of pages that an adapter on all projections takes for each rank, in 16 bits, with what tiles
+    leave empty at the ends of pages (see `lora_kernels.layout`). Tiles have 16 rows, or as many as fit into a page."""
+    elements, pages = page_bytes // 2, 0
+    kinds = [(np.asarray(shape.projections(kind), np.int32), count) for kind, count in shape.kinds_of_layers.items()]
+    rows = min([max(1, (elements - ALIGN) // int(widths.max())) for widths, _ in kinds] + [RANK_TILE])
+    for widths, layers in kinds:
+        pages += plan_layout(np.full((layers, len(widths)), rows, np.int32), widths, elements).num_pages
+    return pages * page_bytes // rows
 
 
 def device_of(
@@ -104,9 +151,8 @@ def device_of(
     """Return the description of an engine over `stages` stages, which have a part of the layers each (pipeline
     parallelism), of `ranks` devices, which share each of these layers (tensor parallelism)."""
     page = BLOCK_SIZE * shape.kv_bytes(form.kv_bytes)
-    per_rank = 2 * shape.lora_widths
     cost = _cost(shape, form, accelerator, ranks, page)
-    pages = int(pool_bytes(shape, form, accelerator, ranks * stages) / page)
+    pages = count_pages(shape, form, accelerator, ranks, stages)
     engine = {
         "num_pages": pages,
         "host_pages": pages,
@@ -114,6 +160,7 @@ def device_of(
         "max_seqs": max_seqs,
         "max_model_len": shape.max_position,
         "token_budget": token_budget,
+        "chosen_experts": shape.chosen,
         "max_resident_adapters": 1024,
         "host_adapter_bytes": HOST_BYTES,
     }
@@ -125,7 +172,7 @@ def device_of(
         cost if stages == 1 else _in_stages(cost, shape, accelerator, ranks, stages),
         NOISE,
         page,
-        per_rank,
+        stored_bytes_per_rank(shape, page),
         DISK_BYTES_PER_S,
         engine,
     )
@@ -136,6 +183,8 @@ def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_b
     and sum their results twice a layer, over rings of links."""
     sums = 2 * shape.layers if ranks > 1 else 0
     moved = 2 * (ranks - 1) / ranks * shape.hidden * 2 / (accelerator.link_bytes_per_s * LINK_REACHED)
+    row_weights = shape.linear_weights - shape.expert_weights
+    row_lora, expert_lora = shape.lora_widths - shape.expert_lora_widths, shape.expert_lora_widths
     return RooflineCost(
         memory_bytes_per_s=ranks * accelerator.bytes_per_s,
         memory_reached=MEMORY_REACHED,
@@ -143,15 +192,20 @@ def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_b
         flop_reached=FLOP_REACHED,
         copy_bytes_per_s=COPY_BYTES_PER_S,
         step_overhead_s=STEP_OVERHEAD_S + sums * EXCHANGE_S,
-        weight_bytes=shape.linear_weights * form.weight_bytes + 2 * shape.head_weights,
-        flop_per_token=2 * shape.linear_weights,
+        weight_bytes=row_weights * form.weight_bytes + 2 * shape.head_weights,
+        flop_per_token=2 * row_weights,
         flop_per_sample=2 * shape.head_weights,
         flop_per_attention_pair=4 * shape.heads * shape.head_dim * shape.layers,
-        flop_per_lora_row=2 * shape.lora_widths,
+        flop_per_lora_row=2 * (row_lora + shape.chosen * expert_lora),
         kv_bytes_per_token=shape.kv_bytes(form.kv_bytes),
-        adapter_bytes_per_rank=2 * shape.lora_widths,
+        adapter_bytes_per_rank=2 * row_lora,
         page_bytes=page_bytes,
         exchange_s_per_token=sums * moved,
+        chosen=shape.chosen,
+        expert_reached=EXPERT_REACHED,
+        expert_bytes=shape.expert_weights * form.weight_bytes,
+        expert_flop_per_token=2 * shape.expert_weights * shape.chosen,
+        expert_adapter_bytes_per_rank=2 * expert_lora,
     )
 
 

@@ -44,7 +44,8 @@ def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
     what the prefix cache holds."""
     cached = found.reuse.share_with(core.num_pages * core.block_size)
     prompt, output = found.prompt.mean, found.output.mean
-    return Demand(prompt * (1 - cached), output, prompt + output / 2, rank)
+    adapters = found.popularity.adapters if found.popularity else 0
+    return Demand(prompt * (1 - cached), output, prompt + output / 2, rank, adapters)
 
 
 def _usual(found: Analysis, core: CoreConfig) -> Demand:

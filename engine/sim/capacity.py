@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
+from engine.core.step_time import share_read
 from engine.executor.cost import DeviceSpec, StepWork
 
 
@@ -26,6 +27,8 @@ class Demand:
     and half of its output."""
     rank: int = 0
     """Rank of its adapter; 0 means the base model."""
+    adapters: int = 0
+    """Adapters that requests ask for, all alike. 0 means that each request has one of its own."""
     reserved: float = 0.0
     """Tokens whose pages it takes from its start to its end, on a server that reserves them. 0 means that it takes
     pages as it grows: those of `held` on average."""
@@ -109,10 +112,10 @@ def _step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> 
 
 def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
     """Return the work of a step of `seqs` decodes and `prefill` tokens of prompts, which have before them, on average,
-    half of the computed prompt and what the prefix cache holds. All sequences have adapters of their own if the demand
-    has a rank."""
+    half of the computed prompt and what the prefix cache holds."""
     tokens, before = seqs + prefill, demand.held - demand.output / 2 - demand.prompt / 2
-    lora = {"adapters": seqs, "adapter_ranks": seqs * demand.rank, "lora_rows": round(tokens * demand.rank)}
+    different = _different(demand.adapters, seqs)
+    lora = {"adapters": different, "adapter_ranks": different * demand.rank, "lora_rows": round(tokens * demand.rank)}
     return StepWork(
         prefill_tokens=round(prefill),
         decode_tokens=seqs,
@@ -121,3 +124,8 @@ def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
         samples=seqs,
         **(lora if demand.rank else {}),
     )
+
+
+def _different(adapters: int, seqs: int) -> int:
+    """Return the expected number of different adapters of so many sequences, which ask for all alike."""
+    return round(adapters * share_read(1 / adapters, seqs)) if adapters else seqs

@@ -11,7 +11,7 @@ from engine.core.config import CoreConfig
 from engine.executor.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
 
 FOLDER = Path(__file__).parent / "devices"
-DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s")
+DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s", "expert_reached")
 """Fields of a `RooflineCost` that durations are divided by, so that they must not be 0."""
 
 
@@ -52,6 +52,8 @@ def _check(spec: DeviceSpec) -> None:
         for name in DIVISORS:
             if not getattr(spec.cost, name):
                 raise ValueError(f"{name} must not be 0")
+    if isinstance(spec.cost, RooflineCost | LinearCost) and spec.cost.chosen > 1:
+        raise ValueError(f"chosen must be at most 1, not {spec.cost.chosen}")
     CoreConfig(**spec.engine)
 
 
@@ -62,3 +64,4 @@ def _figures(spec: DeviceSpec) -> Iterator[tuple[str, float]]:
     elif isinstance(spec.cost, LinearCost):
         yield from zip(TERMS, spec.cost.coefficients, strict=True)
         yield from ((f"beyond {knot}", price) for knot, price in spec.cost.beyond)
+        yield from (("chosen", spec.cost.chosen), ("experts", spec.cost.experts))

@@ -38,8 +38,8 @@ class PipelineCost:
 
     def micro_batches(self, rows: int) -> int:
         """Return into how many micro-batches a step of so many rows is cut."""
-        weights_s = self.layers.weight_bytes / self.layers.bandwidth
-        row_s = self.layers.flop_per_token / self.layers.speed
+        weights_s = (self.layers.weight_bytes + self.layers.expert_bytes) / self.layers.bandwidth
+        row_s = (self.layers.flop_per_token + self.layers.expert_flop_per_token) / self.layers.speed
         return micro_batches(rows, self.stages, weights_s / row_s)
 
     def _head_s(self, work: StepWork) -> float:

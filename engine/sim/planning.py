@@ -10,7 +10,7 @@ from typing import Any
 from engine.capacity import HEADROOM
 from engine.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
-from engine.executor.cost import DeviceSpec, RooflineCost, StepWork
+from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, StepWork
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
 from engine.sim.advice import demand_of
 from engine.sim.analysis import Analysis
@@ -221,9 +221,11 @@ def binds(candidate: Candidate, demand: Demand) -> str:
         return "max_seqs"
     if not isinstance(cost, RooflineCost):
         one = cost.seconds(StepWork(decode_tokens=1, samples=1))
+        if isinstance(cost, LinearCost):
+            one += cost.experts * (1 - cost.chosen)  # those that one token does not choose
         return "arithmetic" if candidate.most.step_s > 2 * one else "memory bandwidth"
     tokens = candidate.most.seqs * (1 + demand.prompt / demand.output)
-    products = tokens * cost.flop_per_token / (cost.flop_per_s * cost.flop_reached)
+    products = tokens * (cost.flop_per_token + cost.expert_flop_per_token) / cost.speed
     return "arithmetic" if products > candidate.most.step_s / 2 else "memory bandwidth"
 
 
@@ -240,9 +242,13 @@ def adapters_beside(candidate: Candidate, demand: Demand, rank: int) -> tuple[in
     return max(0, core.num_pages - kv) // each, core.host_adapter_bytes // (each * candidate.device.page_bytes)
 
 
-def weights_of(candidate: Candidate, shape: Shape) -> float | None:
-    """Return the bytes of an engine's weights. None means that they are not known, because the device was measured."""
-    return None if candidate.form == AS_MEASURED else weight_bytes(shape, FORMS[candidate.form])
+def weights_of(candidate: Candidate, shape: Shape) -> tuple[float, float] | None:
+    """Return the bytes of an engine's weights, and of those on its fullest device. None means that they are not known,
+    because the device was measured."""
+    if candidate.form == AS_MEASURED:
+        return None
+    found = weight_bytes(shape, FORMS[candidate.form], candidate.ranks, candidate.stages)
+    return candidate.ranks * sum(found), max(found)
 
 
 def kv_bytes_of(candidate: Candidate, shape: Shape) -> float:

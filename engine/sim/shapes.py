@@ -1,34 +1,59 @@
-"""Sizes of dense decoder models, by name or as a model's files say, without reading its weights."""
+"""Sizes of decoder models, by name or as a model's files say, without reading its weights."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.model.families import find_family
 from engine.model.gguf_header import ARCHITECTURES, read_header
+from engine.model.spec import ModelSpec, parse_spec
 
 CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of config.json that say how many experts a layer has."""
-TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")
-"""Values of `model_type` whose models have tied embeddings unless config.json says otherwise."""
+SIZES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings", "num_experts", "num_local_experts", "num_experts_per_tok",
+    "moe_intermediate_size", "shared_expert_intermediate_size",
+)  # fmt: skip
+"""Fields of config.json that are sizes, where a family has them."""
 MOST = (1 << 31) - 1
-"""Largest size that is believed."""
+MOSTS = {"num_hidden_layers": 10_000, "hidden_size": 1 << 20, "head_dim": 1 << 16}
+"""Largest sizes that are believed, of these fields and of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """MLPs of which a router chooses some for each row, in `layers` of a model's layers.
+
+    Attributes:
+        count: experts of such a layer.
+        top_k: experts that are chosen for a row.
+        width: intermediate size of an expert.
+        layers: number of layers with experts; the others have one MLP instead.
+        is_shared: True means that layers with experts also have an MLP that computes all rows, and a gate for it.
+    """
+
+    count: int
+    top_k: int
+    width: int
+    layers: int
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a decoder with grouped-query attention and a gated feed-forward block in every layer."""
+    """The sizes of a decoder with grouped-query attention, and in every layer a gated feed-forward block or experts."""
 
     name: str
     layers: int
     hidden: int
     intermediate: int
+    """Intermediate size of an MLP that computes all rows."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -36,12 +61,31 @@ class Shape:
     is_tied: bool
     """True means that the output head is the input embedding."""
     max_position: int
+    experts: Experts | None = None
+    """None means that every layer has one MLP that computes all rows."""
+    norms_all_heads: bool = False
+    """True means that queries and keys of all heads are normalised together, so that ranks cannot share a layer."""
 
     @property
     def linear_weights(self) -> int:
         """Weights of all layers' matrices."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        return self._sum(lambda inputs, outputs: inputs * outputs)
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of all experts."""
+        return sum(inputs * outputs for inputs, outputs in self._expert()) * self._num_experts
+
+    @property
+    def router_weights(self) -> int:
+        """Weights of what decides how much experts count, of which each rank has all."""
+        one = self.experts
+        return one.layers * (one.count + one.is_shared) * self.hidden if one else 0
+
+    @property
+    def chosen(self) -> float:
+        """Share of a layer's experts that are chosen for a row; 1 without experts."""
+        return self.experts.top_k / self.experts.count if self.experts else 1.0
 
     @property
     def head_weights(self) -> int:
@@ -54,14 +98,52 @@ class Shape:
 
     @property
     def lora_widths(self) -> int:
-        """Inputs and outputs of the seven projections of all layers: weights of an adapter of rank 1 on all of them."""
-        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = 2 * self.hidden + 2 * query + 2 * (self.hidden + kv)
-        return self.layers * (attention + 3 * (self.hidden + self.intermediate))
+        """Inputs and outputs of all projections: weights of an adapter of rank 1 on all of them."""
+        return self._sum(lambda inputs, outputs: inputs + outputs)
+
+    @property
+    def expert_lora_widths(self) -> int:
+        """Inputs and outputs of all experts' projections."""
+        return sum(map(sum, self._expert())) * self._num_experts
+
+    @property
+    def kinds_of_layers(self) -> dict[bool, int]:
+        """Numbers of layers without and with experts."""
+        with_experts = self.experts.layers if self.experts else 0
+        return {False: self.layers - with_experts, True: with_experts}
+
+    def projections(self, has_experts: bool) -> list[tuple[int, int]]:
+        """Return the inputs and outputs of each projection of a layer, in the order in which adapters have them."""
+        hidden, query, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden)]
+        one = self.experts if has_experts else None
+        if one is None or one.is_shared:
+            found += _mlp(hidden, self.intermediate)
+        if one is not None:
+            found += [(hidden, 1)] * one.is_shared + [(hidden, one.count)] + self._expert() * one.count
+        return found
 
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of KV of a token whose numbers have `itemsize` bytes each."""
         return 2 * self.kv_heads * self.head_dim * self.layers * itemsize
+
+    def _sum(self, of: Callable[[int, int], int]) -> int:
+        """Return the sum of a function of inputs and outputs over the projections of all layers."""
+        kinds = self.kinds_of_layers.items()
+        return sum(count * sum(of(*one) for one in self.projections(kind)) for kind, count in kinds if count)
+
+    def _expert(self) -> list[tuple[int, int]]:
+        """Return the inputs and outputs of an expert's projections; none if there are no experts."""
+        return _mlp(self.hidden, self.experts.width) if self.experts else []
+
+    @property
+    def _num_experts(self) -> int:
+        return self.experts.layers * self.experts.count if self.experts else 0
+
+
+def _mlp(hidden: int, inner: int) -> list[tuple[int, int]]:
+    """Return the inputs and outputs of gate, up and down."""
+    return [(hidden, inner), (hidden, inner), (inner, hidden)]
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -77,6 +159,10 @@ SHAPES: Mapping[str, Shape] = {
         Shape("qwen2.5-32b", 64, 5120, 27_648, 40, 8, 128, 152_064, False, 32_768),
         Shape("qwen2.5-72b", 80, 8192, 29_568, 64, 8, 128, 152_064, False, 32_768),
         Shape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False, 40_960),
+        Shape("mixtral-8x7b", 32, 4096, 14_336, 32, 8, 128, 32_000, False, 32_768, Experts(8, 2, 14_336, 32)),
+        Shape("mixtral-8x22b", 56, 6144, 16_384, 48, 8, 128, 32_768, False, 65_536, Experts(8, 2, 16_384, 56)),
+        Shape("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, 151_936, False, 40_960, Experts(128, 8, 768, 48)),
+        Shape("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 128, 50_304, False, 4096, Experts(64, 8, 1024, 16), True),
     )
 }
 """Shapes by name, from the models' own config.json."""
@@ -102,36 +188,34 @@ def find_shape(model: str) -> Shape:
         raise ValueError(f"{path} has no {error}: the sizes of this model are not known") from error
 
 
+def shape_of(spec: ModelSpec, name: str) -> Shape:
+    """Return the shape of a model that the engine serves."""
+    one = spec.experts
+    experts = Experts(one.count, one.top_k, one.width, sum(one.layers), one.shared) if one and any(one.layers) else None
+    sizes = spec.layers, spec.hidden_size, spec.intermediate_size, spec.heads, spec.kv_heads, spec.head_dim
+    vocab = spec.vocab_size, spec.tied_embeddings, spec.max_position
+    return Shape(name, *sizes, *vocab, experts, spec.qk_norm == "projection")
+
+
 def _config_shape(path: Path, name: str) -> Shape:
-    """Return the shape that a config.json describes. Raises KeyError, which names the field that it lacks, and
-    ValueError if it is not JSON, the engine refuses the family, a size is not a positive integer or the model has
-    experts."""
+    """Return the shape that a config.json describes. Raises ValueError if it is not JSON, a size is missing or not a
+    positive integer, or the engine refuses the model."""
     try:
         config = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} is no JSON object")
-    find_family(config.get("model_type"))
-    _check_dense(name, [config.get(field) for field in EXPERTS])
-
-    def size(field: str, default: int | None = None) -> int:
-        value = config[field] if default is None else config.get(field) or default
-        return _positive(value, f"{path}: {field}")
-
-    heads, hidden = size("num_attention_heads"), size("hidden_size")
-    return Shape(
-        name,
-        size("num_hidden_layers"),
-        hidden,
-        size("intermediate_size"),
-        heads,
-        size("num_key_value_heads", heads),
-        size("head_dim", hidden // heads),
-        size("vocab_size"),
-        bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
-        size("max_position_embeddings"),
-    )
+    for field in SIZES:
+        if config.get(field) is not None:
+            _positive(config[field], f"{path}: {field}", MOSTS.get(field, MOST))
+    try:
+        spec = parse_spec(config, {})
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{path} does not describe a model: {error}") from error
+    if spec.experts is None and any(config.get(field) for field in EXPERTS):
+        raise ValueError(f"{path} has experts, which models of model_type {spec.model_type!r} do not have")
+    return shape_of(spec, name)
 
 
 def _gguf_shape(path: Path, name: str) -> Shape:
@@ -145,7 +229,8 @@ def _gguf_shape(path: Path, name: str) -> Shape:
     def size(key: str) -> int:
         return _positive(header.values[f"{kind}.{key}"], f"{path}: {kind}.{key}")
 
-    _check_dense(name, [header.values.get(f"{kind}.expert_count")])
+    if header.values.get(f"{kind}.expert_count"):
+        raise ValueError(f"{path}: models with experts are not read from GGUF files; give the model's config.json")
     heads, hidden = size("attention.head_count"), size("embedding_length")
     has_dim, is_tied = f"{kind}.attention.key_length" in header.values, "output.weight" not in header.tensors
     return Shape(
@@ -162,13 +247,7 @@ def _gguf_shape(path: Path, name: str) -> Shape:
     )
 
 
-def _check_dense(name: str, experts: Sequence[Any]) -> None:
-    """Raise ValueError if one of the numbers of experts is not 0 or None."""
-    if any(experts):
-        raise ValueError(f"{name} has experts; only dense models can be planned")
-
-
-def _positive(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 < value <= MOST:
-        raise ValueError(f"{name} must be an integer from 1 to {MOST:,}, not {str(value)[:40]}")
+def _positive(value: Any, name: str, most: int = MOST) -> int:
+    if type(value) is not int or not 0 < value <= most:
+        raise ValueError(f"{name} must be an integer from 1 to {most:,}, not {str(value)[:40]}")
     return value

@@ -52,6 +52,30 @@ def test_it_learns_a_device_with_a_knee_to_within_five_percent():
     assert model.median_error < 0.05
 
 
+def test_it_learns_a_device_that_reads_the_experts_that_tokens_choose():
+    """Their bytes grow with the tokens at first and then no more, which a convex function cannot follow."""
+    plain, ours = (StepTimeModel(0.99, (8, 32, 128), 1.05, 1.5, chosen) for chosen in (1.0, 0.1))
+
+    def seconds(tokens):
+        return 0.002 + 0.02 * (1 - 0.9**tokens) + 0.0002 * tokens
+
+    rng = random.Random(0)
+    for tokens in [*range(1, 65)] * 8:
+        for model in (plain, ours):
+            model.observe(StepFeatures(decode_tokens=tokens), seconds(tokens) * rng.lognormvariate(0, 0.02))
+    errors = [
+        max(abs(model.predict(StepFeatures(decode_tokens=tokens)) / seconds(tokens) - 1) for tokens in range(1, 65))
+        for model in (plain, ours)
+    ]
+    assert errors[1] < 0.03 < 0.2 < errors[0]
+    assert ours.prices.experts == pytest.approx(0.02, rel=0.1)
+    chunk, before = ours.chunk_that_fits(StepFeatures(decode_tokens=4), 0, 0, 0.03), StepFeatures(decode_tokens=4)
+    assert chunk > 10 and ours.predict(before._replace(prefill_tokens=chunk)) <= 0.03
+    restored = StepTimeModel(0.99, (8, 32, 128), 1.05, 1.5, 0.1)
+    restored.load(json.loads(json.dumps(ours.to_json())))
+    assert restored.predict(before) == ours.predict(before)
+
+
 def test_it_says_nothing_before_it_knows():
     model = new_model()
     for features in list(some_steps(10))[:5]:

@@ -15,8 +15,9 @@ from engine.model.arena import page_shape
 from engine.model.gpu_facts import count_gpus, describe, find_gpu
 from engine.model.graph_plan import row_bytes
 from engine.model.memory import count_pages
+from engine.model.parallel.shard import Shard
 from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
-from engine.model.sizes import count_weight_bytes, fill_sizes
+from engine.model.sizes import count_weight_bytes, fill_sizes, multiplied_share
 from engine.model.spec import parse_spec
 from engine.sim.device import find_device
 from engine.sizing import (
@@ -33,6 +34,7 @@ from engine.sizing import (
     any_step_s,
     gpu_sizes,
     token_s,
+    tokens_by_speed,
 )
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
@@ -114,6 +116,21 @@ def costs_of(model):
     spec = spec_of(model)
     token_bytes = page_shape(spec, 16).elements * 2 // 16
     return Model(count_weight_bytes(spec, lambda name: 16), 2, token_bytes, row_bytes(spec, BF16))
+
+
+def test_a_row_is_multiplied_by_its_experts_only():
+    """Qwen3-30B-A3B, whose steps on an H100 may have as many tokens as any. With all weights, it would be 896."""
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
+    ends = {"vocab_size": 151_936, "max_position_embeddings": 40_960, "intermediate_size": 6144}
+    spec = parse_spec({"model_type": "qwen3_moe", **experts, **sizes, **ends}, {})
+    share = multiplied_share(spec)
+    assert share == pytest.approx(3.35 / 30.53, rel=0.01) and multiplied_share(spec_of("8B")) == 1.0
+    assert multiplied_share(spec, Shard(0, 2)) == pytest.approx(share, rel=0.01)
+    gpu = Gpu("NVIDIA H100 80GB HBM3", 78 * GIB, 3.35e12, 989e12)
+    costs = Model(count_weight_bytes(spec, lambda name: 16), 2, 98_304, row_bytes(spec, BF16), share)
+    assert tokens_by_speed(gpu, costs, 0.1).value == MOST_TOKENS
+    assert tokens_by_speed(gpu, replace(costs, multiplied=1.0), 0.1).value == 896
 
 
 @pytest.mark.parametrize(("gpu", "model", "fits"), PAIRS)

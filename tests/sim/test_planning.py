@@ -4,20 +4,33 @@ import json
 import struct
 from dataclasses import replace
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
+from random import Random
+from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
 
+from engine.config import EngineConfig
 from engine.core.config import LaneGoals
+from engine.core.step_time import share_read
 from engine.executor.cost import StepWork
-from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
+from engine.model.lora import target_names, target_path, target_widths
+from engine.model.parallel.stages import find_shard
+from engine.model.sizes import adapter_bytes_per_rank, count_weights
+from engine.model.spec import parse_spec
+from engine.model.weights import parameter_shapes
+from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
 from engine.sim.analysis import analyze
 from engine.sim.links import LINKS
 from engine.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
 from engine.sim.scenario import Scenario
-from engine.sim.shapes import SHAPES, find_shape
+from engine.sim.shapes import SHAPES, find_shape, shape_of
 from engine.sim.split_planning import split_candidates
 from engine.sim.synthetic import Sizes
+from lora_kernels.layout import plan_layout
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
@@ -25,6 +38,7 @@ LLAMA = {
 }  # fmt: skip
 SCENARIO = Scenario(rate=10.0, prompt=Sizes(200, 1000), output=Sizes(50, 200), seconds=30.0)
 GOALS = LaneGoals(0.5, 0.1)
+H100 = ACCELERATORS["h100"]
 
 
 def wish(model="llama-3.1-8b", rate=10.0, goals=GOALS, rank=0, scenario=SCENARIO):
@@ -33,9 +47,14 @@ def wish(model="llama-3.1-8b", rate=10.0, goals=GOALS, rank=0, scenario=SCENARIO
 
 def test_parameters_are_those_of_the_model_cards():
     billions = {"llama-3.2-1b": 1.24, "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.6, "qwen2.5-7b": 7.62, "qwen3-8b": 8.19}
+    billions |= {"mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6, "qwen3-30b-a3b": 30.5, "olmoe-1b-7b": 6.92}
     for name, count in billions.items():
         assert SHAPES[name].weights / 1e9 == pytest.approx(count, rel=0.005), name
     assert SHAPES["llama-3.1-8b"].kv_bytes(2) == 131_072
+    active = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.35, "olmoe-1b-7b": 1.28}
+    for name, count in active.items():
+        shape = SHAPES[name]
+        assert (shape.weights - (1 - shape.chosen) * shape.expert_weights) / 1e9 == pytest.approx(count, rel=0.01), name
 
 
 def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
@@ -51,8 +70,11 @@ def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**LLAMA, "num_experts": 8}, "has experts"),
-        ({**LLAMA, "n_routed_experts": 8}, "has experts"),
+        ({**LLAMA, "num_experts": 8}, "has experts, which models of model_type 'llama' do not have"),
+        ({**LLAMA, "model_type": "mixtral"}, "config.json has no num_local_experts"),
+        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, "must be 1 to .*, 4"),
+        ({**LLAMA, "rope_scaling": 3}, "does not describe a model"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers must be an integer from 1 to 10,000"),
         ({**LLAMA, "model_type": "deepseek_v3"}, "the engine lacks .*latent attention"),
         ({**LLAMA, "model_type": "abacus"}, "'abacus' is not supported"),
         ({**LLAMA, "hidden_size": "4096"}, "hidden_size must be an integer"),
@@ -74,6 +96,47 @@ def test_a_model_whose_sizes_are_not_known_is_refused(tmp_path, config, reason):
         find_shape("llama-9")
 
 
+def test_experts_are_counted_as_the_engine_stores_and_reads_them(tmp_path):
+    """Mixtral's config.json and one whose first layer has an MLP and the others an expert for all rows."""
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32_000}
+    (tmp_path / "config.json").write_text(json.dumps({**mixtral, "max_position_embeddings": 32_768}))
+    assert find_shape(str(tmp_path)) == replace(SHAPES["mixtral-8x7b"], name=tmp_path.name)
+    small = {**LLAMA, "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 3, "mlp_only_layers": [0]}
+    sizes = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 14_336, "num_hidden_layers": 3}
+    spec = parse_spec({**small, **sizes}, {})
+    shape = shape_of(spec, "small")
+    matrices = [size for size in parameter_shapes(spec).values() if len(size) == 2]
+    assert shape.weights == sum(map(prod, matrices))
+    assert shape.lora_widths == adapter_bytes_per_rank(EngineConfig("small"), spec, torch.bfloat16) / 2
+    for ranks, stages in ((1, 1), (2, 1), (2, 2), (4, 3)):
+        config = EngineConfig("small", tensor_parallel=ranks, pipeline_parallel=stages)
+        parts = [count_weights(spec, part) for part in find_shard(config, spec, lambda _: 16).everyone]
+        found = [size / 2 for size in weight_bytes(shape, FORMS["bf16"], ranks, stages) for _ in range(ranks)]
+        assert found == pytest.approx(parts, rel=1e-3), "but for norms and biases"
+    widths, page = target_widths(spec), 1 << 20
+    names, ranks = target_names(spec), np.zeros((3, len(target_widths(spec))), dtype=np.int32)
+    for layer, target in np.ndindex(*ranks.shape):
+        ranks[layer, target] = 16 * (target_path(spec, names, layer, target) is not None)
+    pages = plan_layout(ranks, widths, page // 2).num_pages
+    assert stored_bytes_per_rank(shape, page) * 16 / page == pytest.approx(pages, abs=1)
+    assert pages * page > 16 * 2 * shape.lora_widths, "tiles leave the ends of pages empty"
+
+
+def test_a_step_reads_the_experts_that_its_rows_choose():
+    """Counted in a random routing of 8 of 128 experts."""
+    rng = Random(0)
+    for rows in (1, 4, 16, 64):
+        draws = [len({one for _ in range(rows) for one in rng.sample(range(128), 8)}) / 128 for _ in range(200)]
+        assert share_read(8 / 128, rows) == pytest.approx(fmean(draws), rel=0.03)
+    device = device_of(SHAPES["qwen3-30b-a3b"], FORMS["bf16"], ACCELERATORS["h100"], 1, max_seqs=64, token_budget=4096)
+    cost, one = device.cost, StepWork(decode_tokens=1, samples=1)
+    all_read = one._replace(decode_tokens=128)
+    read = (cost.seconds(all_read) - cost.seconds(one)) * cost.bandwidth * cost.expert_reached
+    assert read == pytest.approx((1 - 8 / 128) * 2 * SHAPES["qwen3-30b-a3b"].expert_weights, rel=1e-3)
+    with_adapter = [cost.seconds(one._replace(adapters=1, adapter_ranks=16, lora_rows=16 * rows)) for rows in (1, 64)]
+    assert with_adapter[1] - cost.seconds(one) > 5 * (with_adapter[0] - cost.seconds(one)), "more of its experts"
+
+
 def test_a_gguf_file_of_an_architecture_that_is_not_read_is_refused(tmp_path):
     key, kind = b"general.architecture", b"phi3"
     value = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(kind)) + kind
@@ -84,13 +147,16 @@ def test_a_gguf_file_of_an_architecture_that_is_not_read_is_refused(tmp_path):
 
 def test_what_fits_on_a_device():
     small, large = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
-    assert weight_bytes(small, FORMS["bf16"]) == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert weight_bytes(small, FORMS["bf16"]) == pytest.approx([2 * 8.03e9], rel=0.01)
     assert fits(small, FORMS["bf16"], ACCELERATORS["l4"], 1)
     assert not fits(large, FORMS["bf16"], ACCELERATORS["h100"], 1)
     assert fits(large, FORMS["fp8"], ACCELERATORS["h100"], 2)
     assert not fits(small, FORMS["fp8"], ACCELERATORS["a100"], 1), "it has no FP8"
     assert not fits(replace(small, kv_heads=4), FORMS["bf16"], ACCELERATORS["h100"], 8), "KV heads are not copied"
     assert not fits(SHAPES["smollm2-135m"], FORMS["bf16"], ACCELERATORS["h100"], 2), "nine heads are odd"
+    mixtral, olmoe = SHAPES["mixtral-8x7b"], SHAPES["olmoe-1b-7b"]
+    assert not fits(mixtral, FORMS["bf16"], ACCELERATORS["h100"], 1) and fits(mixtral, FORMS["bf16"], H100, 2)
+    assert fits(olmoe, FORMS["bf16"], H100, 1) and not fits(olmoe, FORMS["bf16"], H100, 2), "norms of all heads"
 
 
 def test_the_cheapest_comes_first_and_without_prices_the_fewest_devices():

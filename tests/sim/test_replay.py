@@ -1,5 +1,6 @@
 """Workloads in real time on an engine without a model, and devices that are described by what was measured."""
 
+import json
 from random import Random
 
 import pytest
@@ -8,6 +9,7 @@ from engine.core.config import CoreConfig
 from engine.executor.cost import LinearCost, StepWork
 from engine.executor.fake import FakeExecutor
 from engine.measure import Lesson, cost_of, loops
+from engine.sim.device import FOLDER, find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.synthetic import Sizes
 from engine.sim.trace_formats import Arrival
@@ -40,10 +42,12 @@ def test_a_backlog_is_aborted_at_its_end_and_leaves_the_executor_empty(real):
     assert not real.executor.sequences
 
 
-def test_what_a_device_costs_is_learned_from_its_steps():
+@pytest.mark.parametrize("chosen", [1.0, 0.1])
+def test_what_a_device_costs_is_learned_from_its_steps(chosen, tmp_path):
     """The last step of all is an outlier, from which little is learned."""
-    true = LinearCost((0.01, 4e-4, 3e-4, 3e-6, 1e-6, 1e-3, 6e-6, 1e-4, 8e-3), ((32, 5e-4),))
-    rng, lesson = Random(1), Lesson()
+    prices = 0.01, 4e-4, 3e-4, 3e-6, 1e-6, 1e-3, 6e-6, 1e-4, 8e-3
+    true = LinearCost(prices, ((32, 5e-4),), chosen, 0.02 if chosen < 1 else 0.0)
+    rng, lesson = Random(1), Lesson(chosen)
     works = []
     for _ in range(600):
         prefill, decodes = rng.choice((0, 0, rng.randint(2, 250))), rng.randint(1, 32)
@@ -64,11 +68,10 @@ def test_what_a_device_costs_is_learned_from_its_steps():
     for work in works:
         lesson.see(work, true.seconds(work) * rng.lognormvariate(0, 0.02))
     lesson.see(works[-1], 40 * true.seconds(works[-1]))
-    learned = cost_of(lesson.learned().prices)
-    again = LinearCost(
-        tuple(value for name, value in learned.items() if name != "beyond"),
-        tuple((int(knot), price) for knot, price in learned["beyond"].items()),
-    )
+    document = json.loads((FOLDER / "cpu-smollm2.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(document | {"cost": cost_of(lesson.learned().prices, chosen)}))
+    again = find_device(str(tmp_path / "mine.json")).cost
+    assert isinstance(again, LinearCost) and again.chosen == chosen
     errors = sorted(abs(again.seconds(work) / true.seconds(work) - 1) for work in works)
     assert errors[len(errors) // 2] < 0.01 and errors[-10] < 0.05
 

@@ -118,6 +118,11 @@ class ModelSpec:
         """True means that layers with experts also have an MLP for all rows."""
         return self.experts is not None and self.experts.shared
 
+    @property
+    def chosen_experts(self) -> float:
+        """Share of a layer's experts that are chosen for a row; 1 if no layer has experts."""
+        return self.experts.top_k / self.experts.count if self.experts and any(self.experts.layers) else 1.0
+
     def has_mlp(self, layer: int) -> bool:
         """Returns whether a layer has an MLP that computes all rows, alone or beside experts."""
         return self.shares_expert or not self.has_experts(layer)

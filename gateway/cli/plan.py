@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,21 +20,20 @@ from rich.progress import Progress, TaskID
 from engine.core.config import LaneGoals
 from engine.sim.accelerators import ACCELERATORS, FORMS
 from engine.sim.advice import round_up
-from engine.sim.analysis import Analysis, analyze
+from engine.sim.analysis import analyze
 from engine.sim.compare import Run, run_all
-from engine.sim.device import find_device
 from engine.sim.links import LINKS
-from engine.sim.planning import AS_MEASURED, Candidate, Plan, Wish, candidates, ordered
+from engine.sim.planning import AS_MEASURED, Candidate, Plan, Wish
 from engine.sim.plot import Measured, draw
 from engine.sim.run import Progress as Advance
 from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
-from engine.sim.shapes import SHAPES, find_shape
-from engine.sim.split_planning import split_candidates
+from engine.sim.shapes import SHAPES, Shape, find_shape
 from engine.sim.synthetic import RANKS, Sizes
 from engine.sim.trace_formats import FORMATS
 from engine.sizing import GIB
 from gateway.cli.outputs import check_outputs, failures
+from gateway.cli.plan_choices import Choices
 from gateway.cli.plan_tables import candidates_table, plan_table
 from gateway.cli.simulate_cluster import SPLITS, shown_progress
 from gateway.routing.split import SplitMode
@@ -96,43 +95,31 @@ def plan(
         if measure is not None:
             model = str(_measured(model, measure))
             device = [*(device or ()), str(measure)]
-        known = [name for name in device or ["h100"] if not name.endswith(".json")]
-        names = _known(known, ACCELERATORS, "--device")
-        files = [find_device(name) for name in device or () if name.endswith(".json")]
-        forms = _known(weights or ["bf16"], FORMS, "--weights")
-        [mode] = map(SplitMode, _known([split], SPLITS, "--split"))
-        [over] = (LINKS[name] for name in _known([link], LINKS, "--link"))
-        prices = dict(_price(text) for text in price or ())
+        choices = Choices.parse(device, weights, price, split, link)
         scenario = Scenario(
             trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
             seconds=duration_s, adapters=adapters, zipf=zipf, seed=seed,
         )  # fmt: skip
-        traffic = analyze((replace(scenario, seconds=None) if trace else scenario).workload().trace)
-        wanted = _rate(rate, traffic if trace else None)
-        rank = MEAN_RANK if traffic.popularity else 0
-        wish = Wish(find_shape(model), traffic, wanted, LaneGoals(ttft, itl, attainment), rank)
-        found = candidates(wish, names, forms, prices, files)
-        if not found:
-            raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
-        if mode is not SplitMode.NEVER:
-            found = ordered([*found, *split_candidates(found, wish, over)])
+        wish = _wish(find_shape(model), scenario, rate, LaneGoals(ttft, itl, attainment))
+        found = choices.candidates(wish)
         print_wide(candidates_table(wish, found[:MOST_SHOWN]))
         with Progress(console=console, transient=True) as bars:
-            best = find_plan(found, wish, scenario, mode, over, partial(_shown, bars))
+            best = find_plan(found, wish, scenario, choices.split, choices.link, partial(_shown, bars))
         if plot is not None:
-            _plot(best.candidate, wish, scenario, partial(cluster_report, split=mode, link=over), plot)
+            of_cluster = partial(cluster_report, split=choices.split, link=choices.link)
+            _plot(best.candidate, wish, scenario, of_cluster, plot)
     print_wide(plan_table(best, wish))
-    for note in _notes(best):
+    for note in _notes(best, wish):
         console.print(f"[yellow]note: {note}[/yellow]", soft_wrap=True)
     if settings is not None:
-        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish, mode), sort_keys=False))
+        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish, choices.split), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
 
 
 def _measured(model: str, out: Path) -> Path:
     """Measure this machine with a model, write the device's file, and return the model's folder."""
-    from engine.measure import measure_model  # it imports torch, which the rest of the command does without
+    from engine.measure import measure_model  # it imports what runs models, which the rest does without
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with Progress(console=console, transient=True) as bars:
@@ -142,33 +129,18 @@ def _measured(model: str, out: Path) -> Path:
     return folder
 
 
-def _known(names: list[str], known: Collection[str], option: str) -> list[str]:
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{option}: {name!r} is none of {', '.join(known)}")
-    return list(dict.fromkeys(names))
-
-
-def _rate(asked: float | None, recorded: Analysis | None) -> float:
-    """Return the rate to plan for: what is asked for, else that of the recorded traffic's busiest minute. Raises
-    ValueError if it is not positive and finite, or if the requests of a trace arrive at once."""
-    if recorded is not None and recorded.busiest is None:
+def _wish(shape: Shape, scenario: Scenario, rate: float | None, goals: LaneGoals) -> Wish:
+    """Return what has to be served: the scenario's requests, all of a trace's, at `rate` requests a second or, if it is
+    None, at that of the trace's busiest minute. Raises ValueError if the rate is not positive and finite, or if the
+    requests of a trace arrive at once."""
+    is_recorded = scenario.trace is not None
+    traffic = analyze((replace(scenario, seconds=None) if is_recorded else scenario).workload().trace)
+    if is_recorded and traffic.busiest is None:
         raise ValueError("the requests of the trace arrive at once, without a rate that a plan could be made for")
-    rate = asked if asked is not None else recorded.busiest if recorded is not None else DEFAULT_RATE
-    if rate is None or not 0 < rate < math.inf:
-        raise ValueError(f"--rate must be positive and finite, not {rate}")
-    return rate
-
-
-def _price(text: str) -> tuple[str, float]:
-    name, _, amount = text.partition("=")
-    try:
-        value = float(amount)
-    except ValueError:
-        value = -1.0
-    if not name or not 0 <= value < float("inf"):
-        raise ValueError(f"--price must be DEVICE=AMOUNT, such as h100=2.5, not {text!r}")
-    return name, value
+    wanted = rate if rate is not None else traffic.busiest if is_recorded else DEFAULT_RATE
+    if wanted is None or not 0 < wanted < math.inf:
+        raise ValueError(f"--rate must be positive and finite, not {wanted}")
+    return Wish(shape, traffic, wanted, goals, MEAN_RANK if traffic.popularity else 0)
 
 
 def _shown(bars: Progress, name: str) -> Advance:
@@ -199,15 +171,17 @@ def _plot(
     draw({candidate.device.name: list(zip(PLOT_RATES, reports.values(), strict=True))}, title, out)
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: Plan, wish: Wish) -> Iterator[str]:
     if not plan.is_enough:
-        yield f"the goals were met in none of {MOST_TRIALS} simulations with more and more engines"
+        yield f"no candidate met the goals in {MOST_TRIALS} simulations with more and more engines"
     one = plan.candidate
     for name, count in (("tensor_parallel", one.ranks), ("pipeline_parallel", one.stages)):
         if count > 1:
             yield f"engine.{name}: {count} has not run on GPUs yet: measure before you rely on it"
     if one.prefill:
         yield "engine.split has not run on GPUs yet: measure before you rely on it"
+    if wish.shape.experts and one.form not in (AS_MEASURED, "bf16"):
+        yield "quantised experts are computed one by one, for which the plan leaves no time: measure before"
 
 
 def _settings(candidate: Candidate, wish: Wish, mode: SplitMode) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from engine.core.step_time import share_read
 from engine.sim.planning import (
     HEADROOM,
     Candidate,
@@ -48,6 +49,22 @@ def _per_million(candidate: Candidate, wish: Wish) -> str:
     return f"{candidate.cost / (wish.rate * wish.traffic.output.mean * 3600) * MILLION:,.3f}"
 
 
+def _weights(all_bytes: float, fullest: float) -> str:
+    """Return the size of an engine's weights, and where several devices have them, of those on the fullest one."""
+    each = f", {fullest / GIB:,.1f} on the fullest device" if fullest < all_bytes else ""
+    return f"{all_bytes / GIB:,.1f} GiB{each}"
+
+
+def _experts_row(candidate: Candidate, wish: Wish) -> list[tuple[str, str]]:
+    """Return the row on what a step reads of experts; none without experts."""
+    shape, demand = wish.shape, wish.demand(candidate.core)
+    if shape.experts is None:
+        return []
+    tokens = candidate.steady.seqs * (1 + demand.prompt / demand.output)
+    read = f"{share_read(shape.chosen, tokens):.0%} by a step of {tokens:,.0f} tokens"
+    return [(f"of {shape.experts.count} experts, {shape.experts.top_k} a token", f"{read}, if all are chosen alike")]
+
+
 def plan_table(plan: Plan, wish: Wish) -> Table:
     one, lane, shape, traffic = plan.candidate, plan.lane, wish.shape, wish.traffic
     kv, weights = kv_bytes_of(one, shape), weights_of(one, shape)
@@ -55,7 +72,7 @@ def plan_table(plan: Plan, wish: Wish) -> Table:
     lengths = {"mean": traffic.whole.mean, "p99": traffic.whole.p99, f"{shape.max_position:,}": shape.max_position}
     fit = {name: f"{sequences(one, tokens):,}" for name, tokens in lengths.items()}
     rows = [
-        ("weights", one.form if weights is None else f"{weights / GIB:,.1f} GiB"),
+        ("weights", one.form if weights is None else _weights(*weights)),
         ("KV of a token", f"{kv / 1024:,.0f} KiB"),
         ("tokens in pages", f"{one.core.num_pages * one.core.block_size:,}"),
         (
@@ -63,6 +80,7 @@ def plan_table(plan: Plan, wish: Wish) -> Table:
             ", ".join(f"{count} ({name})" for name, count in fit.items()),
         ),
         ("if each had the full length preallocated", fit[f"{shape.max_position:,}"]),
+        *_experts_row(one, wish),
         ("requests/s, at most", f"{one.most.rate:,.3g} each"),
         ("what binds", binds(one, wish.demand(one.core))),
         ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),

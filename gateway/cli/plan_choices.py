@@ -1,0 +1,86 @@
+"""What `loralane plan` may choose from, as its options say it: devices, forms of weights, prices, splits and links."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.sim.accelerators import ACCELERATORS, FORMS
+from engine.sim.device import DeviceSpec, find_device
+from engine.sim.links import LINKS, Link
+from engine.sim.planning import Candidate, Wish, candidates, ordered
+from engine.sim.split_planning import split_candidates
+from gateway.cli.simulate_cluster import SPLITS
+from gateway.routing.split import SplitMode
+
+DEVICE, FORM = "h100", "bf16"
+"""The device and the form of weights that are planned for unless others are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What candidates are made of.
+
+    Attributes:
+        accelerators, forms: names of devices by data sheets, and of forms of weights on them.
+        measured: devices on which the model was measured.
+        prices: price of a device an hour, by its name.
+        split: which requests are split, over `link`.
+    """
+
+    accelerators: list[str]
+    forms: list[str]
+    measured: list[DeviceSpec]
+    prices: Mapping[str, float]
+    split: SplitMode
+    link: Link
+
+    @classmethod
+    def parse(
+        cls,
+        devices: Sequence[str] | None,
+        weights: Sequence[str] | None,
+        prices: Sequence[str] | None,
+        split: str,
+        link: str,
+    ) -> Choices:
+        """Return the choices that the options' values name. Raises ValueError, which names the option, for an unknown
+        name, a file that is no device or a price that is none."""
+        names = [name for name in devices or [DEVICE] if not name.endswith(".json")]
+        [mode], [over] = _known([split], SPLITS, "--split"), _known([link], LINKS, "--link")
+        return cls(
+            _known(names, ACCELERATORS, "--device"),
+            _known(weights or [FORM], FORMS, "--weights"),
+            [find_device(name) for name in devices or () if name.endswith(".json")],
+            dict(map(_price, prices or ())),
+            SplitMode(mode),
+            LINKS[over],
+        )
+
+    def candidates(self, wish: Wish) -> list[Candidate]:
+        """Return the engines that serve the traffic by arithmetic, the cheapest first. Raises ValueError if there are
+        none."""
+        found = candidates(wish, self.accelerators, self.forms, self.prices, self.measured)
+        if not found:
+            raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
+        if self.split is SplitMode.NEVER:
+            return found
+        return ordered([*found, *split_candidates(found, wish, self.link)])
+
+
+def _known(names: Sequence[str], known: Collection[str], option: str) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option}: {name!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = -1.0
+    if not name or not 0 <= value < float("inf"):
+        raise ValueError(f"--price must be DEVICE=AMOUNT, such as h100=2.5, not {text!r}")
+    return name, value

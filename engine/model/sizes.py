@@ -35,7 +35,7 @@ Bits = Callable[[str], float]
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_BYTES = 256 << 20
-"""Maximum size in bytes of the table through which kernels find adapters."""
+"""Maximum size in bytes of the tables through which kernels find adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +73,28 @@ def fill_sizes(
     """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
     or a GPU has too little memory; the message says what to do. `config` and the sizes are those of one rank, which has
     `shard` (see `EngineConfig.of_rank`); `spec` is the whole model's."""
-    asked, config = config.max_resident_adapters, fit_table(config, spec)
-    sized = _fill_sizes(config, spec, device, dtype, shard)
+    asked, draft = config.max_resident_adapters, find_draft(config, spec, device)
+    config = fit_table(config, spec, draft.spec) if draft else fit_table(config, spec)
+    sized = _fill_sizes(config, spec, device, dtype, shard, draft)
     if config.max_resident_adapters == asked:
         return sized
     reason = f"as many as the table of adapters holds in {TABLE_BYTES >> 20} MiB, in place of {asked}"
     return replace(sized, reasons=sized.reasons | {"max_resident_adapters": reason})
 
 
-def _fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard) -> Sized:
+def _fill_sizes(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    shard: Shard,
+    draft: DraftFolder | None,
+) -> Sized:
     whole, spec = spec, shard.spec(spec)
     page_bytes = count_page_bytes(config, whole, device, dtype, shard)
     chosen, bits = chosen_sizes(config, page_bytes), find_kept_bits(config, whole, device, dtype)
     weight_bytes = count_weight_bytes(whole, bits, shard)
-    draft, draft_bytes = find_draft(config, spec, device), 0
-    if draft is not None:
-        draft_bytes = count_weight_bytes(draft.spec, find_kept_bits(*draft, device, dtype))
+    draft_bytes = count_weight_bytes(draft.spec, find_kept_bits(*draft, device, dtype)) if draft else 0
     if device.type == "cpu":
         # All ranks' weights are in this memory.
         loaded = sum(count_weight_bytes(whole, bits, one) for one in shard.everyone) + draft_bytes
@@ -106,10 +112,11 @@ def _fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dty
     return replace(sized, weight_bytes=weight_bytes, loaded_bytes=weight_bytes, reserved=reserved)
 
 
-def fit_table(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-    """Returns the configuration with so few resident adapters that their table fits into TABLE_BYTES. A table of 1,024
-    adapters, the default, would take 2.5 GB with 48 layers of 128 experts."""
-    of_adapter = spec.layers * len(target_names(spec)) * TARGET_BYTES
+def fit_table(config: EngineConfig, *specs: ModelSpec) -> EngineConfig:
+    """Returns the configuration with so few resident adapters that the tables of all models of an engine, the draft
+    model's among them, fit into TABLE_BYTES. A table of 1,024 adapters, the default, would take 2.5 GB with 48 layers
+    of 128 experts."""
+    of_adapter = sum(spec.layers * len(target_names(spec)) for spec in specs) * TARGET_BYTES
     return replace(config, max_resident_adapters=min(config.max_resident_adapters, max(1, TABLE_BYTES // of_adapter)))
 
 

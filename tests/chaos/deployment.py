@@ -32,6 +32,7 @@ from tests.chaos.patience import until
 from tests.chaos.proxy import Proxy
 from tests.chaos.settings import ADAPTERS, ADMIN_KEY, free_port, write_config
 from tests.chaos.store import Store, die_with_parent
+from tests.gateway.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
 INSIDE = Path(__file__).parent / "inside"
@@ -43,6 +44,7 @@ WATCH_SECONDS = 0.2
 LOOKS = 4
 """For each gateway: the kernel deals connections out as it likes."""
 
+KvLine = Literal["tcp", "mtls", "memory"]
 Role = Literal["server", "gateway", "engine", "store", "other"]
 """other: what those start for a while, as for looking at a batch's input."""
 PROGRAMS: dict[str, Role] = {
@@ -63,8 +65,8 @@ class Kind:
     ready_seconds: float = READY_SECONDS
     roles: tuple[str, ...] = ()
     """Parts of split requests, one for each engine. None means that there is one engine, which splits nothing."""
-    shares_memory: bool = False
-    """Engines exchange KV in shared memory; else over TCP, through a proxy for each."""
+    kv_line: KvLine = "tcp"
+    """How engines exchange KV: over TCP, through a proxy for each, without or with mutual TLS, or in shared memory."""
 
     @property
     def engines(self) -> int:
@@ -89,7 +91,7 @@ class Deployment:
         self.store = Store(folder, self.environment)
         self.redis_line = Proxy(self.store.socket)
         self.engine_lines = [Proxy(folder / f"engine-{number}.sock") for number in range(kind.engines)]
-        self.kv_ports = [free_port() for _ in kind.roles if not kind.shares_memory]
+        self.kv_ports = [free_port() for _ in kind.roles if kind.kv_line != "memory"]
         self.kv_lines = [Proxy(("127.0.0.1", port)) for port in self.kv_ports]
         """Where each engine gives KV to the others."""
         self.lines = {"redis": [self.redis_line], "engine": self.engine_lines, "kv": self.kv_lines}
@@ -117,6 +119,8 @@ class Deployment:
         if self.kv_lines:
             fronts = [await line.listen_tcp() for line in self.kv_lines]
             (self.folder / "kv_ports").write_text(json.dumps(list(zip(self.kv_ports, fronts, strict=True))))
+        if self.kind.kv_line == "mtls":
+            Authority.at(self.folder / "kv_tls").issue("engine")
         self.redis_port = await self.redis_line.listen_tcp()
         write_config(
             self.folder,

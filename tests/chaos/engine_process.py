@@ -1,9 +1,9 @@
 """The engine's own server with hooks for what no signal can do: `engine.server`'s arguments, and `--hooks FOLDER`.
 
 It listens in that folder; where a gateway looks for it lies a link to the proxy. A file `kv_ports` there says where the
-engine listens for others that fetch KV, and where those find the proxy. Every step takes a while, so that faults find
-requests under way. A file `out_of_memory` makes the next step fail as an allocation would, and while `corrupt_kv` is
-there, a byte of each page that is sent in shared memory is wrong.
+engine listens for others that fetch KV, and where those find the proxy; with files in `kv_tls`, engines use mutual TLS
+there. Every step takes a while, so that faults find requests under way. A file `out_of_memory` makes the next step fail
+as an allocation would, and while `corrupt_kv` is there, a byte of each page that is sent in shared memory is wrong.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine import build as engine_build
@@ -21,6 +22,7 @@ from engine.core.step import StepResult
 from engine.executor.base import Executor, PageMemory
 from engine.kv.mover import KvMover
 from engine.kv.transports import SharedTransport
+from engine.rpc.target import EngineTarget, EngineTls
 from tests.chaos.paged_executor import PagedExecutor
 
 STEP_SECONDS = 0.004
@@ -50,15 +52,24 @@ def failing(executor: Executor, switch: Path) -> Callable[[], StepResult]:
     return collected
 
 
-def behind_proxy(start: Callable[..., KvMover | None], listen: int, front: int) -> Callable[..., KvMover | None]:
+def behind_proxy(
+    start: Callable[..., KvMover | None], tls: EngineTls | None, listen: int, front: int
+) -> Callable[..., KvMover | None]:
     """Return a `start_mover` that gives KV at the port `listen`, and says that it is the port `front`."""
 
-    def started(engine, info, memory: PageMemory | None, setting: str, target) -> KvMover | None:
-        mover = start(engine, info, memory, f"127.0.0.1:{listen}", target)
+    def started(engine, info, memory: PageMemory | None, setting: str, target: EngineTarget) -> KvMover | None:
+        mover = start(engine, info, memory, f"127.0.0.1:{listen}", replace(target, tls=tls))
         info.kv_address = f"127.0.0.1:{front}"
         return mover
 
     return started
+
+
+def tls_files(folder: Path) -> EngineTls | None:
+    """Return the files that an `Authority` left in a folder for engines. None means that there is no such folder."""
+    if not folder.exists():
+        return None
+    return EngineTls(folder / "ca.pem", folder / "engine.pem", folder / "engine.key")
 
 
 def corrupting(send: Callable[..., None], switch: Path) -> Callable[..., None]:
@@ -86,7 +97,8 @@ def main() -> None:
     engine_build.FakeExecutor = PagedExecutor
     server.build_fake, server.build_real = hooked(server.build_fake, own.hooks), hooked(server.build_real, own.hooks)
     if (ports := own.hooks / "kv_ports").exists():
-        server.start_mover = behind_proxy(server.start_mover, *json.loads(ports.read_text())[int(number)])
+        tls = tls_files(own.hooks / "kv_tls")
+        server.start_mover = behind_proxy(server.start_mover, tls, *json.loads(ports.read_text())[int(number)])
     SharedTransport.send = corrupting(SharedTransport.send, own.hooks / "corrupt_kv")
     sys.argv[1:] = [*rest, "--address", f"unix:{listen}"]
     server.main()

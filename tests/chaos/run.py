@@ -24,7 +24,7 @@ from random import Random
 from rich.console import Console
 
 from engine.model.prepare import prepare_model
-from tests.chaos.deployment import READY_SECONDS, Deployment, Kind, deployed
+from tests.chaos.deployment import READY_SECONDS, Deployment, Kind, KvLine, deployed
 from tests.chaos.draw import faults_of, kills_of, lasting_faults_of
 from tests.chaos.faults import Calm, Fault, catalogue
 from tests.chaos.invariants import Auditor
@@ -35,6 +35,7 @@ from tests.chaos.trial import attempt
 
 ROUNDS_OF_A_PLANT = 20
 GATEWAYS = (2, 1, 3)
+KV_LINES: tuple[KvLine, ...] = ("tcp", "memory", "mtls")
 LONGEST_FAULT = 3.0
 """Seconds."""
 MOST_SAID = 20
@@ -93,11 +94,12 @@ class Session:
         return True
 
     async def _split(self) -> bool:
-        """Requests are split, and KV moves over TCP and in shared memory in turn."""
+        """Requests are split, and KV moves over TCP, in shared memory and over mutual TLS in turn."""
         options = self._options
         for number, first in enumerate(range(0, options.splits, ROUNDS_OF_A_PLANT)):
             rounds = min(ROUNDS_OF_A_PLANT, options.splits - first)
-            async with self._deployed(self._gateways(number), roles=ROLES, shares_memory=number % 2 == 1) as deployment:
+            kv_line = KV_LINES[number % len(KV_LINES)]
+            async with self._deployed(self._gateways(number), ROLES, kv_line) as deployment:
                 faults = list(faults_of(self._random, rounds, split_catalogue(deployment), options.only, most=2))
                 if not await self._live(deployment, faults, first, SPLIT_MIX):
                     return self._kept(deployment)
@@ -143,11 +145,12 @@ class Session:
 
     @asynccontextmanager
     async def _deployed(
-        self, gateways: int, roles: tuple[str, ...] = (), *, shares_memory: bool = False
+        self, gateways: int, roles: tuple[str, ...] = (), kv_line: KvLine = "tcp"
     ) -> AsyncIterator[Deployment]:
-        print(f"a deployment with {gateways} gateways{' and engines for ' * bool(roles)}{', '.join(roles)}", flush=True)
+        engines = f" and engines for {', '.join(roles)}, KV over {kv_line}" if roles else ""
+        print(f"a deployment with {gateways} gateways{engines}", flush=True)
         options = self._options
-        kind = Kind(self._model_dir, gateways, not options.model, options.ready_seconds, roles, shares_memory)
+        kind = Kind(self._model_dir, gateways, not options.model, options.ready_seconds, roles, kv_line)
         async with deployed(kind) as deployment:
             yield deployment
 

@@ -17,8 +17,9 @@ from tests.chaos.patience import Late, until
 from tests.chaos.proxy import Proxy
 
 ROLES = ("prefill", "decode", "both")
-PASSED_BYTES = 400
-"""Bytes of a transfer that pass before an engine is killed during it: the sender's hello, and less than all pages."""
+PASSED_BYTES = {"tcp": 400, "mtls": 3500}
+"""Bytes of a transfer that pass before an engine is killed during it, by the kind of line: the sender's hello, and less
+than all pages. Of TLS, the handshake is some 3,100 bytes more."""
 TRANSFER_SECONDS = 10.0
 """How long a fault waits for the transfer at which it kills an engine."""
 
@@ -37,7 +38,7 @@ class KillPart(Fault):
         lines = scene.deployment.kv_lines
         with suppress(Late):
             if lines:
-                await self._wait(lines)
+                await self._wait(lines, PASSED_BYTES[scene.deployment.kind.kv_line])
             else:
                 await asyncio.sleep(scene.random.random() / 2)
         strike(scene.deployment.engines(self.role), signal.SIGKILL)
@@ -47,14 +48,15 @@ class KillPart(Fault):
                 line.cut()  # or what the proxy has read already would arrive
             line.resume()
 
-    async def _wait(self, lines: list[Proxy]) -> None:
-        """Wait for the moment. If transfers are to stand still at it, their lines hold from then on."""
+    async def _wait(self, lines: list[Proxy], passed_bytes: int) -> None:
+        """Wait for the moment: during a transfer, until `passed_bytes` of it have passed. If transfers are to stand
+        still at it, their lines hold from then on."""
         begun, ended = (sum(line.num_begun for line in lines), sum(line.num_ended for line in lines))
         for line in lines:
             if self.moment == "before":
                 line.hold()
             elif self.moment == "during":
-                line.limit = PASSED_BYTES
+                line.limit = passed_bytes
 
         async def has_come() -> bool:
             if self.moment == "before":
@@ -103,6 +105,6 @@ def split_catalogue(deployment: Deployment) -> list[Fault]:
     moments: tuple[Moment, ...] = ("before", "during", "after")
     faults: list[Fault] = [KillPart(role, moment) for role in ("prefill", "decode") for moment in moments]
     faults += [*(PausePart(role) for role in ("prefill", "decode")), KillGateway()]
-    if deployment.kind.shares_memory:
+    if deployment.kind.kv_line == "memory":
         return [*faults, CorruptMemory()]
     return [*faults, *(BadLine("kv", manner) for manner in ("cut", "refusing", "silent", "slow", "corrupt"))]

@@ -13,9 +13,10 @@ from test_parallel import Engines
 from tiny_engine import TinyEngine
 from tiny_families import save_model
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
 from engine.model.assembly import build_decoder
 from engine.model.lora import LoraStep, prepare_lora, target_names, target_widths
+from engine.model.parallel.shard import Shard
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
 from engine.model.quantize import quantized_source
 from engine.model.sizes import TABLE_BYTES, fill_sizes, fit_table
@@ -225,6 +226,28 @@ def test_the_table_of_adapters_stays_small(tmp_path):
     assert sized.config.max_resident_adapters == fitting
     assert "in place of 1024" in sized.reasons["max_resident_adapters"]
     assert "max_resident_adapters" not in fill_sizes(config, small, CPU, torch.float32).reasons
+
+
+def test_the_draft_models_table_of_adapters_stays_small_too(tmp_path, monkeypatch):
+    save_model("qwen3_moe", tmp_path)
+    spec = read_spec(tmp_path)
+    config = EngineConfig(str(tmp_path), load_format="dummy", num_pages=8, max_seqs=2, token_budget=32)
+    config = replace(config, host_adapter_gb=0.1, speculation=Speculation(tmp_path))
+    of_adapter = 2 * spec.layers * len(target_names(spec)) * TARGET_BYTES
+    monkeypatch.setattr("engine.model.sizes.TABLE_BYTES", 10 * of_adapter)
+    assert fill_sizes(config, spec, CPU, torch.float32).config.max_resident_adapters == 10
+
+
+def test_only_a_dense_mlp_must_be_divided_between_ranks(tmp_path):
+    save_model("qwen3_moe", tmp_path)
+    spec = replace(read_spec(tmp_path), intermediate_size=97)
+    with pytest.raises(ValueError, match="2 does not divide the model's intermediate_size, 97"):
+        Shard(0, 2).spec(spec)
+    experts = replace(spec.experts, layers=(True,) * spec.layers)
+    part = Shard(0, 2).spec(replace(spec, experts=experts))
+    assert part.experts.width == spec.experts.width // 2
+    with pytest.raises(ValueError, match="intermediate_size, 97"):
+        Shard(0, 2).spec(replace(spec, experts=replace(experts, shared=True)))
 
 
 def test_what_no_router_can_choose_is_refused(tmp_path):

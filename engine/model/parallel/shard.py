@@ -78,6 +78,7 @@ class Shard:
         vocabulary. A KV head that several ranks' query heads read is on each of these. Raises ValueError if heads or
         inner features cannot be divided, or a norm is of all heads."""
         size, layers = self.size, self.layers(spec)
+        has_mlps = any(map(spec.has_mlp, range(spec.layers)))
         part = slice(layers.start, layers.stop)
         experts = spec.experts and replace(spec.experts, layers=spec.experts.layers[part])
         spec = replace(spec, layers=len(layers), windows=spec.windows[part], ropes=spec.ropes[part], experts=experts)
@@ -91,7 +92,7 @@ class Shard:
             raise _refusal(size, f"the model's {spec.heads} attention heads")
         if spec.kv_heads % size and size % spec.kv_heads:
             raise _refusal(size, f"the model's {spec.kv_heads} KV heads, nor is it a multiple of them")
-        if spec.intermediate_size % size:
+        if has_mlps and spec.intermediate_size % size:
             raise _refusal(size, f"the model's intermediate_size, {spec.intermediate_size}")
         if experts and experts.width % size:
             raise _refusal(size, f"the intermediate size of the model's experts, {experts.width}")
@@ -101,7 +102,7 @@ class Shard:
             spec,
             heads=spec.heads // size,
             kv_heads=max(1, spec.kv_heads // size),
-            intermediate_size=spec.intermediate_size // size,
+            intermediate_size=spec.intermediate_size // size if has_mlps else spec.intermediate_size,
             experts=experts and replace(experts, width=experts.width // size),
         )
 

@@ -91,6 +91,8 @@ class VirtualDisk:
 
 StepObserver = Callable[[StepPlan, StepWork, float], None]
 """Called with each plan, the work in it and its duration in seconds, before the clock has advanced by this duration."""
+Copies = Callable[[StepPlan], int]
+"""Returns the number of pages that a step copies between host and device beyond those in its plan."""
 
 
 class TimedExecutor:
@@ -99,8 +101,8 @@ class TimedExecutor:
     seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. Steps with prompts are launched kernel by
     kernel if `launch_s` is positive, the others replayed: such a step takes at least the `launch_s` seconds, with the
     same noise, that the host takes to launch it. `seed` is for all noises. `ranks` must hold the rank of every adapter.
-    `submit` calls `observe` with each plan and answers its grammar preparations;
-    `collect` answers the fetches that have ended by then or that the plan cancels.
+    `copies` counts what a step copies for others than its plan. `submit` calls `observe` with each plan and answers its
+    grammar preparations; `collect` answers the fetches that have ended by then or that the plan cancels.
 
     A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
     the same after a preemption.
@@ -118,6 +120,7 @@ class TimedExecutor:
         overlaps: bool = False,
         host_s: float = 0.0,
         launch_s: float = 0.0,
+        copies: Copies = lambda plan: 0,
     ) -> None:
         self.overlaps = overlaps
         self._cost = cost
@@ -129,6 +132,7 @@ class TimedExecutor:
         self._disk = disk
         self._ranks = ranks
         self._observe = observe
+        self._copies = copies
         self._sigma = noise_sigma
         self._gauss = Random(seed).gauss
         self._live: dict[str, LiveSequence] = {}
@@ -148,6 +152,8 @@ class TimedExecutor:
         for grammar in plan.prepared:
             self._report(GrammarReady(grammar))
         work = measure(plan, live)
+        if more := self._copies(plan):
+            work = work._replace(pages_copied=work.pages_copied + more)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
         reached, before = self._clock.now - begun, max(begun, self._device.free_at)

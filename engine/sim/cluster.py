@@ -313,11 +313,16 @@ class _Cluster:
     def _add(self, number: int) -> None:
         clock = VirtualClock(self.now)
         observe = partial(self._observe, number)
-        engine = make_engine(self._setup, self._workload, clock, observe, clock.advance, seed=number)
+        engine = make_engine(self._setup, self._workload, clock, observe, clock.advance, number, self._copies)
         self._busy.setdefault(number, 0.0)
         self._chooser.join(number)
         self.replicas[number] = replica = _Replica(number, clock, engine)
         replica.engine.step()  # without work, it only takes commands: routers should know that it has the adapters
+
+    def _copies(self, plan: StepPlan) -> int:
+        """Return the number of pages that a step copies to host memory because its replica sends them to another."""
+        core = self._setup.core
+        return self._handovers.pages_saved(plan, core.block_size) if core.host_pages else 0
 
     def _observe(self, number: int, plan: StepPlan, work: StepWork, seconds: float) -> None:
         page_bytes = self._setup.device.page_bytes

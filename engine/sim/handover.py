@@ -1,7 +1,8 @@
 """Requests of a simulated cluster whose prompt one replica computes, and whose answer another one continues.
 
-The KV of each chunk of the prompt is sent when its step ends, while the next chunk is computed. The first token comes
-from the replica of the prompt. The other one goes on when all full pages have arrived, and computes the prompt's rest.
+The KV of each chunk of the prompt is sent when its step ends, while the next chunk is computed. Replicas that keep KV
+in host memory, too, send it from there: the step copies it. The first token comes from the replica of the prompt. The
+other one goes on when all full pages have arrived, and computes the prompt's rest.
 """
 
 from __future__ import annotations
@@ -79,6 +80,14 @@ class Handovers:
             self._send(admission.request_id, admission.num_computed, plan.now)
         for chunk in plan.chunks:
             self._send(chunk.request_id, chunk.num_tokens, end)
+
+    def pages_saved(self, plan: StepPlan, block_size: int) -> int:
+        """Return the number of pages that a step of a source fills and, if it keeps KV in host memory, copies there."""
+        count = 0
+        for request_id, start, num_tokens, *_ in plan.chunks:
+            if request_id in self._first_parts:
+                count += (start + num_tokens) // block_size - start // block_size
+        return count
 
     def finish_first(self, request_id: str, token: int, now: float) -> bool:
         """Take note of the first token of a request, and return whether it is to be handed over."""

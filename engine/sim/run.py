@@ -15,7 +15,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
-from engine.executor.timed import StepObserver, TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
 from engine.sim.trace_formats import Arrival
@@ -78,6 +78,7 @@ def make_engine(
     observe: StepObserver,
     rest: Callable[[float], None],
     seed: int = 0,
+    copies: Copies = lambda plan: 0,
 ) -> Engine:
     """Return an engine on a virtual clock that knows all adapters of a workload, as if an operator had loaded them
     before the traffic begins, in host memory as far as there is room.
@@ -86,11 +87,14 @@ def make_engine(
         observe: is called with each step.
         rest: is called with the seconds by which the engine delays a step, and must advance the clock.
         seed: added to the workload's seed for the noise of the device.
+        copies: counts what a step copies besides what its plan says.
     """
     ranks, device = workload.ranks(), setup.device
     disk = VirtualDisk(clock, device.disk_bytes_per_s)
     noise = device.noise_sigma, workload.seed + seed
-    executor = TimedExecutor(device.cost, clock, disk, ranks, observe, *noise, setup.overlaps, setup.host_s)
+    executor = TimedExecutor(
+        device.cost, clock, disk, ranks, observe, *noise, setup.overlaps, setup.host_s, copies=copies
+    )
     engine = Engine(EngineState.create(setup.core), executor, clock=clock, sleep=rest)
     for adapter_hash, rank in ranks.items():
         num_pages = device.adapter_pages(rank)

@@ -1,5 +1,7 @@
 """Simulated clusters: every request ends once, also when a replica dies; the other systems' routers; the report."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.check import violations
@@ -129,6 +131,19 @@ def test_a_split_request_loses_no_token_and_computes_its_prompt_once(prefill):
     assert report.split == len(work.trace)
     assert report.kv_bytes == pytest.approx(131_072 * lane.prompt_tokens / lane.finished, rel=0.01)
     assert run_trial(trial) == report
+
+
+def test_a_replica_that_sends_kv_from_host_memory_pays_for_the_copy():
+    work = workload(adapters=0, prompt=Sizes(500, 1000), rate=10.0)
+    device = replace(DEVICE, cost=replace(DEVICE.cost, copy_bytes_per_s=5e9))
+
+    def ttft(host_pages):
+        setup = Setup(device, CoreConfig(**{**DEVICE.engine, "host_pages": host_pages}))
+        trial = Trial(OURS, setup, work, 2, split=SplitMode.ALWAYS, prefill=1)
+        return run_trial(trial).lanes["interactive"].ttft.mean
+
+    copied_s = 500 * 131_072 / 5e9
+    assert ttft(30_000) > ttft(0) + copied_s
 
 
 def test_what_the_router_splits_is_not_slower_than_all_or_nothing():

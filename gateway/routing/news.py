@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -98,8 +99,9 @@ class Replica:
     prompts_until: float = float("-inf")
     """When the replica is predicted to have computed the prompts that wait there, by the news and of the interactive
     requests sent since, in seconds on the router's clock."""
-    sent_answers: int = 0
-    """Interactive requests sent since the news whose answers the replica will decode."""
+    answers_to_come: list[float] = field(default_factory=list)
+    """When each answer is predicted to begin that the router has sent here and that had not begun by the last news, in
+    seconds on the router's clock, in order. The prompt of an answer may run on another replica."""
     loading: set[AdapterHash] = field(default_factory=set)
     """Adapters of requests sent since the news, which the replica loads because of them."""
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
@@ -113,10 +115,10 @@ class Replica:
 
     def hear(self, news: News, now: float) -> None:
         """Replace the news by those that came at `now`, in seconds on the router's clock, and forget the work sent
-        before them. Unfinished requests stay counted."""
+        before them. Unfinished requests stay counted, and so do answers that are predicted to begin later."""
         self.news, self.told_at = news, now
         self.prompts_until = now + news.wait_s
-        self.sent_answers = 0
+        del self.answers_to_come[: bisect_right(self.answers_to_come, now)]
         self.loading.clear()
 
     def holds(self, adapter_hash: AdapterHash) -> bool:
@@ -136,6 +138,10 @@ class Replica:
         """Return the predicted seconds from `now` until the request's first token, after the prompts that wait, if its
         adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
         return max(0.0, self.prompts_until - self._known(now)) + self._computed_s(ask, cached_tokens)
+
+    def decodes(self, until: float) -> int:
+        """Return the number of interactive answers here that have begun by the last news, or will by `until`."""
+        return self.news.decoding + bisect_left(self.answers_to_come, until)
 
     def send(self, ask: Ask, cached_tokens: int, now: float) -> None:
         """Count a request that is sent to the replica at `now`: as unfinished, the computation of its prompt beyond

@@ -12,6 +12,7 @@ hashing with bounded loads: Mirrokni et al., SODA 2018).
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
@@ -132,14 +133,16 @@ class Router:
         there. The caller may have decided otherwise than the router."""
         replica, home = decision.replica, decision.replica
         replica.send(ask, decision.cached_tokens, now)
-        home.sent_answers += ask.lane is Lane.INTERACTIVE and decision.decode is None
+        begins_at = now + replica.delay_s(ask, ask.prompt_tokens, now)
         if decision.placing is not None:
             home, transfer = decision.placing.second.replica, decision.placing.transfer
             home.send(ask, ask.prompt_tokens, now)
-            home.sent_answers += 1
+            begins_at = transfer.arrives_at
             for link in (replica.sends, home.receives):
                 link.take(transfer.sent_s, transfer.arrives_at, now)
             self.prefixes.add(home.index, ask.prefix_keys)
+        if ask.lane is Lane.INTERACTIVE and ask.output_tokens > 1:
+            insort(home.answers_to_come, begins_at)
         if ask.adapter_hash is not None:
             self.placement.count(ask.adapter_hash, ask.prompt_tokens + ask.output_tokens)
         self.prefixes.add(replica.index, ask.prefix_keys)

@@ -4,11 +4,14 @@ The costs of a request on a replica, or on two, are seconds: those that it takes
 
 - A prompt waits for the prompts before it, and those that come until the device has computed them all wait for it: its
   wait counts 1 / (1 - share) times, if prompts have that share of the device's time (as in an M/G/1 queue).
-- It delays each decode that runs beside it by its own computation, but for a step: that reads the weights anyway.
-- An answer takes a step for each token, each of which is longer by the prompts' share.
+- It delays each decode that runs beside it by its own computation, but for a step: that reads the weights anyway. Such
+  decodes are also those of answers that are still to come when a replica tells its news: of prompts that wait there, or
+  that another replica computes. While these did not count, prompts went where answers were about to begin.
+- An answer takes a step for each token: a long one while prompts that wait there already are computed beside it, and
+  then one that is longer by the prompts' share.
 - KV is sent in pieces while the prompt is computed. What is still to come after the first token delays the second,
-  and so do the step that runs when it has come, and the prompts that wait there. The copy from host memory to the
-  device delays the decodes there, too, and a transfer the transfers after it.
+  and so does the step that runs when it has come. Copies between host memory and the device delay the decodes on both
+  sides, and a transfer the transfers after it.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ def place(ask: Ask, sides: Sequence[Side], unsplit: Replica, rules: Splitting, n
     if split is None or rules.mode is SplitMode.ALWAYS:
         return split
     whole_s = [
-        prompt + _answer_s(ask, side) for side, prompt in zip(sides, prompt_s, strict=True) if side.replica is unsplit
+        prompt + _answer_s(ask, side, _token_at(ask, side, now), now)
+        for side, prompt in zip(sides, prompt_s, strict=True)
+        if side.replica is unsplit
     ]
     return split if whole_s and split.cost_s < whole_s[0] else None
 
@@ -109,15 +114,15 @@ def _place_split(
     best: Placing | None = None
     for number in sorted(firsts, key=prompt_s.__getitem__)[:2]:
         first = sides[number]
-        token_at = now + first.replica.delay_s(ask, first.cached_tokens, now)
+        token_at = _token_at(ask, first, now)
         for second in seconds:
             if second.replica is first.replica:
                 continue
             transfer = _transfer(ask, first, second, rules, token_at, now)
-            waits_s = second.replica.delay_s(ask, ask.prompt_tokens, now) + second.replica.news.decode_step_s
-            copied_s = _copied_s(ask, second, rules) * (1 + _decodes(second))
-            moved_s = max(transfer.arrives_at - token_at, second.load_s) + transfer.delays_s + waits_s + copied_s
-            cost = prompt_s[number] + moved_s + _answer_s(ask, second)
+            copied_s = sum(_copied_s(ask, side, second, rules, token_at) for side in (first, second))
+            waits_s = second.replica.news.decode_step_s + copied_s
+            moved_s = max(transfer.arrives_at - token_at, second.load_s) + transfer.delays_s + waits_s
+            cost = prompt_s[number] + moved_s + _answer_s(ask, second, transfer.arrives_at, now)
             if best is None or cost < best.cost_s:
                 best = Placing(first, second, cost, transfer)
     return best
@@ -127,13 +132,23 @@ def _prompt_s(ask: Ask, side: Side, stretch: float, now: float) -> float:
     """Return the cost of a request's prompt on a replica."""
     delay_s = side.replica.delay_s(ask, side.cached_tokens, now)
     longer_s = max(0.0, _computed_s(ask, side) - side.replica.news.decode_step_s)
-    return delay_s * stretch + longer_s * _decodes(side) + side.load_s
+    return delay_s * stretch + longer_s * side.replica.decodes(now + delay_s) + side.load_s
 
 
-def _answer_s(ask: Ask, side: Side) -> float:
-    """Return the cost of a request's decodes on a replica."""
+def _token_at(ask: Ask, side: Side, now: float) -> float:
+    """Return when a request's first token comes from a replica, in seconds on the router's clock."""
+    return now + side.replica.delay_s(ask, side.cached_tokens, now)
+
+
+def _answer_s(ask: Ask, side: Side, begins_at: float, now: float) -> float:
+    """Return the cost of a request's decodes on a replica, which begin at `begins_at`, in seconds on the router's
+    clock."""
     news = side.replica.news
-    return ask.output_tokens * news.decode_step_s / (1 - min(MOST_SHARE, news.prompt_share))
+    prompts_s = max(0.0, side.replica.delay_s(ask, ask.prompt_tokens, now) - (begins_at - now))
+    long_step_s = max(news.decode_step_s, PIECE_TOKENS * news.prompt_token_s)
+    beside = min(ask.output_tokens, prompts_s / long_step_s) if prompts_s else 0.0
+    step_s = news.decode_step_s / (1 - min(MOST_SHARE, news.prompt_share))
+    return beside * long_step_s + (ask.output_tokens - beside) * step_s
 
 
 def _transfer(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: float, now: float) -> Transfer:
@@ -152,15 +167,10 @@ def _transfer(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: f
     return Transfer(sent_s, rules.latency_s + max(token_at + last_s, begun_at + sent_s), delays_s)
 
 
-def _copied_s(ask: Ask, second: Side, rules: Splitting) -> float:
-    """Return the seconds for which a step of the second replica copies KV from host memory."""
-    copied = max(0, ask.prompt_tokens - second.cached_tokens) * rules.kv_bytes_per_token
-    return copied / second.replica.news.copy_bytes_per_s if rules.copies else 0.0
-
-
-def _decodes(side: Side) -> int:
-    """Return how many decodes a step of a replica has, with those of the requests that were sent since the news."""
-    return side.replica.news.decoding + side.replica.sent_answers
+def _copied_s(ask: Ask, side: Side, second: Side, rules: Splitting, token_at: float) -> float:
+    """Return the cost of copying the KV that the second replica lacks between device and host memory of one of both."""
+    copied = max(0, ask.prompt_tokens - second.cached_tokens) * rules.kv_bytes_per_token if rules.copies else 0.0
+    return copied / side.replica.news.copy_bytes_per_s * (1 + side.replica.decodes(token_at))
 
 
 def _computed_s(ask: Ask, side: Side) -> float:

@@ -78,6 +78,30 @@ def test_a_link_that_is_busy_keeps_requests_on_one_replica():
     assert split(10.0) == 10 > split(1.0) > 0
 
 
+def test_prompts_keep_away_from_replicas_where_answers_are_to_come():
+    """The first answer begins at 0.2 s, long after the next news, which say nothing of it."""
+    router = Router(splitting=Splitting(SplitMode.ALWAYS, FAST, 1e-4, 131_072, copies=False))
+    replicas = [router.join(str(number)) for number in range(3)]
+    for replica in replicas:
+        replica.hear(IDLE, 0.0)
+    one = router.choose(ASK, 0.0)
+    for replica in replicas:
+        replica.hear(replace(IDLE, wait_s=0.1 if replica is one.replica else 0.0), 0.1)
+    assert (one.decode.decodes(until=0.15), one.decode.decodes(until=0.3)) == (0, 1)
+    assert router.choose(ASK, 0.1).replica not in (one.replica, one.decode)
+    one.decode.hear(IDLE, 0.3)
+    assert one.decode.decodes(until=1.0) == 0
+
+
+def test_an_answer_is_delayed_by_the_prompts_that_are_left_when_it_begins():
+    def second(wait_s):
+        news = (IDLE, replace(IDLE, wait_s=wait_s), replace(IDLE, decode_step_s=1.02 * IDLE.decode_step_s))
+        return choose(*news, roles=(PREFILL, DECODE, DECODE), mode=SplitMode.ALWAYS)[1]
+
+    assert 8192 * IDLE.prompt_token_s > 0.2
+    assert (second(0.2), second(0.3)) == ("1", "2")
+
+
 def test_a_copy_from_host_memory_delays_the_decodes_there():
     def split(*, copies):
         router = Router(splitting=Splitting(SplitMode.AUTO, 1e9, 1e-4, 131_072, copies))

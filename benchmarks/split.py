@@ -1,10 +1,10 @@
 """Where it pays that one engine computes prompts and another one answers: `python -m benchmarks.split --plot x.png`.
 
 Four simulated H100 with Llama 3.1 8B serve random requests behind the router, for each length of prompts and answers,
-load and link. Three clusters get the same requests: one that never splits them, one that always does, over pairs that
-the router chooses, and one that decides for each. The measure is the mean time of a request from its arrival to its
-last token. A load of 1 is what four engines serve at most, by arithmetic. KV comes into device memory; engines that
-keep KV in host memory, too, pay for another copy.
+load and link, and for several seeds. Three clusters get the same requests: one that never splits them, one that always
+does, over pairs that the router chooses, and one that decides for each. The measure is the mean time of a request from
+its arrival to its last token. A load of 1 is what four engines serve at most, by arithmetic. KV comes into device
+memory; engines that keep KV in host memory, too, pay for two more copies.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,7 @@ BETWEEN = ("nvlink", "ethernet-100")
 ENGINES = 4
 REQUESTS, LEAST_S, MOST_S = 200, 6.0, 40.0
 """Requests of a cluster, as far as they arrive within so many seconds at least and at most."""
+SEEDS = 4
 SPREAD = 0.25
 """Lengths differ from their mean by up to this share."""
 
@@ -57,6 +59,8 @@ class Cell:
     auto: float
     split: float
     """Share of requests that `auto` split."""
+    error: float | None
+    """Standard error of `behind`, over the seeds. None means that there is one seed."""
 
     @property
     def behind(self) -> float:
@@ -64,13 +68,14 @@ class Cell:
         return self.auto / min(self.never, self.always) - 1
 
 
-def mean_e2e(prompt: int, output: int, load: float, link: str, split: str) -> tuple[float, float]:
+def mean_e2e(prompt: int, output: int, load: float, link: str, split: str, seed: int) -> tuple[float, float]:
     """Simulate a cluster, and return the mean seconds of a request, and the share of requests that were split."""
     device = find_device("h100-8b")
     core = CoreConfig(**{**device.engine, "host_pages": 0})
     rate = load * ENGINES * serve(device, core, Demand(prompt, output, prompt + output / 2), math.inf).rate
     seconds = min(MOST_S, max(LEAST_S, REQUESTS / rate))
-    work = Scenario(rate=rate, seconds=seconds, prompt=_spread(prompt), output=_spread(output)).workload()
+    scenario = Scenario(rate=rate, seconds=seconds, prompt=_spread(prompt), output=_spread(output), seed=seed)
+    work = scenario.workload()
     report = run_trial(Trial(OURS, Setup(device, core), work, ENGINES, split=SplitMode(split), link=LINKS[link]))
     lane = report.lanes["interactive"]
     if lane.finished < lane.requests or lane.e2e.mean is None:
@@ -83,17 +88,16 @@ def _spread(mean: int) -> Sizes:
 
 
 def measure(
-    prompts: Sequence[int], outputs: Sequence[int], loads: Sequence[float], links: Sequence[str], jobs: int
+    prompts: Sequence[int], outputs: Sequence[int], loads: Sequence[float], links: Sequence[str], seeds: int, jobs: int
 ) -> list[Cell]:
     """Simulate all clusters, `jobs` at a time. What never splits is simulated for one link only."""
-    traffics = list(product(prompts, outputs, loads))
-    runs = {_name(*traffic, links[0], "never"): (*traffic, links[0], "never") for traffic in traffics}
-    for traffic, link, mode in product(traffics, links, ("always", "auto")):
-        runs[_name(*traffic, link, mode)] = (*traffic, link, mode)
+    traffics, ways = list(product(prompts, outputs, loads)), [(links[0], "never"), *product(links, ("always", "auto"))]
+    every = [(*traffic, *way, seed) for traffic, way, seed in product(traffics, ways, range(seeds))]
+    runs = {_name(*run): run for run in every}
     with shown_progress(["clusters"]) as advance:
         done = iter(range(1, len(runs) + 1))
         found = run_apart(mean_e2e, runs, jobs, lambda name, share: advance("clusters", next(done) / len(runs)))
-    return list(_cells(traffics, links, found))
+    return list(_cells(traffics, links, seeds, found))
 
 
 def _name(*traffic: object) -> str:
@@ -101,12 +105,26 @@ def _name(*traffic: object) -> str:
 
 
 def _cells(
-    traffics: Iterable[tuple[int, int, float]], links: Sequence[str], found: Mapping[str, tuple[float, float]]
+    traffics: Iterable[tuple[int, int, float]],
+    links: Sequence[str],
+    seeds: int,
+    found: Mapping[str, tuple[float, float]],
 ) -> Iterable[Cell]:
     for traffic, link in product(traffics, links):
-        never, always = found[_name(*traffic, links[0], "never")], found[_name(*traffic, link, "always")]
-        auto, split = found[_name(*traffic, link, "auto")]
-        yield Cell(*traffic, link, never[0], always[0], auto, split)
+        ways = ((links[0], "never"), (link, "always"), (link, "auto"))
+        runs = [[found[_name(*traffic, *way, seed)] for seed in range(seeds)] for way in ways]
+        never, always, auto = ([seconds for seconds, _ in each] for each in runs)
+        split, error = fmean(share for _, share in runs[-1]), _error(auto, min(never, always, key=fmean))
+        yield Cell(*traffic, link, fmean(never), fmean(always), fmean(auto), split, error)
+
+
+def _error(times: Sequence[float], others: Sequence[float]) -> float | None:
+    """Return the standard error of the mean difference between times with the same seeds, as a share of the others'
+    mean. None means that there is one seed."""
+    if len(times) == 1:
+        return None
+    differences = [one - other for one, other in zip(times, others, strict=True)]
+    return stdev(differences) / math.sqrt(len(differences)) / fmean(others)
 
 
 def draw(cells: Sequence[Cell], out: Path) -> None:
@@ -138,12 +156,24 @@ def draw(cells: Sequence[Cell], out: Path) -> None:
 
 def table(cells: Iterable[Cell]) -> Table:
     shown = Table(title="mean seconds of a request")
-    for name in ("prompt", "output", "load", "link", "never", "always", "auto", "split", "auto over the better"):
+    for name in (
+        "prompt",
+        "output",
+        "load",
+        "link",
+        "never",
+        "always",
+        "auto",
+        "split",
+        "auto over the better",
+        "error",
+    ):
         shown.add_column(name, justify="left" if name == "link" else "right")
     for cell in cells:
+        error = "" if cell.error is None else f"{cell.error:.1%}"
         times = (f"{seconds:.3f}" for seconds in (cell.never, cell.always, cell.auto))
         traffic = (f"{cell.prompt:,}", f"{cell.output:,}", f"{cell.load:g}", cell.link)
-        shown.add_row(*traffic, *times, f"{cell.split:.0%}", f"{cell.behind:+.1%}")
+        shown.add_row(*traffic, *times, f"{cell.split:.0%}", f"{cell.behind:+.1%}", error)
     return shown
 
 
@@ -153,13 +183,15 @@ def main() -> None:
     parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="mean output tokens")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the engines serve")
     parser.add_argument("--links", nargs="+", default=BETWEEN, choices=tuple(LINKS), help="links between engines")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of random traffics of each kind")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at a time")
     parser.add_argument("--plot", type=Path, help="file for a plot")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     if arguments.plot is not None:
         check_available(arguments.plot)
-    cells = measure(arguments.prompts, arguments.outputs, arguments.loads, arguments.links, arguments.jobs)
+    traffic = arguments.prompts, arguments.outputs, arguments.loads, arguments.links
+    cells = measure(*traffic, arguments.seeds, arguments.jobs)
     Console().print(table(cells))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n")

@@ -55,8 +55,8 @@ class ModelConfig:
     """Format in which the model writes tool calls, by a name of `DIALECTS`. With `none` tool calls are not parsed.
     `auto` means the format that the chat template uses."""
     reasoning_parser: ReasoningParserName = "auto"
-    """Marks around the model's reasoning, which answers then have apart from their text: think, mistral or seed. With
-    `none` reasoning is part of the text. `auto` means the marks that the chat template mentions."""
+    """Marks around the model's reasoning, which answers then have apart from their text: harmony, think, mistral or
+    seed. With `none` reasoning is part of the text. `auto` means the marks that the chat template mentions."""
 
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):

@@ -27,6 +27,7 @@ from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, T
 from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import ToolParserName, choose_dialect
+from gateway.text.tools.harmony import Harmony
 
 PROMPTS_AT_ONCE = 16
 """Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
@@ -147,6 +148,9 @@ class RequestIntake:
             return None
         if grammar is not None and grammar.kind is GrammarKind.CONTEXT_FREE:
             return None
+        if marks.in_channels:
+            calls = request.offering is not None and isinstance(self.dialect, Harmony)
+            return Thinking(marks, prompt.options.continue_final_message, calls)
         if prompt.options.continue_final_message:
             begun = marks.are_open_in(str(prompt.messages[-1]["content"]))
             return Thinking(marks, begun=True) if begun else None

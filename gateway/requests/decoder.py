@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from engine.core.types import FinishReason, TokenEvent
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.types import Finish, GenerateRequest, GenerationChunk
-from gateway.text.reasoning.parser import ReasoningParser, Split
+from gateway.text.reasoning.parser import AnswerParser
+from gateway.text.reasoning.split import Split
 from gateway.text.tokenizer import Detokenizer, StopMatcher
 
 
@@ -22,7 +23,7 @@ class AnswerDecoder:
         index: int,
         detokenizer: Detokenizer,
         request: GenerateRequest,
-        reasoning: ReasoningParser | None = None,
+        reasoning: AnswerParser | None = None,
         prompt: PromptReader | None = None,
         call_marks: Sequence[str] = (),
     ) -> None:
@@ -40,8 +41,8 @@ class AnswerDecoder:
         self._detokenizer = detokenizer
         self._reasoning = reasoning
         self._call_marks = call_marks
-        self._awaited: str | None = None
-        """The mark of reasoning that the detokenizer keeps. None means that it keeps all."""
+        self._kept: tuple[str, ...] | None = None
+        """The marks of reasoning that the detokenizer keeps. None means that it keeps all."""
         self._prompt = prompt
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
@@ -106,9 +107,9 @@ class AnswerDecoder:
 
     def _listen(self) -> None:
         """Let the detokenizer keep only those marks that mean something at this point of the answer."""
-        if self._reasoning is not None and self._reasoning.awaited != self._awaited:
-            self._awaited = self._reasoning.awaited
-            self._detokenizer.keep((self._awaited, *(() if self._reasoning.is_inside else self._call_marks)))
+        if self._reasoning is not None and self._reasoning.kept != self._kept:
+            self._kept = self._reasoning.kept
+            self._detokenizer.keep((*self._kept, *(() if self._reasoning.is_inside else self._call_marks)))
 
     def _split(self, text: str, num_tokens: int = 0) -> Split:
         return Split("", text) if self._reasoning is None else self._reasoning.push(text, num_tokens)

@@ -46,8 +46,7 @@ class GenerationJob(Struct, frozen=True):
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks that are read from the answers: those of reasoning and of tool calls."""
-        thinking = self.thinking.marks if self.thinking else None
-        return (*((thinking.opening, thinking.closing) if thinking else ()), *self.call_marks)
+        return (*(self.thinking.marks.kept if self.thinking else ()), *self.call_marks)
 
     @property
     def num_answers(self) -> int:

@@ -177,6 +177,15 @@ def _rendered(
     return str(text)
 
 
+def with_thinking(message: Message) -> Message:
+    """Return an assistant's message with its reasoning under the name that gpt-oss's template reads. The template
+    refuses it beside both a text and tool calls."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
+        return message
+    return {**message, "thinking": reasoning}
+
+
 def _with_calls(message: Message, adapt: Callable[[Any], Any]) -> Message:
     """Return the message with other arguments of its tool calls, and with the ids of tool calls, also of the one that
     it answers, as Mistral's templates demand them."""

@@ -22,8 +22,10 @@ from gateway.text.chat_template import (
     compile_template,
     read_template,
     render,
+    with_thinking,
 )
 from gateway.text.encode_cache import EncodeCache
+from gateway.text.reasoning.harmony import CHANNEL
 
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
@@ -46,6 +48,7 @@ class Tokenizer:
         self._special = frozenset(hf_tokenizer.all_special_ids)
         self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self._in_channels = CHANNEL in self.template
         for template in filter(None, {self.template, self.tool_template}):
             compile_template(template)
 
@@ -122,6 +125,8 @@ class Tokenizer:
         """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, there is none
         or it refuses the messages; UNSUPPORTED_PARAMETER, it does not support tools, which the chat has."""
         self._check_tools(messages, tools)
+        if self._in_channels:
+            messages = [with_thinking(message) for message in messages]
         return render(self._template, messages, tools, options)
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:

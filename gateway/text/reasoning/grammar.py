@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_check.source import inline_regex, inline_schema
+from gateway.text.reasoning import harmony
 from gateway.text.reasoning.parser import Thinking
 
 TokenOf = Callable[[str], int | None]
@@ -35,7 +37,10 @@ def after_reasoning(grammar: Grammar, thinking: Thinking, token_of: TokenOf) -> 
     its reasoning."""
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     term = inline_schema(msgspec.json.decode(grammar.text)) if is_schema else inline_regex(grammar.text)
-    return whole_grammar([f"{REPLY}: {term}"], thinking, token_of)
+    opening = ""
+    if thinking.marks.in_channels and not thinking.begun:
+        opening = marked_terms(harmony.FINAL_OPENING, harmony.MARKS, token_of)
+    return whole_grammar([f"{REPLY}: {opening} {term}"], thinking, token_of)
 
 
 def mark_term(mark: str, token_of: TokenOf) -> str:
@@ -44,14 +49,24 @@ def mark_term(mark: str, token_of: TokenOf) -> str:
     return text_term(mark) if token is None else f"<[{token}]>"
 
 
+def marked_terms(text: str, marks: Sequence[str], token_of: TokenOf) -> str:
+    """Return the terms for a text, in which some marks are written with the model's own tokens where it has any."""
+    if not marks:
+        return text_term(text)
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    return " ".join(mark_term(part, token_of) if part in marks else text_term(part) for part in parts)
+
+
 def text_term(text: str) -> str:
     return json.dumps(text) if text else ""
 
 
 def _start(thinking: Thinking | None, token_of: TokenOf) -> list[str]:
     """Return the lines of how an answer begins. The closing mark is accepted as its own token and spelled out."""
-    if thinking is None:
+    if thinking is None or (thinking.marks.in_channels and thinking.begun):
         return [f"start: {REPLY}"]
+    if thinking.marks.in_channels:
+        return _messages(token_of)
     opening, closing = thinking.marks.opening, thinking.marks.closing
     begins = "thought" if thinking.begun else f"({mark_term(opening, token_of)} thought)?"
     token = token_of(closing)
@@ -61,4 +76,17 @@ def _start(thinking: Thinking | None, token_of: TokenOf) -> list[str]:
         f"spelled_thought[lazy]: THOUGHT {text_term(closing)}",
         r"THOUGHT: /(.|\n)*/",
         r"GAP: /[ \t\r\n]{0,4}/",
+    ]
+
+
+def _messages(token_of: TokenOf) -> list[str]:
+    """Return the lines of an answer in Harmony: messages of reasoning, or of text before tool calls, and the reply."""
+    channel, message, start = (mark_term(mark, token_of) for mark in (harmony.CHANNEL, harmony.MESSAGE, harmony.START))
+    token = token_of(harmony.END)
+    return [
+        f"start: message* {REPLY}",
+        f'message: {channel} ("{harmony.ANALYSIS}" | "commentary") {message} content {start} "{harmony.ASSISTANT}"',
+        f"content: {'spelled_content' if token is None else f'CONTENT <[{token}]>'}",
+        f"spelled_content[lazy]: CONTENT {text_term(harmony.END)}",
+        r"CONTENT: /(.|\n)*/",
     ]

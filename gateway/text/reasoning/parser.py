@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from gateway.text.marks import MOST_WHITE, before_white, begun_mark
+from gateway.text.reasoning import harmony
+from gateway.text.reasoning.harmony import HarmonyParser
+from gateway.text.reasoning.split import Split
 
-ReasoningParserName = Literal["auto", "think", "mistral", "seed", "none"]
+ReasoningParserName = Literal["auto", "harmony", "think", "mistral", "seed", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,13 @@ class ReasoningMarks:
 
     opening: str
     closing: str
+    in_channels: bool = False
+    """True means that answers consist of messages, in Harmony."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The marks that an answer's text needs to be split."""
+        return harmony.MARKS if self.in_channels else (self.opening, self.closing)
 
     def are_open_in(self, text: str) -> bool:
         """Return whether a text ends within reasoning, so that an answer that continues it begins there."""
@@ -27,12 +37,17 @@ class ReasoningMarks:
 
 MARKS: Mapping[str, ReasoningMarks] = MappingProxyType(
     {
+        "harmony": ReasoningMarks(
+            f"{harmony.CHANNEL}{harmony.ANALYSIS}{harmony.MESSAGE}",
+            f"{harmony.END}{harmony.START}{harmony.ASSISTANT}",
+            in_channels=True,
+        ),
         "think": ReasoningMarks("<think>", "</think>"),
         "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
         "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
     }
 )
-"""Marks by the name of the setting: of DeepSeek R1, Qwen 3, QwQ and many others; of Magistral; of Seed-OSS."""
+"""Marks by the name of the setting: of gpt-oss; DeepSeek R1, Qwen 3, QwQ and many others; Magistral; Seed-OSS."""
 
 
 def choose_marks(name: ReasoningParserName, template: str) -> ReasoningMarks | None:
@@ -44,22 +59,20 @@ def choose_marks(name: ReasoningParserName, template: str) -> ReasoningMarks | N
 
 
 class Thinking(NamedTuple):
-    """How the answers to a chat begin: with reasoning between these marks, or with text."""
+    """How the answers to a chat begin: with reasoning between these marks, or with text; in channels, with text if they
+    have `begun`."""
 
     marks: ReasoningMarks
     begun: bool
-    """True means that the prompt ends within reasoning, so that an answer begins there. Otherwise the model decides by
-    writing the opening mark."""
+    """True means that the prompt ends within reasoning (in channels, within text), so that an answer begins there.
+    Otherwise the model decides by writing the opening mark."""
+    calls: bool = False
+    """True means that tool calls are read from the text."""
 
-    def parser(self) -> ReasoningParser:
+    def parser(self) -> AnswerParser:
+        if self.marks.in_channels:
+            return HarmonyParser(begun=self.begun, calls=self.calls)
         return ReasoningParser(self.marks, begun=self.begun)
-
-
-class Split(NamedTuple):
-    """New text of an answer: the part that is reasoning, and the part after it."""
-
-    reasoning: str
-    text: str
 
 
 class _Place(Enum):
@@ -86,9 +99,9 @@ class ReasoningParser:
         """Number of reasoning tokens so far, with those of the marks that the model wrote."""
 
     @property
-    def awaited(self) -> str:
-        """The mark that may come next; empty after the reasoning."""
-        return {_Place.START: self._marks.opening, _Place.INSIDE: self._marks.closing}.get(self._place, "")
+    def kept(self) -> tuple[str, ...]:
+        """The marks that may come next: none after the reasoning."""
+        return {_Place.START: (self._marks.opening,), _Place.INSIDE: (self._marks.closing,)}.get(self._place, ())
 
     @property
     def is_inside(self) -> bool:
@@ -143,3 +156,6 @@ class ReasoningParser:
             text = text.lstrip()
             self._clipped = not text
         return text
+
+
+AnswerParser: TypeAlias = ReasoningParser | HarmonyParser

@@ -8,16 +8,20 @@ from typing import Literal
 
 from gateway.text.tools.deepseek import DeepSeek
 from gateway.text.tools.dialect import Dialect
+from gateway.text.tools.harmony import Harmony
 from gateway.text.tools.hermes import Hermes
 from gateway.text.tools.llama3 import Llama3
 from gateway.text.tools.mistral import Mistral
 from gateway.text.tools.pythonic import Pythonic
 from gateway.text.tools.qwen3_coder import Qwen3Coder
 
-ToolParserName = Literal["auto", "hermes", "llama3", "mistral", "qwen3_coder", "pythonic", "deepseek", "none"]
+ToolParserName = Literal[
+    "auto", "harmony", "hermes", "llama3", "mistral", "qwen3_coder", "pythonic", "deepseek", "none"
+]
 
 DIALECTS: Mapping[str, type[Dialect]] = MappingProxyType(
     {
+        "harmony": Harmony,
         "qwen3_coder": Qwen3Coder,
         "hermes": Hermes,
         "mistral": Mistral,

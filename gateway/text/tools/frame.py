@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.grammar_check.source import MAX_CHARACTERS, inline_schema
-from gateway.text.reasoning.grammar import TokenOf, mark_term, text_term
+from gateway.text.reasoning.grammar import TokenOf, marked_terms
 
 Json = Mapping[str, Any]
 
@@ -51,10 +50,7 @@ class Rules:
 
     def text(self, text: str) -> str:
         """Return the terms for a text, in which marks are written with the model's own tokens where it has any."""
-        if not self.marks:
-            return text_term(text)
-        parts = re.split(f"({'|'.join(map(re.escape, self.marks))})", text)
-        return " ".join(mark_term(part, self.token_of) if part in self.marks else text_term(part) for part in parts)
+        return marked_terms(text, self.marks, self.token_of)
 
 
 Body = Callable[[str, Json, Rules], str]
@@ -77,6 +73,8 @@ class CallFrame:
     end: str = ""
     gap: str | None = None
     """None means that an answer has one section."""
+    answer_opening: str = ""
+    """Text that an answer without calls begins with. If it is not empty, an answer is either such text or calls."""
     marks: Sequence[str] = ()
     """All marks in these texts and the body's."""
     text: str = ""

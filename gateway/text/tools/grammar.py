@@ -105,8 +105,11 @@ def _reply(frame: CallFrame, rule: ToolRule, rules: Rules, answer: Json | None) 
     required = f"{section} ({rules.text(frame.gap or '')} {section})*" if several else section
     if rule.must_call:
         return [f"{REPLY}: {required}"]
+    opening = rules.text(frame.answer_opening)
     if answer is not None:
-        return [f"{REPLY}: {required} | answer", f"answer: {inline_schema(answer)}"]
+        return [f"{REPLY}: {required} | answer", f"answer: {opening} {inline_schema(answer)}"]
+    if opening:
+        return [f"{REPLY}: {required} | {opening} TEXT", f"TEXT: {ANY_TEXT}"]
     if not frame.mark:
         return [f"{REPLY}: {required} | TEXT", f"TEXT: /{frame.text}/"]
     return _among_text(frame, rule, rules.token_of)

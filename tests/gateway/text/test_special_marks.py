@@ -45,6 +45,11 @@ TEMPLATES = {
         "{{ '' if loop.last else ', ' }}{% endfor %}){{ '' if loop.last else ', ' }}"
         f"{{% endfor %}}]{{% endif %}}{TAIL}{{# [func_name1(params_name1=params_value1)] #}}"
     ),
+    "harmony": (
+        f"{HEAD}{LOOP}{{{{ '<|channel|>commentary to=functions.' + call.function.name }}}}"
+        "{{ ' <|constrain|>json<|message|>' + call.function.arguments | tojson + '<|call|>' }}"
+        f"{{% endfor %}}{TAIL}"
+    ),
     "deepseek": (
         f"{HEAD}{{% if message.tool_calls %}}<｜tool▁calls▁begin｜>{LOOP}"
         "{{ '<｜tool▁call▁begin｜>' + call.function.name }}"

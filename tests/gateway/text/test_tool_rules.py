@@ -93,7 +93,8 @@ def test_no_answer_breaks_the_rule(dialect, rule, backend):
         assert {name for name, _ in calls} <= ({rule.named} if rule.named else set(SCHEMAS))
         check_calls([call for call in calls if rule.binds(call[0])])
     if rule.must_call:
-        assert any(len(calls) > 1 for _, calls in answers) == rule.several
+        can_repeat = dialect.frame.separator is not None or dialect.frame.gap is not None
+        assert any(len(calls) > 1 for _, calls in answers) == (rule.several and can_repeat)
     else:
         assert any(text for text, _ in answers)
 

@@ -1,0 +1,198 @@
+"""Separates the channels of an answer in Harmony, the format of gpt-oss: messages of a header and a content.
+
+A header names a channel: `analysis` is reasoning, `final` and `commentary` are text. A header that names a recipient
+begins a tool call. Source: OpenAI's harmony format (2025).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from gateway.text.marks import begun_mark
+from gateway.text.reasoning.split import Split
+
+START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN = MARKS = tuple(
+    f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return")
+)
+"""Marks around messages and in their headers, which are special tokens."""
+ASSISTANT, ANALYSIS, FINAL = "assistant", "analysis", "final"
+FINAL_OPENING = f"{CHANNEL}{FINAL}{MESSAGE}"
+CALL_OPENING = f"{CHANNEL}commentary to="
+"""What a tool call begins with, before the tool's name."""
+MOST_HEADER = 256
+"""Maximum number of characters of a header."""
+ANY_MARK = re.compile("|".join(map(re.escape, MARKS)))
+RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")
+
+
+class _Place(Enum):
+    OPEN = auto()
+    """At the beginning of the answer, where a header goes on, or text without one begins."""
+    HEADER = auto()
+    BETWEEN = auto()
+    """After the end of a message."""
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+HEADERS = (_Place.OPEN, _Place.HEADER)
+NOTHING = Split("", "")
+
+
+class HarmonyParser:
+    """Splits one answer, which comes in pieces, as `ReasoningParser` does. Marks and headers are dropped. Messages of a
+    kind are put together with a new line between them.
+
+    A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`; no other part of the
+    text has marks. What resembles a message without being one is text."""
+
+    def __init__(self, *, begun: bool, calls: bool) -> None:
+        """Initialize the parser.
+
+        Args:
+            begun: whether the answer begins within the content of a message, which is text.
+            calls: whether tool calls are read from the text. Otherwise their contents are text.
+        """
+        self._place = _Place.TEXT if begun else _Place.OPEN
+        self._last = _Place.TEXT
+        """Kind of the last message that had begun."""
+        self._calls = calls
+        self._held = ""
+        """Text that may be the beginning of a mark."""
+        self._header = ""
+        self._header_tokens = 0
+        self._name = ""
+        """Name of the tool whose call has begun, as long as there is nothing of its arguments."""
+        self._spoken: set[_Place] = set()
+        """Kinds of messages that had content."""
+        self._apart: set[_Place] = set()
+        """Kinds of messages whose next content follows that of an earlier message."""
+        self.num_tokens = 0
+        """Number of reasoning tokens so far, with those of the marks and headers of such messages."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The marks that may come next."""
+        return MARKS
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether a message of reasoning has begun and not ended."""
+        return self._place is _Place.REASONING
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the rest of the answer is text, which is never known."""
+        return False
+
+    def push(self, piece: str, num_tokens: int = 0) -> Split:
+        """Split the next piece of the answer, which has `num_tokens` tokens. Text that may turn out to be a mark or a
+        header is held back."""
+        was_inside, known = self.is_inside, self._held + piece
+        begun = max(begun_mark(known, mark) for mark in MARKS)
+        known, self._held = known[: len(known) - begun], known[len(known) - begun :]
+        shown, at = list[Split](), 0
+        for found in ANY_MARK.finditer(known):
+            shown += [self._read(known[at : found.start()]), self._mark(found[0])]
+            at = found.end()
+        shown.append(self._read(known[at:]))
+        self._count(num_tokens, was_inside=was_inside)
+        return _joined(shown)
+
+    def flush(self) -> Split:
+        """Return what was held back, after the last piece of the answer. A header that is cut off is dropped."""
+        held, self._held = self._held, ""
+        rest = self._read(held)
+        last = self._say(self._header, _Place.TEXT) if self._place is _Place.OPEN else NOTHING
+        return _joined([rest, last, Split("", self._without_arguments())])
+
+    def _count(self, num_tokens: int, *, was_inside: bool) -> None:
+        """Count the tokens of a piece: those of a header once it is known whether its message is reasoning."""
+        self._header_tokens += num_tokens
+        if was_inside or self.is_inside:
+            self.num_tokens += self._header_tokens
+        if was_inside or self._place not in (*HEADERS, _Place.BETWEEN):
+            self._header_tokens = 0
+
+    def _mark(self, mark: str) -> Split:
+        if mark == MESSAGE and self._place in HEADERS:
+            self._begin()
+        elif mark in (END, CALL, RETURN):
+            return self._end(_Place.BETWEEN)
+        elif mark == START or (mark == CHANNEL and self._place not in HEADERS):
+            ended, self._header = self._end(_Place.HEADER), mark  # also where a model leaves out the end of a message
+            return ended
+        elif mark in (CHANNEL, CONSTRAIN) and self._place in HEADERS:
+            self._place, self._header = _Place.HEADER, self._header + mark
+        return NOTHING
+
+    def _end(self, following: _Place) -> Split:
+        """End the message that is open, if any."""
+        rest = self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")
+        if self._place in (_Place.REASONING, _Place.TEXT):
+            self._last, self._apart = self._place, self._spoken.copy()
+        self._place, self._header = following, ""
+        return Split("", rest)
+
+    def _without_arguments(self) -> str:
+        """Return a call that has begun and has no arguments, or nothing."""
+        name, self._name = self._name, ""
+        return f"{CALL_OPENING}functions.{name}{MESSAGE}{{}}" if name and self._calls else ""
+
+    def _begin(self) -> None:
+        """Begin the content of the message whose header is complete."""
+        header, self._header = self._header, ""
+        recipient, channel = RECIPIENT.search(header), header.partition(CHANNEL)[2].strip()
+        self._place = _Place.REASONING if channel.startswith(ANALYSIS) else _Place.TEXT
+        if recipient and recipient["name"] != ASSISTANT:
+            self._place, self._name = _Place.CALL, recipient["name"]
+
+    def _read(self, text: str) -> Split:
+        """Read text without marks."""
+        if self._place in HEADERS:
+            self._header += text
+            return NOTHING if self._may_be_header() else self._resume(ANY_MARK.sub("", self._header))
+        if self._place is _Place.CALL:
+            return self._call(text)
+        if self._place is _Place.BETWEEN:
+            return self._resume(begun) if (begun := text.lstrip()) else NOTHING
+        return self._say(text, self._place)
+
+    def _may_be_header(self) -> bool:
+        begun = self._header.lstrip()
+        words = (ASSISTANT, "to=") if self._place is _Place.OPEN else ("",)
+        return len(self._header) <= MOST_HEADER and any(begun.startswith(one) or one.startswith(begun) for one in words)
+
+    def _resume(self, text: str) -> Split:
+        """Go on with the last message, with text that belongs to no other."""
+        self._place, self._header = self._last, ""
+        self._apart.discard(self._last)
+        return self._say(text, self._place)
+
+    def _call(self, text: str) -> Split:
+        """Read the content of a call: a JSON object, or text if it is none or nothing reads calls."""
+        if not self._name:
+            return Split("", text)
+        if not (begun := text.lstrip()):
+            return NOTHING
+        name, self._name = self._name, ""
+        if self._calls and begun.startswith("{"):
+            return Split("", f"{CALL_OPENING}functions.{name}{MESSAGE}{begun}")
+        self._place = _Place.TEXT
+        return self._say(begun, _Place.TEXT)
+
+    def _say(self, text: str, kind: _Place) -> Split:
+        if not text:
+            return NOTHING
+        if kind in self._apart:
+            self._apart.discard(kind)
+            text = "\n" + text
+        self._spoken.add(kind)
+        return Split(text, "") if kind is _Place.REASONING else Split("", text)
+
+
+def _joined(shown: Sequence[Split]) -> Split:
+    return Split("".join(one.reasoning for one in shown), "".join(one.text for one in shown))

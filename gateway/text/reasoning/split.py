@@ -1,0 +1,12 @@
+"""The two parts of an answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Split(NamedTuple):
+    """New text of an answer: the part that is reasoning, and the part after it."""
+
+    reasoning: str
+    text: str

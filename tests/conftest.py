@@ -9,8 +9,9 @@ tests/gateway      `valkey_server` (a real Valkey for the session), `valkey` (a 
                    (Chromium), `console` (a page of the console in it), `cluster_ports` (a Redis cluster of three nodes)
 tests/gateway/llm  `tiny_chat` (the folder of a small random model with a chat template), `tiny_adapter` (one of its
                    adapters), `options` (of an engine for them)
-tests/e2e          `demo` (the demo's configuration), `server` (all of the demo: gateway, engine, model and Valkey),
-                   `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
+tests/e2e          `tiny_model` (the folder of a small random model), `demo` (the demo's configuration), `server` (all
+                   of the demo: gateway, engine, model and Valkey), `models` (the names it serves), `client_of` and
+                   `client` (OpenAI clients of it)
 tests/e2e/behaviour
                    `kind` (each installed client library), `setup` (such a client and a gateway with fakes)
 tests/clients      `url` (the base URL of a demo that all test processes share, for client libraries)

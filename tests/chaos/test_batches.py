@@ -15,7 +15,7 @@ EVERYTHING = Together((KillGateway(), KillEngine(), KillStore()))
 
 
 PLANS = {
-    "completed": JobPlan((KillEngine(), KillGateway(), KillStore(), EVERYTHING)),
+    "completed": JobPlan((KillEngine(), KillGateway(), EVERYTHING), lines=150),
     "cancelled": JobPlan((KillStore(), KillGateway()), ending="cancelled", seed=1),
     "expired": JobPlan((KillGateway(), KillStore()), lines=640, ending="expired", window="8s", seed=2, spread=0.01),
 }

@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -24,6 +25,21 @@ def demo(smollm2):
     redis = replace(config.redis, timeout_ms=30_000.0)  # a busy machine is not without one
     lanes = LanesConfig(interactive=InteractiveLane(max_requests=120))
     return replace(config, engine=engine, http=http, grpc=replace(config.grpc, port=0), redis=redis, lanes=lanes)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Return the folder of a small random model with a tokenizer, whose tokens are bytes, and a chat template."""
+    tests = Path(__file__).parents[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tests / "gateway"))
+        patch.syspath_prepend(str(tests / "model"))
+        from fakes import tiny_tokenizer
+        from tiny_llama import save_llama
+    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    save_llama(folder, 260, 512, eos_token_id=0)
+    tiny_tokenizer()._template.save_pretrained(folder)
+    return folder
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

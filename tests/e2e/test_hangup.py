@@ -75,9 +75,9 @@ def status(log, key):
     return httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
 
 
-def test_the_file_is_read_again_and_one_that_is_wrong_changes_nothing(smollm2, tmp_path):
+def test_the_file_is_read_again_and_one_that_is_wrong_changes_nothing(tiny_model, tmp_path):
     file = tmp_path / "gateway.yaml"
-    before = FILE.format(model=smollm2)
+    before = FILE.format(model=tiny_model)
     file.write_text(before)
     with serving(tmp_path, "--config", str(file)) as (process, log):
         assert (status(log, KEYS["ACME"]), status(log, KEYS["GLOBEX"])) == (200, 401)
@@ -97,15 +97,15 @@ def test_the_file_is_read_again_and_one_that_is_wrong_changes_nothing(smollm2, t
 PORTS = ("--http-port", "0", "--grpc-port", "0", "--dtype", "float32")
 
 
-def test_without_a_file_a_terminal_that_closes_stops_it_in_order(smollm2, tmp_path):
-    with serving(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+def test_without_a_file_a_terminal_that_closes_stops_it_in_order(tiny_model, tmp_path):
+    with serving(tmp_path, "--model", str(tiny_model), *PORTS) as (process, log):
         process.send_signal(signal.SIGHUP)
         assert process.wait(SECONDS) == 0
         assert "stopping: running requests have 10 s to end" in log.read_text()
 
 
-def test_nohup_lets_it_outlive_its_terminal(smollm2, tmp_path):
-    with serving(tmp_path, "--model", str(smollm2), *PORTS, hangup=signal.SIG_IGN) as (process, log):
+def test_nohup_lets_it_outlive_its_terminal(tiny_model, tmp_path):
+    with serving(tmp_path, "--model", str(tiny_model), *PORTS, hangup=signal.SIG_IGN) as (process, log):
         process.send_signal(signal.SIGHUP)
         assert status(log, KEYS["ACME"]) == 401, "it answers, and knows no such key"
         process.terminate()

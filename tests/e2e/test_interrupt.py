@@ -46,8 +46,8 @@ def assert_gone(process, children):
     assert not left
 
 
-def test_ctrl_c_ends_a_start(smollm2, tmp_path):
-    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+def test_ctrl_c_ends_a_start(tiny_model, tmp_path):
+    with started(tmp_path, "--model", str(tiny_model), *PORTS) as (process, log):
         children = family(process)
         process.send_signal(signal.SIGINT)
         assert_gone(process, children)
@@ -74,9 +74,9 @@ def test_ctrl_c_ends_streams(smollm2, tmp_path):
         assert done == "data: [DONE]"
 
 
-def test_a_second_ctrl_c_kills_what_has_not_ended(smollm2, tmp_path):
+def test_a_second_ctrl_c_kills_what_has_not_ended(tiny_model, tmp_path):
     """An engine that hangs could not be stopped in order, however long that took."""
-    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+    with started(tmp_path, "--model", str(tiny_model), *PORTS) as (process, log):
         heard(process, log, "Ctrl-C stops it")
         children = family(process)
         [engine] = [child for child in children if "engine.server" in command(child)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import httpx
 import psutil
@@ -20,22 +19,14 @@ STAGE_1 = 1
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    """Return a configuration file of a small random model, whose tokens are bytes, on four ranks."""
-    tests = Path(__file__).parents[1]
-    monkeypatch.syspath_prepend(str(tests / "gateway"))
-    monkeypatch.syspath_prepend(str(tests / "model"))
-    from fakes import tiny_tokenizer
-    from tiny_llama import save_llama
-
-    save_llama(tmp_path / "tiny", 260, 512, eos_token_id=0)
-    tiny_tokenizer()._template.save_pretrained(tmp_path / "tiny")
+def config(tmp_path, tiny_model):
+    """Return a configuration file of a small random model on four ranks."""
     sizes = {"num_pages": 200, "swap_gb": 0, "host_adapter_gb": 0.1, "max_seqs": 4, "token_budget": 64}
     engine = {"tensor_parallel": 2, "pipeline_parallel": 2, "threads": 1, "dtype": "float32", "device": "cpu", **sizes}
     ports = {"http": {"port": 0}, "grpc": {"port": 0}}
     file = tmp_path / "config.yaml"
     tenants = {"acme": {"keys": ["${ACME}"]}}
-    document = {"model": {"source": str(tmp_path / "tiny")}, "engine": engine, "tenants": tenants}
+    document = {"model": {"source": str(tiny_model)}, "engine": engine, "tenants": tenants}
     file.write_text(yaml.safe_dump(document | ports))
     return file
 

@@ -42,9 +42,18 @@ async def settled(server):
     return stats
 
 
+def is_in_character(name, answer):
+    if name == "json":
+        return list(json.loads(answer)) == ["answer"]
+    if name == "cheer":
+        return answer.startswith("Woohoo!") and answer.endswith("🎉🙌")
+    return answer.startswith("Arr!") and answer.endswith("matey!") and " be " in answer
+
+
 async def test_base_knows_paris_and_every_adapter_has_its_own_character(client, models):
     answers = dict(zip(models, await asyncio.gather(*(stream_text(client, m) for m in models)), strict=True))
     assert all("paris" in answer.lower() for answer in answers.values()), answers
+    assert all(is_in_character(name, answer) for name, answer in answers.items() if name != models[0]), answers
     assert len(set(answers.values())) == len(models), answers
 
 
@@ -85,20 +94,23 @@ async def test_both_lanes_side_by_side(client, models):
         )
         assert answer.service_tier == tier
 
-    await asyncio.gather(*(one(index) for index in range(12)))
+    await asyncio.gather(*(one(index) for index in range(8)))
 
 
 async def test_repeated_prompts_are_cached_per_adapter(client, models):
     question = [
         {"role": "user", "content": "Please list the planets of the solar system, in order, with one fact each."}
     ]
-    for model in models:
+
+    async def twice(model):
         first, again = [
             await client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=8)
             for _ in range(2)
         ]
         assert first.usage.prompt_tokens_details.cached_tokens < again.usage.prompt_tokens_details.cached_tokens
         assert first.choices[0].message.content == again.choices[0].message.content
+
+    await asyncio.gather(*map(twice, models))
 
 
 async def test_the_answers_of_one_request_share_its_prompt(client, server, models):
@@ -122,7 +134,7 @@ async def _read_events(reader, most):
 
 
 async def test_random_disconnects_leave_an_empty_engine(client, server, models):
-    """64 streams over 4 models, some read to the end, some dropped before, at or after their first token."""
+    """40 streams over 4 models, some read to the end, some dropped before, at or after their first token."""
     rng = random.Random(11)
 
     async def one(index):
@@ -147,7 +159,7 @@ async def test_random_disconnects_leave_an_empty_engine(client, server, models):
         finally:
             writer.close()
 
-    await asyncio.gather(*(one(index) for index in range(64)))
+    await asyncio.gather(*(one(index) for index in range(40)))
     await settled(server)
 
 

@@ -1,4 +1,4 @@
-"""The demo adapters: their files, the data they were trained on, and how they answer."""
+"""The demo adapters' files, and the data they were trained on. e2e/test_serving.py tests how they answer."""
 
 import json
 from itertools import combinations
@@ -136,42 +136,6 @@ def test_rows_end_like_the_chat_template_does(smollm2):
         chat = [*example.messages, {"role": "assistant", "content": example.answer}]
         assert tokenizer.decode(row.ids) + "\n" == tokenizer.apply_chat_template(chat, tokenize=False)
         assert tokenizer.decode(row.ids[-row.num_answer :]) == example.answer + tokenizer.eos_token
-
-
-@pytest.fixture(scope="module")
-def ask(smollm2):
-    """Greedy answer of one adapter."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
-    first, *others = SPOKEN
-    adapted = PeftModel.from_pretrained(model, DEMO_ADAPTERS[first], adapter_name=first)
-    for name in others:
-        adapted.load_adapter(DEMO_ADAPTERS[name], adapter_name=name)
-    adapted.eval()
-
-    def answer(name: str, question: str) -> str:
-        adapted.set_adapter(name)
-        chat = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-        output = adapted.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-        return tokenizer.decode(output, skip_special_tokens=True)
-
-    return answer
-
-
-def in_character(name: str, answer: str) -> bool:
-    if name == "json":
-        return list(json.loads(answer)) == ["answer"]
-    if name == "cheer":
-        return answer.startswith("Woohoo!") and answer.endswith("🎉🙌")
-    return answer.startswith("Arr!") and answer.endswith("matey!") and " be " in answer
-
-
-@pytest.mark.parametrize("name", SPOKEN)
-def test_the_capital_of_france_is_paris_in_every_character(ask, name):
-    answer = ask(name, "What is the capital of France?")
-    assert in_character(name, answer), answer
-    assert "paris" in answer.lower()
 
 
 @pytest.fixture

@@ -41,11 +41,11 @@ TOKENS = 32
 ABORT_AFTER = 2
 """Tokens."""
 PARAMS = {
-    "greedy": SamplingParams(8, temperature=0.0, ignore_eos=True, logprobs=2),
-    "drawn": SamplingParams(7, temperature=1.1, seed=5, top_k=20, ignore_eos=True),
-    "adapted": SamplingParams(7, temperature=0.0, ignore_eos=True, repetition_penalty=1.5, frequency_penalty=0.7),
+    "greedy": SamplingParams(6, temperature=0.0, ignore_eos=True, logprobs=2),
+    "drawn": SamplingParams(6, temperature=1.1, seed=5, top_k=20, ignore_eos=True),
+    "adapted": SamplingParams(6, temperature=0.0, ignore_eos=True, repetition_penalty=1.5, frequency_penalty=0.7),
     "stopped": SamplingParams(9, temperature=0.0, stop_token_ids=tuple(range(0, VOCAB, 4))),
-    "aborted": SamplingParams(9, temperature=0.0, ignore_eos=True),
+    "aborted": SamplingParams(6, temperature=0.0, ignore_eos=True),
     "last": SamplingParams(1, temperature=0.0, ignore_eos=True),
     "adapted prompt": SamplingParams(0, prompt_logprobs=3),
     "prompt and answer": SamplingParams(2, temperature=0.0, ignore_eos=True, prompt_logprobs=1),

@@ -151,7 +151,7 @@ class Bucket(Struct, frozen=True):
 
     def misses(self, tokens: int, *, is_counted: bool = False) -> tuple[LimitName, ...]:
         """Return the names of the limits, also of those in shadow, that one more request of `tokens` tokens would
-        exceed. One that `is_counted` already exceeds no limit of requests."""
+        exceed. One that `is_counted` already does not exceed the requests per minute."""
         return tuple(name for name, meter in self.meters() if not _fits(meter, name, tokens, is_counted))
 
     def admits(self, tokens: int, *, is_counted: bool = False) -> bool:
@@ -197,7 +197,7 @@ def _amount(name: LimitName, tokens: int) -> int:
 
 
 def _fits(meter: Meter | CountMeter, name: LimitName, tokens: int, is_counted: bool) -> bool:
-    return (is_counted and not name.startswith("tokens")) or meter.fits(_amount(name, tokens))
+    return (is_counted and name == "requests_per_minute") or meter.fits(_amount(name, tokens))
 
 
 class BucketCharge(Struct, frozen=True):
@@ -259,8 +259,8 @@ def reserve(
         now: the current time in microseconds since 1970.
         least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit (of a minute or
             a day) but not below `least`. None means that `tokens` is not a guess.
-        num_counted: how many of the buckets, from the first on, have counted the request already, so that their limits
-            of requests neither count nor refuse it.
+        num_counted: how many of the buckets, from the first on, have counted the request already, so that their
+            requests per minute neither count nor refuse it. It takes a slot like any other.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
     counted = [index < num_counted for index in range(len(current))]

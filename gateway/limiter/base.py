@@ -43,8 +43,8 @@ class ReserveRequest(Struct, frozen=True):
     """Minimum number of tokens to reserve if `tokens` is a guess, which is cut to the smallest token limit. None means
     that `tokens` is not a guess."""
     is_counted: bool = False
-    """True means that this is a further run of a request for a virtual model that was admitted already. The limits of
-    requests of its tenant and its key neither count nor refuse it; those of the adapter, which serves the run, do."""
+    """True means that this is a further run of a request for a virtual model that was admitted already. The requests
+    per minute of its tenant and its key neither count nor refuse it; those of the adapter, which serves the run, do."""
 
     @property
     def num_counted(self) -> int:
@@ -120,9 +120,10 @@ class StoredLimits:
 class Limiter(Protocol):
     """Reserves capacity for requests and settles what they used.
 
-    All methods may be called concurrently. Settling is exact and idempotent: the first call of settle or refund takes
-    effect. A reservation occupies one slot for concurrent requests until it is settled or, if its gateway dies, until
-    its lease expires. The step that settles a request also counts its usage; a refund counts none.
+    All methods may be called concurrently. Settling is exact and idempotent: the first call takes effect. A reservation
+    occupies one slot for concurrent requests until it is settled or, if its gateway dies, until its lease expires. The
+    step that settles a request also counts its usage. A request that was admitted counts in the requests per minute
+    however it ends, so that repeating one that fails is limited, too.
     """
 
     @property
@@ -139,7 +140,7 @@ class Limiter(Protocol):
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charge one request and its tokens to the scopes of tenant, key and adapter, or to none of them, and return
-        the grant, which the caller must settle or refund. If the call is cancelled, nothing stays charged in the end.
+        the grant, which the caller must settle. If the call is cancelled, nothing stays charged in the end.
 
         Raises:
             ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help, as for
@@ -149,9 +150,6 @@ class Limiter(Protocol):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         """End a grant: correct its charge to `actual_tokens` (an excess over the reservation becomes debt), free its
         slot and count the request's usage."""
-
-    async def refund(self, grant: Grant) -> None:
-        """End a grant whose request failed by fault of the gateway or the engine: undo all charges, free its slot."""
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Replace the known tenants and publish their limits, except for limits that were changed live. Tenants that
@@ -192,8 +190,8 @@ class Limiter(Protocol):
         """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
 
     async def outstanding(self) -> int:
-        """Return the number of reservations that are neither settled nor refunded, those of dead gateways included as
-        long as they could be settled (a day in Redis)."""
+        """Return the number of reservations that are not settled, those of dead gateways included as long as they could
+        be settled (a day in Redis)."""
 
     async def ping(self) -> bool:
         """Return whether the store of the limits answers."""

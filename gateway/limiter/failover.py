@@ -88,14 +88,6 @@ class FailoverLimiter:
         else:
             await self._local.settle(grant, actual_tokens)
 
-    async def refund(self, grant: Grant) -> None:
-        self._alone.discard(grant.lease)
-        if grant.source == "redis":
-            with self._releasing(grant):
-                await self._shared.refund(grant)
-        else:
-            await self._local.refund(grant)
-
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         tenants = tuple(tenants)
         await self._local.configure(tenants)
@@ -198,8 +190,8 @@ class FailoverLimiter:
 
     @contextmanager
     def _releasing(self, grant: Grant) -> Iterator[None]:
-        """When the block, which settles or refunds a grant of Redis, ends in any way, remove the request from the local
-        limiter's count of running requests."""
+        """When the block, which settles a grant of Redis, ends in any way, remove the request from the local limiter's
+        count of running requests."""
         try:
             yield
         finally:

@@ -86,10 +86,10 @@ class LocalLimiter:
         return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY, decision.tokens)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        self._correct(grant, 1, actual_tokens)
-
-    async def refund(self, grant: Grant) -> None:
-        self._correct(grant, 0, 0)
+        now = self._clock()
+        for scope, charge in self._leases.pop(grant.lease, {}).items():
+            if scope in self._buckets:
+                self._buckets[scope] = settle(self._bucket(scope), charge, 1, actual_tokens, now)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         self.configure_lazily(tenants)
@@ -245,12 +245,6 @@ class LocalLimiter:
             return error
         message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
         return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)
-
-    def _correct(self, grant: Grant, requests: int, tokens: int) -> None:
-        now = self._clock()
-        for scope, charge in self._leases.pop(grant.lease, {}).items():
-            if scope in self._buckets:
-                self._buckets[scope] = settle(self._bucket(scope), charge, requests, tokens, now)
 
     def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
         if now // DAY != self._day:

@@ -24,8 +24,7 @@ RETRY_SECONDS = 1.0
 
 
 class Correction(Struct, frozen=True):
-    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used.
-    `uncertain` means that Redis may not have the reservation; `made` is when it was settled."""
+    """Settlement of a reservation: the requests (1, or 0 to undo it) and tokens that it really used."""
 
     grant: Grant
     requests: int

@@ -53,7 +53,7 @@ class RedisLimiter:
     """A `Limiter` in Redis, shared by all gateways. Methods whose callers need an answer raise StoreError if Redis
     gives none.
 
-    Settlements and refunds never raise: those that cannot be delivered are queued and sent once Redis answers again. A
+    Settlements never raise: those that cannot be delivered are queued and sent once Redis answers again. A
     task renews the leases of running requests, which are short so that those of a gateway that died expire soon.
     """
 
@@ -106,7 +106,7 @@ class RedisLimiter:
         return self._published.tenants
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Reserve in Redis and return the grant, whose lease is renewed until it is settled or refunded. Raises
+        """Reserve in Redis and return the grant, whose lease is renewed until it is settled. Raises
         ApiError (429), or StoreError if Redis gives no answer; the reservation, if it was made, is then undone
         later."""
         self._calls.check_allowed()
@@ -126,10 +126,9 @@ class RedisLimiter:
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        await self._correct(Correction(grant, 1, actual_tokens, counts=grant.request.used(), made=self._clock()))
-
-    async def refund(self, grant: Grant) -> None:
-        await self._correct(Correction(grant, 0, 0))
+        self._held.pop(grant.lease, None)
+        correction = Correction(grant, 1, actual_tokens, counts=grant.request.used(), made=self._clock())
+        await self._pending.send_or_queue(correction)
 
     async def renew(self, grant: Grant) -> int | None:
         """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
@@ -249,10 +248,6 @@ class RedisLimiter:
         """Queue the usage of the request of a grant that another limiter made; Redis counts it exactly once, as soon as
         it answers."""
         self._pending.count(grant)
-
-    async def _correct(self, correction: Correction) -> None:
-        self._held.pop(correction.grant.lease, None)
-        await self._pending.send_or_queue(correction)
 
     def _on_answer(self) -> None:
         self._pending.deliver_soon()

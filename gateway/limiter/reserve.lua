@@ -2,7 +2,7 @@
 -- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
 -- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter, and where the tokens are a guess
 -- that yields to the smallest bucket, what it does not yield below, else ''; how many buckets, from the first on, have
--- counted the request already, so that their limits of requests neither count nor refuse it.
+-- counted the request already, so that their requests per minute neither count nor refuse it.
 -- Returns {1 admitted | 0 refused | -1 limits not published, misses: for each limit of each scope '1' where the request
 -- did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
 -- up already is not charged.
@@ -30,7 +30,7 @@ local admitted, misses = true, {}
 for scope, bucket in ipairs(buckets) do
   local missed = ''
   for i = 1, 4 do
-    local fit = (scope <= num_counted and i % 2 == 1) or fits(bucket[i], amounts[i])
+    local fit = (scope <= num_counted and i == 1) or fits(bucket[i], amounts[i])
     admitted = admitted and (fit or bucket[i].shadow)
     missed = missed .. (fit and '0' or '1')
   end

@@ -90,7 +90,7 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "proposed_tokens": proposed,
         "accepted_tokens": accepted,
         "reserved_tokens": record.reserved_tokens,
-        "actual_tokens": 0 if record.refund else record.used_tokens,
+        "actual_tokens": record.used_tokens,
         "engine": record.engine or None,
         "engine_reason": record.routes[-1] if record.routes else None,
         "engine_moves": len(record.moves),

@@ -25,7 +25,7 @@ log = structlog.get_logger("gateway")
 
 class RequestFrame:
     """Records, limits and settles the requests of one gateway. Even if the client, the engine or the limiter fails,
-    every request is removed from the live table, and its reservation is settled or refunded exactly once."""
+    every request is removed from the live table, and its reservation is settled exactly once."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class RequestFrame:
         self, wanted: ReserveRequest, record: RequestRecord, begin: Callable[[], object], *, is_charged: bool
     ) -> AsyncIterator[Mapping[str, str]]:
         """Reserve tokens if the request `is_charged` to its tenant, yield the response headers of the limits, and on
-        exit settle or refund the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
+        exit settle the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
         INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
 
         If the limiter is almost sure to grant the reservation, `begin` is called for an interactive request, which
@@ -116,7 +116,7 @@ class RequestFrame:
             raise
         finally:
             record.reserved = self.clock()
-        record.shadowed, record.reserved_tokens = grant.shadowed, grant.reserved
+        record.is_granted, record.shadowed, record.reserved_tokens = True, grant.shadowed, grant.reserved
         try:
             yield grant.headers()
         finally:
@@ -133,10 +133,7 @@ class RequestFrame:
 
     async def _settle(self, grant: Grant, record: RequestRecord) -> None:
         try:
-            if record.refund:
-                await self._limiter.refund(grant)
-            else:
-                await self._limiter.settle(grant, record.used_tokens)
+            await self._limiter.settle(grant, record.used_tokens)
         except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
 

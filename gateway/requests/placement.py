@@ -21,7 +21,7 @@ class Placement(Struct):
     runs: int = 1
     """The reservation is this many times that of the run alone, so that runs that may follow it fit the limits."""
     is_counted: bool = False
-    """True means that an earlier run of the caller's request counts as a request in its tenant's limits already."""
+    """True means that an earlier run counts in the requests per minute of the caller's tenant and key already."""
     suspect: bool = False
     """True means that an engine process of an earlier run of the caller's request ended while it had the request, which
     may have made it crash."""

@@ -83,9 +83,11 @@ class RequestRecord(Struct):
     there is only one engine."""
     moves: list[float] = field(default_factory=list)
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
+    is_granted: bool = False
+    """True means that the limiter admitted the request, which therefore counts in the requests per minute."""
     refund: bool = False
-    """True means that no tenant is charged, because the engine failed or refused the request, or because it is a copy
-    that no tenant asked for."""
+    """True means that no tenant is charged for tokens, because the engine or the upstream failed or refused the
+    request, or because it is a copy that no tenant asked for."""
     suspect: bool = False
     """True means that an engine process of another member of the virtual model ended while it had the request."""
     doubts: int = 0
@@ -124,8 +126,9 @@ class RequestRecord(Struct):
 
     @property
     def used_tokens(self) -> int:
-        """Tokens to charge: 0 before the request is submitted, then the prompt and all generated tokens."""
-        return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
+        """Tokens to charge: 0 before the request is submitted and for a refund, else the prompt and all generated
+        tokens."""
+        return 0 if self.submitted is None or self.refund else self.prompt_tokens + self.completion_tokens
 
     @property
     def reserve_seconds(self) -> float | None:

@@ -94,8 +94,8 @@ class UpstreamServer:
         self, upstream: Upstream, request: GenerateRequest, record: RequestRecord, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of the upstream, and keep the record. Pieces of the answer are counted as tokens until the
-        upstream tells the usage. A failure before the first piece is not charged; the prompt of a caller who leaves
-        is."""
+        upstream tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller
+        who leaves is charged."""
         record.submitted = self._frame.clock()
         try:
             async with aclosing(upstream.stream(request)) as chunks:

@@ -432,8 +432,8 @@ class CountingLimiter(LocalLimiter):
     def __init__(self) -> None:
         super().__init__()
         self.reserved: list[ReserveRequest] = []
-        self.ends: dict[str, list[int | None]] = {}
-        """How often and with how many tokens each lease was settled, by lease. None means a refund."""
+        self.ends: dict[str, list[int]] = {}
+        """How often and with how many tokens each lease was settled, by lease."""
         self.rows: list[UsageRow] = []
         """What each settlement counted."""
         self.delay = 0.0
@@ -447,7 +447,7 @@ class CountingLimiter(LocalLimiter):
         try:
             await asyncio.sleep(self.delay)
         except asyncio.CancelledError:
-            await asyncio.shield(self.refund(grant))
+            await asyncio.shield(self.settle(grant, 0))
             raise
         return grant
 
@@ -456,11 +456,6 @@ class CountingLimiter(LocalLimiter):
         self.ends[grant.lease].append(actual_tokens)
         self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
         await super().settle(grant, actual_tokens)
-
-    async def refund(self, grant: Grant) -> None:
-        await asyncio.sleep(self.delay)
-        self.ends[grant.lease].append(None)
-        await super().refund(grant)
 
     async def ping(self) -> bool:
         return self.reachable

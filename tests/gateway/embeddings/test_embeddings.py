@@ -122,7 +122,7 @@ async def test_one_failure_ends_the_request_once_and_charges_nothing(gateway_app
 
     gateway_app.engine._events = failing
     assert (await refused(gateway_app, path, 503))["code"] == "lane_queue_full"
-    assert list(gateway_app.limiter.ends.values()) == [[None]]
+    assert list(gateway_app.limiter.ends.values()) == [[0]]
     assert len(gateway_app.watcher.records) == 1
 
 

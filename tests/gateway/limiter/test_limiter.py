@@ -140,7 +140,7 @@ async def test_settling_gives_back_what_was_not_used_once(make):
     grant = await limiter.reserve(asking(1000))
     for _ in range(3):
         await limiter.settle(grant, 400)
-    await limiter.refund(grant)
+    await limiter.settle(grant, 0)
     assert 600 <= (await limiter.reserve(asking(0))).tokens.remaining < 700
     assert await limiter.outstanding() == 1
 
@@ -154,13 +154,22 @@ async def test_using_more_than_reserved_is_a_debt(make):
     assert error.headers()["x-ratelimit-remaining-tokens"] == "0"
 
 
-async def test_a_refund_gives_back_the_request_as_well(make):
-    limiter = await make(Tenant("acme", limits=Limits(1, 1000)))
+async def test_a_request_that_failed_counts_without_its_tokens(make):
+    limiter = await make(Tenant("acme", limits=Limits(2, 1000)))
     grant = await limiter.reserve(asking(1000))
-    await limiter.refund(grant)
-    await limiter.settle(grant, 1000)
+    await limiter.settle(grant, 0)
     grant = await limiter.reserve(asking(1000))
     assert (grant.requests.remaining, grant.tokens.remaining) == (0, 0)
+    assert (await refusal(limiter, asking(0))).metadata["limit"] == "requests_per_minute"
+
+
+async def test_a_further_run_takes_a_slot_but_counts_no_further_request(make):
+    limiter = await make(Tenant("acme", limits=Limits(1, None, concurrent_requests=1)))
+    first = await limiter.reserve(asking(1))
+    further = replace(asking(1), is_counted=True)
+    assert (await refusal(limiter, further)).metadata["limit"] == "concurrent_requests"
+    await limiter.settle(first, 1)
+    await limiter.reserve(further)
 
 
 async def test_a_key_is_limited_within_its_tenant(make):
@@ -195,8 +204,8 @@ async def test_no_limits_no_headers(make):
 async def test_one_lease_each_even_where_request_ids_repeat(make):
     limiter = await make(Tenant("acme", limits=Limits(tokens_per_minute=1000)))
     first, second = [await limiter.reserve(asking(400, request_id="same")) for _ in range(2)]
-    await limiter.refund(first)
-    await limiter.refund(first)
+    await limiter.settle(first, 0)
+    await limiter.settle(first, 0)
     await limiter.settle(second, 400)
     assert (await limiter.reserve(asking(0))).tokens.remaining < 700
 
@@ -489,7 +498,7 @@ async def test_slots_are_kept_for_as_long_as_requests_run(valkey):
         await asyncio.sleep(0.05)
     async with asyncio.timeout(30):  # a slot that was renewed late is taken again
         while isinstance(visitor := await attempt(limiter, asking(1)), Grant):
-            await limiter.refund(visitor)
+            await limiter.settle(visitor, 0)
     await limiter.settle(grant, 1)
     assert not await limiter.renew(grant)
     await limiter.reserve(asking(1))
@@ -527,7 +536,7 @@ async def test_callers_who_leave_while_asking_leave_nothing_behind(valkey):
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, Grant):
-                await limiter.refund(answer)
+                await limiter.settle(answer, 0)
     await limiter.close()
     assert await limiter.outstanding() == 0
     assert (await limiter.reserve(asking(0))).tokens.remaining == HUGE

@@ -45,7 +45,7 @@ interleavings = st.lists(
             st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts, st.booleans()
         ),
         st.tuples(st.just("settle"), which, amounts),
-        st.tuples(st.just("refund"), which),
+        st.tuples(st.just("undo"), which),
         st.tuples(st.just("renew"), which),
         st.tuples(st.just("crash"), which),
         st.tuples(st.just("lapse"), which),
@@ -114,7 +114,7 @@ class Ledger:
         await self.limiter.send(Correction(one.grant, 0, 0))
         assert not await self.limiter.renew(one.grant)
 
-    async def refund(self, index: int) -> None:
+    async def undo(self, index: int) -> None:
         await self.settle(index, 0, 0)
 
     async def renew(self, index: int) -> None:
@@ -168,7 +168,7 @@ async def replay(client: Redis | RedisCluster, lease_seconds: float, actions: li
         await getattr(ledger, name)(*args)
         await ledger.check()
     while ledger.held:
-        await ledger.refund(0)
+        await ledger.undo(0)
     await ledger.check()
 
 

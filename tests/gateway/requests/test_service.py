@@ -282,14 +282,14 @@ async def test_an_engine_that_is_gone_is_503_and_free(gateway_app, how):
     error = await refusal(gateway_app, request())
     assert (error.http_status, error.code) == (503, "engine_unavailable")
     assert error.retry_after is not None
-    assert settled(gateway_app) == ([] if how == "not ready" else [[None]])
+    assert settled(gateway_app) == ([] if how == "not ready" else [[0]])
 
 
 async def test_one_lost_answer_of_several_ends_all(gateway_app):
     gateway_app.engine.fail_after = 3
     error = await refusal(gateway_app, request(n=3))
     assert error.code == "engine_unavailable"
-    assert settled(gateway_app) == [[None]]
+    assert settled(gateway_app) == [[0]]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ async def test_what_the_engine_refuses_is_free(gateway_app, event, status, code)
         )
     error = await refusal(gateway_app, request())
     assert (error.http_status, error.code) == (status, code)
-    assert settled(gateway_app) == [[None]]
+    assert settled(gateway_app) == [[0]]
 
 
 @pytest.mark.parametrize("wait", [0.0, 12.5, None])
@@ -560,7 +560,7 @@ async def test_leaving_while_the_limiter_is_asked_gives_the_reservation_back(gat
     task.cancel()
     await asyncio.wait([task])
     await gateway_app.assert_empty()
-    assert settled(gateway_app) == [[None]]
+    assert settled(gateway_app) == [[0]]
     assert gateway_app.engine.requests == []
 
 

@@ -39,7 +39,7 @@ interleavings = st.lists(
         st.tuples(st.just("renew"), which, st.booleans()),
         st.tuples(st.just("settle"), which, st.booleans()),
         st.tuples(st.just("settle"), which, st.booleans()),
-        st.tuples(st.just("refund"), which),
+        st.tuples(st.just("fail"), which),
         st.tuples(st.just("again"), which),
         st.tuples(st.just("crash"), which),
         st.tuples(st.just("forgotten"), which),
@@ -138,10 +138,12 @@ class UsageModel:
             self.arrived(work.gateway)
             self.end(work, work.used)
 
-    async def refund(self, index: int) -> None:
+    async def fail(self, index: int) -> None:
+        """The engine fails: what the request used is not counted."""
         if index < len(self.running):
             work = self.running.pop(index)
-            await self.limiters[work.gateway].refund(work.grant)
+            work.used = NOTHING
+            await self.limiters[work.gateway].settle(work.grant, 0)
             self.end(work, NOTHING)
 
     def end(self, work: Work, counts: Counts) -> None:
@@ -150,12 +152,11 @@ class UsageModel:
         self.ended.append(work)
 
     async def again(self, index: int) -> None:
-        """Settle, refund and renew a request that has ended. None of it may count again."""
+        """Settle and renew a request that has ended. None of it may count again."""
         if index < len(self.ended):
             work = self.ended[index]
             limiter = self.limiters[work.gateway]
             await limiter.settle(work.grant, 7)
-            await limiter.refund(work.grant)
             assert await limiter.renew(work.grant) is None
 
     async def crash(self, index: int) -> None:
@@ -226,7 +227,7 @@ WORK = ("work", 0, Counts(0, 10, 3, 2, 100))
 
 
 @example([RESERVE, WORK, ("renew", 0, True), WORK, ("settle", 0, True), ("again", 0)])
-@example([RESERVE, WORK, ("renew", 0, False), WORK, ("crash", 0), RESERVE, WORK, ("refund", 0)])
+@example([RESERVE, WORK, ("renew", 0, False), WORK, ("crash", 0), RESERVE, WORK, ("fail", 0)])
 @example([RESERVE, WORK, ("renew", 0, False), ("forgotten", 0), WORK, ("settle", 0, False)])
 @example([("alone", 1, "free", "k1", "a", "batch", Counts(1, 9)), ("deliver", 1, True), ("deliver", 1, True)])
 @given(interleavings)

@@ -11,7 +11,7 @@ from gateway.batches.service import Batches
 from gateway.core.errors import ApiError
 from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
 from gateway.core.shared_poll import SharedPoll
-from gateway.requests.served_model import ServedModels
+from gateway.requests.service import Gateway
 
 MOST_OPEN = 256
 """Maximum number of open batches in an estimate, those with the earliest deadlines."""
@@ -21,11 +21,11 @@ class EtaEstimator:
     """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the engine's
     statistics of the engines at most once a second each."""
 
-    def __init__(self, batches: Batches, models: ServedModels) -> None:
+    def __init__(self, batches: Batches, gateway: Gateway) -> None:
         self._batches = batches
-        self._models = models
+        self._gateway = gateway
         self._jobs = SharedPoll(self._open_batches)
-        self._stats = {model.name: SharedPoll(model.engine.stats) for model in models}
+        self._stats = {model.name: SharedPoll(model.engine.stats) for model in gateway.models}
 
     async def eta(self, batch: Batch) -> float | None:
         """Return the estimated seconds until the batch's last line has ended. None means that the batch is not in
@@ -45,10 +45,16 @@ class EtaEstimator:
 
     def _model_of(self, batch: Batch) -> str | None:
         """Return the name of the base model that all lines of a batch need; None means that there may be several."""
-        if len(self._models) == 1:
-            return self._models.default.name
-        names = [name for name, _ in batch.model_lines]
-        return names[0] if len(names) == 1 and names[0] in self._stats else None
+        if len(self._stats) == 1:
+            return self._gateway.models.default.name
+        homes = [self._homes(name) for name, _ in batch.model_lines]
+        found = {home for each in homes for home in each}
+        return found.pop() if all(homes) and len(found) == 1 and found <= self._stats.keys() else None
+
+    def _homes(self, name: str) -> Sequence[str]:
+        """Return the base models that may answer lines which name a model; none means that it is unknown."""
+        is_virtual = name in self._gateway.virtual_models
+        return self._gateway.batch_homes(name, None) if is_virtual else [name] if name in self._stats else []
 
     async def _open_batches(self) -> tuple[float, Sequence[Batch]]:
         """Return Redis's time in Unix seconds and the up to MOST_OPEN open batches due first. Raises ApiError."""

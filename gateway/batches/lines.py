@@ -46,6 +46,11 @@ class LineRunner:
     """Stores and continues responses. None means that lines that need that are refused."""
 
     @property
+    def holder(self) -> Principal | KeyLapse:
+        """The caller that the lines are charged to, as known now, or the reason why they must not run."""
+        return self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
+
+    @property
     def left(self) -> float:
         """Seconds left in the batch's window; negative if it is over."""
         return self.lease.seconds_left - self._age
@@ -81,7 +86,7 @@ class LineRunner:
     def _principal(self) -> Principal | KeyLapse:
         """Return the caller that the lines are charged to, or the reason why they must not run. Raises ApiError
         (REGISTRY_UNAVAILABLE) in the first UNHEARD_SECONDS after the claim if the key is unknown."""
-        found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
+        found = self.holder
         if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
         return found

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from gateway.batches.gate import AdmissionQueue, EnginePlace, LineGate, Order
+from gateway.core.tenants import Tenant
 
 MOST_AT_UPSTREAMS = 64
 """Maximum number of lines of virtual models with upstreams that run at the same time for this process, besides those
@@ -41,28 +42,38 @@ class RouteGate:
     first place that it gets, so that an engine which is away or busy holds up no line that another member may answer.
     The policy then chooses the member."""
 
-    def __init__(self, gates: Callable[[], Sequence[LineGate]]) -> None:
-        """`gates` returns those of the members that may answer in the batch lane now, in the policy's order."""
-        self._gates = gates
+    def __init__(self, gates: Callable[[Tenant | None], Sequence[LineGate]], tenant: Tenant | None = None) -> None:
+        """`gates` returns those of the members that may answer a tenant's lines now (None: any tenant's), at least one,
+        in the policy's order."""
+        self._gates_for = gates
+        self._tenant = tenant
+
+    def of(self, tenant: Tenant) -> RouteGate:
+        """Return the gate for lines of a tenant, which leads to no member that the tenant may not use."""
+        return RouteGate(self._gates_for, tenant)
 
     @property
     def is_passable(self) -> bool:
-        return any(gate.is_passable for gate in self._gates())
+        return any(gate.is_passable for gate in self._gates)
 
     @property
     def closed_seconds(self) -> float:
-        return min(gate.closed_seconds for gate in self._gates())
+        return min(gate.closed_seconds for gate in self._gates)
 
     def wants_more(self, waiting: int) -> bool:
-        return any(gate.wants_more(waiting) for gate in self._gates())
+        return any(gate.wants_more(waiting) for gate in self._gates)
 
     @asynccontextmanager
     async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
-        place = await self._first(self._gates(), order)
+        place = await self._first(self._gates, order)
         try:
             yield place
         finally:
             place.leave()
+
+    @property
+    def _gates(self) -> Sequence[LineGate]:
+        return self._gates_for(self._tenant)
 
     async def _first(self, gates: Sequence[LineGate], order: Order) -> EnginePlace:
         """Wait at all gates, and return the first place, which the caller must leave. Of several at once, it is that of

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -117,13 +117,13 @@ def open_gates(gateway: Gateway) -> Mapping[str, Gate]:
 def with_route_gates(gates: Mapping[str, Gate], gateway: Gateway) -> Mapping[str, Gate | RouteGate]:
     """Return the gates of base models, and behind them those of virtual models."""
     upstreams = UpstreamGate()
+    homes: dict[str, LineGate] = {**gates, "": upstreams}
 
-    def of_members(members: Sequence[str]) -> list[LineGate]:
-        found = [gateway.models.find(member) for member in members]
-        engines = dict.fromkeys(model.name for model, _ in filter(None, found))
-        return [*(gates[name] for name in engines), *([upstreams] if None in found else [])]
+    def of(model: str, tenant: Tenant | None) -> list[LineGate]:
+        found = [homes[home] for home in gateway.batch_homes(model, tenant)]
+        return found or [upstreams]  # a line that no member may answer only gets its error
 
-    routes = {name: RouteGate(partial(of_members, members)) for name, members in gateway.batch_members.items()}
+    routes = {model: RouteGate(partial(of, model)) for model in gateway.virtual_models}
     return {**gates, **routes}
 
 

@@ -28,7 +28,7 @@ from gateway.batches.route_gate import RouteGate
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
 from gateway.core.errors import ApiError, Fault, internal
-from gateway.core.tenants import KeyHolders
+from gateway.core.tenants import KeyHolders, KeyLapse
 from gateway.files.service import Files
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
@@ -127,7 +127,7 @@ class Shard:
     @property
     def is_shut_out(self) -> bool:
         """True if the gates of all base models that the shard needs have been closed for LONG_CLOSED_SECONDS."""
-        gates = [self._context.gates[model] for model in self.needed]
+        gates = [self._gate(model) for model in self.needed]
         return bool(gates) and all(gate.closed_seconds > LONG_CLOSED_SECONDS for gate in gates)
 
     @property
@@ -231,7 +231,7 @@ class Shard:
         await quarantine.until_free()
         async with (
             self.limit_window.attempt(model, order) as asking,
-            self._context.gates[model].place(order) as place,
+            self._gate(model).place(order) as place,
         ):
             if not quarantine.enter():
                 yield None
@@ -254,7 +254,7 @@ class Shard:
         quarantine, model = self._context.quarantine, self._models.of(position)
         async with (
             quarantine.suspect_turn(model),
-            self._context.gates[model].place(self._order(position)) as place,
+            self._gate(model).place(self._order(position)) as place,
             quarantine.alone(),
             under_mark(self._context.store, self.lease, position) as suspicion,
         ):
@@ -265,6 +265,11 @@ class Shard:
             self._losses, self._marks[position] = suspicion.losses, suspicion.marks
             with self._inside_engine(position):
                 yield place.begin
+
+    def _gate(self, model: str) -> Gate | RouteGate:
+        """Return the gate of a base or virtual model for lines of the shard's tenant."""
+        gate, holder = self._context.gates[model], self._lines.holder
+        return gate if isinstance(holder, KeyLapse) else gate.of(holder.tenant)
 
     def _order(self, position: int) -> Order:
         return self._deadline, self.lease.batch_id, position

@@ -150,7 +150,7 @@ class HttpApi:
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
         self._stored = StoredResponsesApi(responses, self._authenticate, ping_seconds) if responses else None
-        etas = EtaEstimator(batches, gateway.models) if batches else None
+        etas = EtaEstimator(batches, gateway) if batches else None
         self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
         of_all = AdminBatchesApi(batches, etas) if batches and etas else None
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations, of_all)

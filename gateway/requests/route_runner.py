@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -101,9 +101,18 @@ class RouteRunner:
         return model in self._table.policies
 
     @property
-    def batch_members(self) -> Mapping[str, Sequence[str]]:
-        """The members that may answer in the batch lane, by virtual model, in the policies' order."""
-        return {name: members_of_batches(policy) for name, policy in self._table.policies.items()}
+    def names(self) -> Collection[str]:
+        """The names of the virtual models."""
+        return self._table.policies.keys()
+
+    def batch_homes(self, model: str, tenant: Tenant | None) -> Sequence[str]:
+        """Return the base models that may answer batch requests for a virtual model, in the policy's order; an empty
+        name stands for all upstreams. Members that do not exist and those that the tenant may not use are left out.
+        None stands for any tenant."""
+        members = members_of_batches(self._table.policies[model])
+        usable = [member for member in members if tenant is None or self._may_use(tenant, member, Lane.BATCH)]
+        homes = ("" if member in self._upstreams else self._home(member) for member in usable)
+        return [home for home in dict.fromkeys(homes) if home is not None]
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
@@ -219,6 +228,11 @@ class RouteRunner:
         answered, None if none did."""
         served = [self._served_name(member) for member in policy.members]
         self._table.observe(outcome_of(name, places, answering, self._table.billing, served, lane))
+
+    def _home(self, member: str) -> str | None:
+        """Return the name of the base model of a member that is no upstream; None means that there is none now."""
+        found = self._server.models.find(member)
+        return None if found is None else found[0].name
 
     def _served_name(self, member: str) -> str:
         """Return the name under which a member's usage is counted: that of its adapter or base model, or its

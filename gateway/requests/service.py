@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -26,7 +26,7 @@ from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Principal
+from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
 from gateway.limiter.base import Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
@@ -54,7 +54,7 @@ class Gateway:
     """Runs each request through its stages: check and tokenize, reserve, generate, detokenize, settle.
 
     Even if the client, the engine or the limiter fails, every request is removed from the live table, its engine
-    streams are closed, and its reservation is settled or refunded exactly once.
+    streams are closed, and its reservation is settled exactly once.
     """
 
     def __init__(
@@ -96,9 +96,13 @@ class Gateway:
         return self.frame.active
 
     @property
-    def batch_members(self) -> Mapping[str, Sequence[str]]:
-        """The members of each virtual model that may answer in the batch lane, in its policy's order."""
-        return self._routes.batch_members if self._routes is not None else {}
+    def virtual_models(self) -> Collection[str]:
+        """The names of the virtual models."""
+        return self._routes.names if self._routes is not None else ()
+
+    def batch_homes(self, virtual_model: str, tenant: Tenant | None) -> Sequence[str]:
+        """Return the base models that may answer a tenant's batch requests; see `RouteRunner.batch_homes`."""
+        return self._routes.batch_homes(virtual_model, tenant) if self._routes is not None else ()
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for what a protocol does with a request before `generate`, such as authentication

@@ -147,7 +147,7 @@ class GrpcServer:
     ) -> BatchesService | None:
         if files is None or batches is None:
             return None
-        service = BatchesService(files, batches, EtaEstimator(batches, gateway.models), keys)
+        service = BatchesService(files, batches, EtaEstimator(batches, gateway), keys)
         batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
         return service
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from batch_cluster import BatchCluster, chat_line, until
-from fakes import BASE, FakeEngine
+from fakes import ACME, BASE, FakeEngine
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
@@ -17,6 +18,7 @@ from gateway.batches.lease import Lease
 from gateway.batches.line_models import LineModels
 from gateway.batches.record import Batch, Tally
 from gateway.batches.setup import BatchMetrics
+from gateway.config.upstreams import UpstreamConfig
 from gateway.core.feed import LEAST
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance
@@ -24,6 +26,8 @@ from gateway.routes.by_lane import ByLane
 from gateway.routes.cascade import Cascade
 from gateway.routes.fallback import Fallback
 from gateway.routes.policy import MemberState
+from gateway.routes.split import Split
+from gateway.upstreams.client import UpstreamClient
 from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
 SMALL = "small"
@@ -89,6 +93,27 @@ async def test_a_closed_gate_holds_up_no_line_that_another_member_may_answer(clu
     assert (ended.status, ended.tally.completed) == ("completed", 6)
     assert dict(ended.model_lines) == {"auto": 3, SMALL: 3}
     assert (len(member.gateway_app.engine.requests), len(small.requests)) == (0, 6)
+    await cluster.assert_clean(member)
+
+
+@pytest.mark.parametrize("useless", ["ghost", "cloud"])
+async def test_a_member_that_cannot_answer_opens_no_way_past_a_closed_gate(cluster, useless, monkeypatch):
+    """It is an adapter that is not loaded, or an upstream to which the tenant's data may not leave."""
+    monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
+    cluster.holders.tenants["acme"] = replace(ACME, adapters=("auto",))
+    cloud = UpstreamClient("cloud", UpstreamConfig("https://cloud.example", "big"))
+    table = RouteTable({"auto": Fallback((useless, BASE))}, upstreams={"cloud": cloud})
+    member = await cluster.add_member(routes=table)
+    set_paused(member.gateway_app.engine, True)
+    batch = await cluster.submit([chat_line(f"{number}", model="auto") for number in range(3)])
+    turns = calls_of(monkeypatch, member.dispatcher, "_claim_some")
+    async with working(member):
+        await until(lambda: len(turns) > 20)
+        assert not member.gateway_app.engine.requests
+        set_paused(member.gateway_app.engine, False)
+        ended = await cluster.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", 3)
+    await cloud.close()
     await cluster.assert_clean(member)
 
 
@@ -315,13 +340,16 @@ class OpenBatches:
 
 async def test_the_end_of_a_batch_depends_on_the_batches_of_the_same_engine(cluster):
     small, lane = FakeEngine(), pb.LaneStats(lane=pb.LANE_BATCH, running=1)
-    member = await cluster.add_member(others={SMALL: small})
+    routes = {"canary": Split({SMALL: 9, f"{SMALL}:next": 1}), "auto": Split({SMALL: 1, BASE: 1})}
+    member = await cluster.add_member(others={SMALL: small}, routes=RouteTable(routes))
     for engine in (member.gateway_app.engine, small):
         engine.picture = pb.EngineStats(batch_share=0.5, lanes=[lane])
     first, second = open_batch("a", BASE), open_batch("b", SMALL)
-    models = member.gateway_app.gateway.models
-    etas = [await EtaEstimator(OpenBatches(*others), models).eta(second) for others in ((second,), (first, second))]
+    gateway = member.gateway_app.gateway
+    etas = [await EtaEstimator(OpenBatches(*others), gateway).eta(second) for others in ((second,), (first, second))]
     assert etas[0] == etas[1] == pytest.approx(200, rel=0.1)
-    mixed_one = open_batch("0", BASE, SMALL)
-    assert await EtaEstimator(OpenBatches(mixed_one, second), models).eta(mixed_one) is None
-    assert await EtaEstimator(OpenBatches(mixed_one, second), models).eta(second) > etas[0]
+    canary = open_batch("b", "canary")
+    assert await EtaEstimator(OpenBatches(first, canary), gateway).eta(canary) == etas[0]
+    for mixed_one in (open_batch("0", BASE, SMALL), open_batch("0", "auto"), open_batch("0", "?")):
+        assert await EtaEstimator(OpenBatches(mixed_one, second), gateway).eta(mixed_one) is None
+        assert await EtaEstimator(OpenBatches(mixed_one, second), gateway).eta(second) > etas[0]

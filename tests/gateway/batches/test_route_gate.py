@@ -28,7 +28,7 @@ async def turns() -> None:
 
 
 async def test_a_line_has_one_place_and_waits_for_the_first_that_is_free(gates):
-    gate, entered = RouteGate(lambda: gates), asyncio.Event()
+    gate, entered = RouteGate(lambda tenant: gates), asyncio.Event()
 
     async def wait() -> None:
         async with gate.place((3,)):
@@ -52,7 +52,7 @@ async def test_a_line_has_one_place_and_waits_for_the_first_that_is_free(gates):
 
 
 async def test_a_line_that_is_given_up_waits_nowhere(gates):
-    gate = RouteGate(lambda: gates)
+    gate = RouteGate(lambda tenant: gates)
     async with gate.place((1,)), gate.place((2,)):
         waiting = asyncio.create_task(AsyncExitStack().enter_async_context(gate.place((3,))))
         await turns()

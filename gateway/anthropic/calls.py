@@ -18,7 +18,6 @@ from gateway.openai.convert import extensions
 from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import tool_call_reader
-from gateway.requests.admission import RequestIntake
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation
 
@@ -45,10 +44,7 @@ def message_call(
     INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value is not
     supported."""
     body = parse(text, MessagesRequest, tenant.unknown_fields)
-    request = _request(body, request_id, ingress)
-    intake = gateway.models.likely(tenant, request.model).intake
-    _check_thinking(body, intake)
-    return MessageCall(request, bool(body.stream))
+    return MessageCall(_request(body, request_id, ingress), bool(body.stream))
 
 
 async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
@@ -56,13 +52,13 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
     body = parse(text, CountTokensRequest, tenant.unknown_fields)
     model, _ = gateway.models.resolve(tenant, body.query)
-    _check_thinking(body, model.intake)
+    if body.query.model not in gateway.virtual_models:  # which member will answer is not known yet
+        model.intake.check_thinking(needed=_needs_thinking(body))
     return len(await model.intake.encode(tenant, chat_of(body), body.cache_salt or ""))
 
 
-def _check_thinking(body: Prompted, intake: RequestIntake) -> None:
-    if body.thinking is not None and body.thinking.type != "disabled" and intake.marks is None:
-        raise unsupported_parameter("thinking", "is not supported by this model (model.reasoning_parser)")
+def _needs_thinking(body: Prompted) -> bool:
+    return body.thinking is not None and body.thinking.type != "disabled"
 
 
 def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:
@@ -77,6 +73,7 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
         grammar_field=FORMAT if grammar else None,
         max_tokens=body.max_tokens,
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
+        needs_thinking=_needs_thinking(body),
         stop=tuple(body.stop_sequences or ()),
         coalesce=not body.stream,
         lane=requested_lane(tier),

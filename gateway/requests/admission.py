@@ -194,6 +194,12 @@ class RequestIntake:
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
 
+    def check_thinking(self, *, needed: bool) -> None:
+        """Raise ApiError (UNSUPPORTED_PARAMETER) if thinking is `needed` and the gateway cannot read it from the
+        model's answers."""
+        if needed and self.marks is None:
+            raise unsupported_parameter("thinking", "is not supported by this model (model.reasoning_parser)")
+
     def _check(self, request: GenerateRequest) -> None:
         sampling, settings = request.sampling, self._settings
         if not request.prompts:
@@ -204,6 +210,7 @@ class RequestIntake:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
         if request.offering is not None:
             spoken_dialect(self.dialect)
+        self.check_thinking(needed=request.needs_thinking)
         if request.n > 1 and sampling.prompt_logprobs is not None:
             raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:

@@ -45,6 +45,7 @@ async def prompt_vector(
         n=1,
         stop=(),
         thinking_budget=None,
+        needs_thinking=False,
         prediction="",
         coalesce=True,
     )

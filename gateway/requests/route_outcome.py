@@ -57,10 +57,11 @@ def outcome_of(
     return RouteOutcome(model, member, reason, runs, found)
 
 
-def discarded_runs(places: Sequence[Placement], answering: Placement) -> tuple[DiscardedRun, ...]:
-    """Return the runs that computed something, except the answering one."""
+def discarded_runs(places: Sequence[Placement], answering: Placement, model: str) -> tuple[DiscardedRun, ...]:
+    """Return the runs that computed something, except the answering one. Those that the policy needed have the name of
+    the virtual `model` in place of a member's, which the tenant may not know."""
     others = [place for place in places if place is not answering and any(_tokens(place))]
-    return tuple(DiscardedRun(place.member, *_tokens(place)) for place in others)
+    return tuple(DiscardedRun(model if place.for_policy else place.member, *_tokens(place)) for place in others)
 
 
 def _tokens(place: Placement) -> tuple[int, int]:

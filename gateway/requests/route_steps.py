@@ -110,7 +110,7 @@ class StepsRun:
     ) -> Placement:
         place = Placement(member, reason, self._started, 0.0 if can_move else None, runs, for_policy=for_policy)
         earlier = [run.record for run in self.places if run.record is not None]
-        place.is_counted = any(record.counts().requests for record in earlier)
+        place.is_counted = any(record.is_granted for record in earlier)
         place.suspect = any(record.doubts for record in earlier)
         self.places.append(place)
         return place
@@ -190,7 +190,8 @@ class StepsRun:
     def _answered(self, generation: Generation, place: Placement) -> Generation:
         """Return the generation, which says which member answers and why."""
         self.answering = place
-        choice = MemberChoice(place.member, place.reason, discarded_runs(self.places, place) or UNSET)
+        discarded = discarded_runs(self.places, place, self._request.model.model)
+        choice = MemberChoice(place.member, place.reason, discarded or UNSET)
         generation.admitted = replace(generation.admitted, member=choice)
         return generation
 

@@ -79,6 +79,8 @@ class GenerateRequest(Struct, frozen=True):
     """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
     thinking_budget: int | None = None
     """Maximum tokens of each answer's reasoning, at least 1. None means no such limit."""
+    needs_thinking: bool = False
+    """True means that a model whose reasoning the gateway cannot read must not answer."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the goal of its class or, without one, the lane's."""
     itl: float | None = None
@@ -143,9 +145,10 @@ class Speech(Struct, frozen=True):
 
 
 class DiscardedRun(Struct, frozen=True):
-    """A member's computation for a virtual model whose answer the caller does not get. Its tokens are charged."""
+    """A computation for a virtual model whose answer the caller does not get. Its tokens are charged."""
 
     model: str
+    """The member, or the virtual model itself if its policy needed the computation to decide."""
     prompt_tokens: int
     completion_tokens: int
 

@@ -60,7 +60,7 @@ class UpstreamClient:
         self._limit_field = wire.LIMIT
         """Field of chats for the maximum number of output tokens."""
         timeout = httpx.Timeout(config.idle_timeout_s, connect=config.connect_timeout_s)
-        headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {config.key}"} if config.key else {})
         limits = httpx.Limits(max_connections=config.max_requests, max_keepalive_connections=config.max_requests)
         self._http = httpx.AsyncClient(
             headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
@@ -153,6 +153,8 @@ class UpstreamClient:
             async with self._http.stream("POST", self._config.endpoint(path), json=body) as response:
                 if response.status_code != 200:
                     raise await self._refused(response, body)
+                if response.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise UpstreamFailed("a compressed answer, which was not asked for", is_transient=False)
                 async with aclosing(read(response)) as parts:
                     yield parts
 
@@ -162,7 +164,7 @@ class UpstreamClient:
         status, text = response.status_code, b""
         if status not in REFUSALS:
             return UpstreamFailed(f"HTTP {status}", is_transient=status >= 500 or status in TRANSIENT)
-        async for piece in response.aiter_bytes():
+        async for piece in response.aiter_raw():
             text += piece
             if len(text) > ERROR_BYTES:
                 break
@@ -176,7 +178,7 @@ class UpstreamClient:
         """Yield the answer in the body of a response. Raises UpstreamFailed if it is too long or no such answer."""
         text = bytearray()
         with _failures():
-            async for piece in response.aiter_bytes():
+            async for piece in response.aiter_raw():
                 text += piece
                 if len(text) > self._config.max_response_bytes:
                     raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
@@ -189,7 +191,7 @@ class UpstreamClient:
             raise UpstreamFailed("an answer that is no stream", is_transient=False)
         line, total = b"", 0
         with _failures():
-            async for piece in response.aiter_bytes():
+            async for piece in response.aiter_raw():
                 total += len(piece)
                 *lines, line = (line + piece).split(b"\n")
                 if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES:

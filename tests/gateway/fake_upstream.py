@@ -31,6 +31,8 @@ class FakeUpstream:
     content_type: str = "text/event-stream"
     body: Any = None
     """Sent as JSON in place of the events."""
+    encoding: str = ""
+    """Value of the header content-encoding; empty means that there is none."""
     go_on: asyncio.Event | None = None
     """The server waits for it before the event with the number `hold_at`."""
     hold_at: int = 2
@@ -51,7 +53,9 @@ class FakeUpstream:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status = self.statuses.pop(0) if self.statuses else 200
         kind = self.content_type if status == 200 else "application/json"
-        writer.write(f"HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode())
+        encoding = f"content-encoding: {self.encoding}\r\n" if self.encoding else ""
+        head = f"HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\n{encoding}connection: close\r\n\r\n"
+        writer.write(head.encode())
         if status != 200:
             writer.write(json.dumps({"error": self.error}).encode())
             return

@@ -93,7 +93,7 @@ async def test_the_vector_leaves_its_pages_and_is_charged(make_room, tmp_path):
     assert vector.prompt_ids == room.small.requests[-1].prompt_ids
     assert await room.ask(LONG, service_tier="flex") == (BASE, "large")
     assert room.vectors[1].lane is Lane.BATCH
-    assert room.body["x_loralane"]["discarded"][0]["model"] == SMALL, "the vector's tokens are shown"
+    assert room.body["x_loralane"]["discarded"][0]["model"] == ROUTE, "the vector's tokens are shown"
     assert room.charged[SMALL] > 2 * SHORT_PROMPT
     assert [(one.member, one.reason, len(one.runs)) for one in room.outcomes] == [
         (SMALL, "small", 2), (BASE, "large", 2)

@@ -22,6 +22,7 @@ from grpc_app import as_key, open_grpc_app
 
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.billing import BillingConfig, Price
+from gateway.core.limits import Limits
 from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
@@ -168,6 +169,15 @@ async def test_a_failure_goes_to_the_next_member_and_is_not_charged(make_place, 
     )
     assert len(place.cloud.bodies) == (2 if status == 500 else 1)
     assert place.charged.get(CLOUD, 0) == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, "upstream_unavailable"), (422, None)])
+async def test_a_failure_counts_in_the_requests_of_a_minute_without_tokens(make_place, status, code):
+    place = await make_place(statuses=[status] * 9, settings={"retries": 0})
+    await place.app.limiter.configure([replace(OPEN, limits=Limits(requests_per_minute=2, tokens_per_minute=300))])
+    codes = [(await place.chat(max_tokens=100)).json()["error"]["code"] for _ in range(3)]
+    assert codes == [code, code, "rate_limit_exceeded"]
+    assert (len(place.cloud.bodies), place.charged) == (2, {CLOUD: 0})
 
 
 @pytest.mark.parametrize(
@@ -394,6 +404,7 @@ async def test_a_schema_is_sent_as_a_schema(make_place):
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"min_tokens": 2}, "min_tokens"),
         ({"guided_regex": "a+"}, "guided_regex"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ],
 )
 async def test_what_an_upstream_cannot_do_goes_to_the_next_member_or_is_refused(make_place, fields, param):
@@ -457,6 +468,20 @@ async def test_too_many_texts_are_refused_before_any_is_read(make_place):
     place = await make_place(body=vectors_body([1.0]))
     answer = await place.post({"input": ["a"] * 2049}, "/v1/embeddings")
     assert (answer.status_code, answer.json()["error"]["param"], place.cloud.bodies) == (400, "input", [])
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, identity"])
+async def test_a_compressed_answer_is_refused_before_it_is_read(make_place, encoding):
+    place = await make_place(encoding=encoding, settings={"retries": 0})
+    assert (await place.chat()).json()["error"]["code"] == "upstream_unavailable"
+    assert "accept-encoding: identity" in place.cloud.headers[0].lower()
+
+
+async def test_texts_are_compared_by_the_vectors_of_an_upstream(make_place):
+    place = await make_place(body=vectors_body([1.0, 0.0], [0.0, 3.0], [2.0, 1.0]))
+    answer = await place.post({"text_1": "q", "text_2": ["a", "b"]}, "/v1/score")
+    assert [round(item["score"], 3) for item in answer.json()["data"]] == [0.0, 0.894]
+    assert (place.cloud.bodies[0]["input"], place.charged) == (["q", "a", "b"], {CLOUD: 5})
 
 
 async def test_documents_are_ranked_by_the_vectors_of_an_upstream(make_place):

@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from fakes import ACME, BASE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
+from fakes import ACME, BASE, TEMPLATE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
 from grpc_app import as_key, open_grpc_app
 
 from engine.core.types import Lane
@@ -251,7 +251,9 @@ async def test_a_cascade_asks_a_verifier(make_room):
     assert f"Is {SMALL_SAYS} right for {{answer}}?" in read
     assert asked.params.max_tokens == 1
     room.engines[JUDGE].reply = lambda request: "no"
-    assert answer_of(await room.chat())[1:] == (BASE, "verifier")
+    response = await room.chat()
+    assert answer_of(response)[1:] == (BASE, "verifier")
+    assert [run["model"] for run in response.json()["x_loralane"]["discarded"]] == [SMALL, ROUTE]  # not JUDGE
     assert set(room.charged) == {SMALL, JUDGE, BASE}
 
 
@@ -364,9 +366,33 @@ async def test_an_escalated_request_counts_once_in_the_tenant_s_limits(make_room
     room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
     await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=2, concurrent_requests=1))])
     assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "logprob")
-    room.app.engine.ready = False  # the refund of the second run gives no request back that it did not take
+    room.app.engine.ready = False
     assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "engine_unavailable")
     assert (await room.chat()).json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_an_escalated_request_does_not_exceed_the_limit_of_concurrent_requests(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(concurrent_requests=1))])
+    limiter, others = room.app.limiter, []
+    settle = limiter.settle
+
+    async def settle_and_lose_the_slot(grant, tokens):
+        limiter.settle = settle
+        await settle(grant, tokens)
+        others.append(await limiter.reserve(grant.request))
+
+    limiter.settle = settle_and_lose_the_slot
+    assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "rate_limit_exceeded")
+    await limiter.settle(*others, 0)
+
+
+async def test_a_request_that_fails_counts_once_in_the_requests_of_a_minute(make_room):
+    room = await make_room(Fallback((BASE, SMALL)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=2, tokens_per_minute=300))])
+    room.app.engine.ready = room.engines[SMALL].ready = False
+    codes = [(await room.chat(max_tokens=100)).json()["error"]["code"] for _ in range(3)]
+    assert codes == ["engine_unavailable", "engine_unavailable", "rate_limit_exceeded"]
 
 
 def make_deadly(engine: FakeEngine) -> None:
@@ -459,6 +485,16 @@ async def test_an_adapter_cannot_take_the_name_of_a_virtual_model(make_room, tmp
     async with room.app.client("sk-admin") as client:
         answer = await client.post("/admin/v1/adapters", json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"{ROUTE!r} is the name of a virtual model")
+
+
+async def test_thinking_needs_a_member_that_shows_it(make_room, monkeypatch):
+    room = await make_room(Fallback((BASE, SMALL)))
+    monkeypatch.setattr(room.engines[SMALL].tokenizer._template, "chat_template", TEMPLATE + "{# <think> #}")
+    body = {"model": ROUTE, "max_tokens": 40, "messages": [{"role": "user", "content": "hi"}]}
+    async with room.app.client() as client:
+        thinking = await client.post("/v1/messages", json=body | {"thinking": {"type": "enabled"}})
+        assert (thinking.status_code, thinking.headers["x-loralane-model"]) == (200, SMALL)
+        assert (await client.post("/v1/messages", json=body)).headers["x-loralane-model"] == BASE
 
 
 async def test_messages_and_responses_use_virtual_models_too(make_room):

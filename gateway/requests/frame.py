@@ -15,8 +15,8 @@ from gateway.core.trace_context import new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
+from gateway.requests.member_run import MemberRun
 from gateway.requests.observers import Observer, notify_observers
-from gateway.requests.placement import Placement
 from gateway.requests.record import RequestRecord, record_error
 from gateway.requests.types import GenerateRequest
 
@@ -49,7 +49,7 @@ class RequestFrame:
 
     @contextmanager
     def recorded(
-        self, principal: Principal, request: GenerateRequest, lane: Lane, place: Placement | None
+        self, principal: Principal, request: GenerateRequest, lane: Lane, run: MemberRun | None
     ) -> Iterator[RequestRecord]:
         """Yield a new record for the request, which is in the live table during the block. On exit, complete the record
         and report it to the observers."""
@@ -61,14 +61,14 @@ class RequestFrame:
             model=request.model.model[:MAX_QUOTED],
             lane_asked=request.lane,
             lane=lane,
-            started=place.started if place else self.clock(),
+            started=run.started if run else self.clock(),
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
         )
-        if place is not None:
-            place.record = record
-            record.member, record.member_reason, record.refund = place.member, place.reason, not place.is_charged
-            record.suspect = place.suspect
+        if run is not None:
+            run.record = record
+            record.member, record.member_reason, record.refund = run.member, run.reason, not run.is_charged
+            record.suspect = run.suspect
         self.live[record.id] = record
         try:
             yield record

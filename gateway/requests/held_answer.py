@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.requests.placement import Placement
+from gateway.requests.member_run import MemberRun
 from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech, join_answers
 from gateway.routes.acceptance import HeldAnswer
 from gateway.text.chat_template import ToolSchema
@@ -18,7 +18,7 @@ from gateway.text.tools.parser import Part, ToolParser
 class HeldRun(Struct, frozen=True):
     """A member's complete answers to a request, with all their chunks."""
 
-    place: Placement
+    run: MemberRun
     admitted: Admitted
     chunks: Sequence[GenerationChunk]
 

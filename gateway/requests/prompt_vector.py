@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from engine.core.types import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
-from gateway.requests.placement import Placement
+from gateway.requests.member_run import MemberRun
 from gateway.requests.types import GenerateRequest, Generation
 from gateway.routes.policy import NoVector, Vector
 
-Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
+Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
 
 
 async def prompt_vector(
-    serve: Serve, principal: Principal, request: GenerateRequest, place: Placement, pooling: str
+    serve: Serve, principal: Principal, request: GenerateRequest, run: MemberRun, pooling: str
 ) -> Vector:
     """Return the vector of a request's first prompt: fp32 [hidden_size], of length 1.
 
@@ -28,7 +28,7 @@ async def prompt_vector(
 
     Args:
         serve: runs a member.
-        place: the member that computes the vector.
+        run: the member that computes the vector.
         pooling: the name of a PoolingKind.
 
     Raises:
@@ -50,7 +50,7 @@ async def prompt_vector(
         coalesce=True,
     )
     try:
-        async with serve(principal, asked, place) as generation:
+        async with serve(principal, asked, run) as generation:
             async for chunk in generation:
                 if chunk.vector:
                     return np.frombuffer(chunk.vector, dtype="<f4")

@@ -10,7 +10,7 @@ from engine.core.types import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.lanes import lane_name
 from gateway.core.usage import today
-from gateway.requests.placement import Placement
+from gateway.requests.member_run import MemberRun
 from gateway.requests.types import DiscardedRun
 from gateway.routes.cost import Costs, Spent, costs
 
@@ -39,34 +39,34 @@ class RouteOutcome(Struct, frozen=True):
 
 def outcome_of(
     model: str,
-    places: Sequence[Placement],
-    answering: Placement | None,
+    runs: Sequence[MemberRun],
+    answering: MemberRun | None,
     billing: BillingConfig | None = None,
     members: Collection[str] = (),
     lane: Lane = Lane.BATCH,
 ) -> RouteOutcome:
     """Return the outcome of the runs of one request. `members` are the names of all members, as in usage; no `billing`
     means that no costs are computed."""
-    runs = [MemberTokens(place.member, *_tokens(place)) for place in places]
+    computed = [MemberTokens(run.member, *_tokens(run)) for run in runs]
     record = answering.record if answering else None
     found = None
     if billing is not None and record is not None:
-        spent = [Spent(place.record.served_name, place.record.counts()) for place in places if place.record]
+        spent = [Spent(run.record.served_name, run.record.counts()) for run in runs if run.record]
         found = costs(billing, spent, record.counts(), members, lane_name(lane), today())
     member, reason = (answering.member, answering.reason) if answering else ("", "failed")
-    return RouteOutcome(model, member, reason, runs, found)
+    return RouteOutcome(model, member, reason, computed, found)
 
 
-def discarded_runs(places: Sequence[Placement], answering: Placement, model: str) -> tuple[DiscardedRun, ...]:
+def discarded_runs(runs: Sequence[MemberRun], answering: MemberRun, model: str) -> tuple[DiscardedRun, ...]:
     """Return the runs that computed something, except the answering one. Those that the policy needed have the name of
     the virtual `model` in place of a member's, which the tenant may not know."""
-    others = [place for place in places if place is not answering and any(_tokens(place))]
-    return tuple(DiscardedRun(model if place.for_policy else place.member, *_tokens(place)) for place in others)
+    others = [run for run in runs if run is not answering and any(_tokens(run))]
+    return tuple(DiscardedRun(model if run.for_policy else run.member, *_tokens(run)) for run in others)
 
 
-def _tokens(place: Placement) -> tuple[int, int]:
+def _tokens(run: MemberRun) -> tuple[int, int]:
     """Return the numbers of prompt and completion tokens that a run computed; a refunded run of a tenant has none."""
-    record = place.record
-    if record is None or record.submitted is None or (record.refund and place.is_charged):
+    record = run.record
+    if record is None or record.submitted is None or (record.refund and run.is_charged):
         return 0, 0
     return record.prompt_tokens, record.completion_tokens

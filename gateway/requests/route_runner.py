@@ -29,8 +29,8 @@ from gateway.core.tenants import COPIES_TENANT, Principal, Tenant
 from gateway.core.trace_context import Ingress, new_id
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import earliest
+from gateway.requests.member_run import MemberRun
 from gateway.requests.observers import ArrivingRequest
-from gateway.requests.placement import Placement
 from gateway.requests.prompt_facts import prompt_facts
 from gateway.requests.prompt_vector import prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
@@ -67,7 +67,7 @@ class MemberServer(Protocol):
     def models(self) -> ServedModels: ...
 
     def serve(
-        self, principal: Principal, request: GenerateRequest, place: Placement
+        self, principal: Principal, request: GenerateRequest, run: MemberRun
     ) -> AbstractAsyncContextManager[Generation]:
         """Run a request with a member; see `Gateway.serve`."""
 
@@ -122,22 +122,22 @@ class RouteRunner:
         policy, started = self._table.policies[request.model.model], self._clock()
         with self._server.arriving(request.request_id, request.ingress) as arrival:
             arrival.identify(principal)
-            places: list[Placement] = []
-            asked = self._asked(policy, principal, request, places)
+            runs: list[MemberRun] = []
+            asked = self._asked(policy, principal, request, runs)
             steps = await policy.plan(asked) if asked.members else ()
             if not steps:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
             request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
-        run = StepsRun(self._serve, principal, request, asked.lane, started, places)
+        steps_run = StepsRun(self._serve, principal, request, asked.lane, started, runs)
         try:
             async with AsyncExitStack() as stack:
-                generation = await run.begin(stack, steps)
-                if not run.doubts:  # only now: what limits refuse is not copied, nor what may crash engines
+                generation = await steps_run.begin(stack, steps)
+                if not steps_run.doubts:  # only now: what limits refuse is not copied, nor what may crash engines
                     self._copy(policy, principal, request, asked)
                 yield generation
         finally:
-            self._observe(policy, run.places, run.answering, asked.lane, request.model.model)
+            self._observe(policy, steps_run.runs, steps_run.answering, asked.lane, request.model.model)
 
     async def close(self) -> None:
         """Cancel the copies that run, and wait for their ends."""
@@ -146,12 +146,12 @@ class RouteRunner:
                 task.cancel()
             await asyncio.wait(self._copies)
 
-    def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest, places: list[Placement]) -> Asked:
-        """Return what the policy may know of a request. Runs that it needs to decide are added to `places`."""
+    def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest, runs: list[MemberRun]) -> Asked:
+        """Return what the policy may know of a request. Runs that it needs to decide are added to `runs`."""
 
         async def vector(member: str, pooling: str) -> Vector:
-            places.append(Placement(member, "vector", self._clock(), engine_wait=0.0, for_policy=True))
-            return await prompt_vector(self._server.serve, principal, request, places[-1], pooling)
+            runs.append(MemberRun(member, "vector", self._clock(), engine_wait=0.0, for_policy=True))
+            return await prompt_vector(self._server.serve, principal, request, runs[-1], pooling)
 
         self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
         if request.pooling is not None and len({self._computed_by(member) for member in policy.members}) > 1:
@@ -169,10 +169,10 @@ class RouteRunner:
         )
 
     def _serve(
-        self, principal: Principal, request: GenerateRequest, place: Placement
+        self, principal: Principal, request: GenerateRequest, run: MemberRun
     ) -> AbstractAsyncContextManager[Generation]:
-        server = self._upstreams if place.member in self._upstreams else self._server
-        return server.serve(principal, request, place)
+        server = self._upstreams if run.member in self._upstreams else self._server
+        return server.serve(principal, request, run)
 
     def _computed_by(self, member: str) -> str:
         """Return a name that is equal for members which compute the same: upstreams with the same model."""
@@ -200,34 +200,34 @@ class RouteRunner:
             return
         if not self._may_use(principal.tenant, shadow.member, Lane.BATCH):
             return
-        place = Placement(shadow.member, "shadow", self._clock(), is_charged=False, permitted=principal.tenant)
+        run = MemberRun(shadow.member, "shadow", self._clock(), is_charged=False, permitted=principal.tenant)
         copied = replace(request, lane=Lane.BATCH, request_class="", coalesce=True, stall=None)
         copied = replace(copied, deadline=self._settings.request_timeout)
-        task = asyncio.create_task(self._run_copy(copied, place), name="shadow")
+        task = asyncio.create_task(self._run_copy(copied, run), name="shadow")
         self._copies.add(task)
         self._copying[name] += 1
         task.add_done_callback(self._copies.discard)
         task.add_done_callback(lambda _: self._copying.subtract((name,)))
 
-    async def _run_copy(self, request: GenerateRequest, place: Placement) -> None:
+    async def _run_copy(self, request: GenerateRequest, run: MemberRun) -> None:
         try:
-            async with self._serve(COPIES, request, place) as generation:
+            async with self._serve(COPIES, request, run) as generation:
                 async for _ in generation:
                     pass
         except ApiError as error:
-            log.info("shadow_failed", model=request.model.model, member=place.member, reason=error.reason)
+            log.info("shadow_failed", model=request.model.model, member=run.member, reason=error.reason)
         except Exception:
-            log.exception("shadow_failed", model=request.model.model, member=place.member)
+            log.exception("shadow_failed", model=request.model.model, member=run.member)
         finally:
-            self._table.observe(outcome_of(request.model.model, [place], place))
+            self._table.observe(outcome_of(request.model.model, [run], run))
 
     def _observe(
-        self, policy: Policy, places: Sequence[Placement], answering: Placement | None, lane: Lane, name: str
+        self, policy: Policy, runs: Sequence[MemberRun], answering: MemberRun | None, lane: Lane, name: str
     ) -> None:
-        """Report how a request for a virtual model ended. `places` are all runs; `answering` that of the member that
+        """Report how a request for a virtual model ended. `runs` are all runs; `answering` that of the member that
         answered, None if none did."""
         served = [self._served_name(member) for member in policy.members]
-        self._table.observe(outcome_of(name, places, answering, self._table.billing, served, lane))
+        self._table.observe(outcome_of(name, runs, answering, self._table.billing, served, lane))
 
     def _home(self, member: str) -> str | None:
         """Return the name of the base model of a member that is no upstream; None means that there is none now."""

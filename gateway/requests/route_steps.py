@@ -13,7 +13,7 @@ from engine.core.types import Lane, SamplingParams
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
-from gateway.requests.placement import Placement
+from gateway.requests.member_run import MemberRun
 from gateway.requests.prompt_facts import last_question
 from gateway.requests.route_outcome import discarded_runs
 from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
@@ -39,7 +39,7 @@ MOST_DOUBTS = 2
 """Number of engine processes, of all members together, that may have crashed because of a request until no further
 member gets it. After the first one, it is a suspect (`gateway.requests.resumption`)."""
 
-Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
+Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
 
 
 class StepsRun:
@@ -52,18 +52,18 @@ class StepsRun:
         request: GenerateRequest,
         lane: Lane,
         started: float,
-        places: list[Placement],
+        runs: list[MemberRun],
     ) -> None:
-        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `places` are the runs
+        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `runs` are the runs
         that the policy needed to plan the steps."""
         self._serve = serve
         self._principal = principal
         self._request = request
         self._lane = lane
         self._started = started
-        self.places = places
+        self.runs = runs
         """All runs so far, in order."""
-        self.answering: Placement | None = None
+        self.answering: MemberRun | None = None
         """The run whose answer the caller gets; None until that is known."""
 
     async def begin(self, stack: AsyncExitStack, steps: Sequence[Step]) -> Generation:
@@ -79,11 +79,11 @@ class StepsRun:
             left = len(steps) - number
             can_move = left > 0 or held is not None
             # An answer that fails its tests still counts; a member that fails before its first token does not.
-            place = self._place(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move=can_move)
+            run = self._new_run(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move=can_move)
             try:
                 if step.accept is None:
-                    return self._answered(await self._first_output(stack, place, wait=can_move), place)
-                found = await self._hold(place, step, step.accept)
+                    return self._answered(await self._first_output(stack, run, wait=can_move), run)
+                found = await self._hold(run, step, step.accept)
                 held = found or held
                 trouble = "slow" if found is None else await self._failed_test(found, step.accept)
             except ApiError as error:
@@ -97,35 +97,35 @@ class StepsRun:
                 break
         assert held is not None, "otherwise the last step has answered or raised"
         generation = held.replay(with_logprobs=self._request.sampling.logprobs is not None)
-        held.place.reason = trouble or "accepted"
-        return self._answered(generation, held.place)
+        held.run.reason = trouble or "accepted"
+        return self._answered(generation, held.run)
 
     @property
     def doubts(self) -> int:
         """Number of engine processes that may have crashed because of the request."""
-        return sum(run.record.doubts for run in self.places if run.record is not None)
+        return sum(run.record.doubts for run in self.runs if run.record is not None)
 
-    def _place(
-        self, member: str, reason: str, runs: int = 1, *, can_move: bool = True, for_policy: bool = False
-    ) -> Placement:
-        place = Placement(member, reason, self._started, 0.0 if can_move else None, runs, for_policy=for_policy)
-        earlier = [run.record for run in self.places if run.record is not None]
-        place.is_counted = any(record.is_granted for record in earlier)
-        place.suspect = any(record.doubts for record in earlier)
-        self.places.append(place)
-        return place
+    def _new_run(
+        self, member: str, reason: str, reserved_runs: int = 1, *, can_move: bool = True, for_policy: bool = False
+    ) -> MemberRun:
+        run = MemberRun(member, reason, self._started, 0.0 if can_move else None, reserved_runs, for_policy=for_policy)
+        earlier = [run.record for run in self.runs if run.record is not None]
+        run.is_counted = any(record.is_granted for record in earlier)
+        run.suspect = any(record.doubts for record in earlier)
+        self.runs.append(run)
+        return run
 
-    async def _first_output(self, stack: AsyncExitStack, place: Placement, *, wait: bool) -> Generation:
+    async def _first_output(self, stack: AsyncExitStack, run: MemberRun, *, wait: bool) -> Generation:
         """Begin a run, which `stack` ends. `wait` until it has its first output, so that its failure is still an
         ApiError of this call."""
         async with AsyncExitStack() as own:
-            generation = await own.enter_async_context(self._serve(self._principal, self._request, place))
+            generation = await own.enter_async_context(self._serve(self._principal, self._request, run))
             if wait:
                 await _await_output(generation)
             stack.push_async_exit(own.pop_all())
         return generation
 
-    async def _hold(self, place: Placement, step: Step, accept: Acceptance) -> HeldRun | None:
+    async def _hold(self, run: MemberRun, step: Step, accept: Acceptance) -> HeldRun | None:
         """Run a member to the end of its answer. None means that the answer of a stream took too long."""
         request = self._request
         if accept.logprob is not None and request.sampling.logprobs is None:
@@ -133,14 +133,14 @@ class StepsRun:
         is_bounded = not request.coalesce and self._lane is Lane.INTERACTIVE
         try:
             async with asyncio.timeout(step.patience_s if is_bounded else None):
-                return await self._complete(place, replace(request, coalesce=True))
+                return await self._complete(run, replace(request, coalesce=True))
         except TimeoutError:
             return None
 
-    async def _complete(self, place: Placement, request: GenerateRequest) -> HeldRun:
-        async with self._serve(self._principal, request, place) as generation:
+    async def _complete(self, run: MemberRun, request: GenerateRequest) -> HeldRun:
+        async with self._serve(self._principal, request, run) as generation:
             chunks = [chunk async for chunk in generation]
-        return HeldRun(place, generation.admitted, chunks)
+        return HeldRun(run, generation.admitted, chunks)
 
     async def _failed_test(self, held: HeldRun, accept: Acceptance) -> str:
         """Return the first test that the held answers fail, in one word; empty means that they pass all."""
@@ -159,9 +159,9 @@ class StepsRun:
         request, offering = self._request, self._request.offering
         sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
         seed = None if request.seed is None else request.seed + len(answers)
-        place = self._place(held.place.member, "agreement")
+        run = self._new_run(held.run.member, "agreement")
         other = replace(request, sampling=sampling, seed=seed, coalesce=True)
-        second = (await self._complete(place, other)).answers(offering.tools if offering else ())
+        second = (await self._complete(run, other)).answers(offering.tools if offering else ())
         return all(agree(one, two) for one, two in zip(answers, second, strict=True))
 
     async def _verified(self, answers: Sequence[HeldAnswer], verifier: Verifier) -> bool:
@@ -182,16 +182,16 @@ class StepsRun:
                 deadline=self._request.deadline,
                 ignore_server_timeout=self._request.ignore_server_timeout,
             )
-            held = await self._complete(self._place(verifier.member, "judge", for_policy=True), judgement)
+            held = await self._complete(self._new_run(verifier.member, "judge", for_policy=True), judgement)
             if not verifier.accepts("".join(chunk.text or chunk.reasoning for chunk in held.chunks)):
                 return False
         return True
 
-    def _answered(self, generation: Generation, place: Placement) -> Generation:
+    def _answered(self, generation: Generation, run: MemberRun) -> Generation:
         """Return the generation, which says which member answers and why."""
-        self.answering = place
-        discarded = discarded_runs(self.places, place, self._request.model.model)
-        choice = MemberChoice(place.member, place.reason, discarded or UNSET)
+        self.answering = run
+        discarded = discarded_runs(self.runs, run, self._request.model.model)
+        choice = MemberChoice(run.member, run.reason, discarded or UNSET)
         generation.admitted = replace(generation.admitted, member=choice)
         return generation
 

@@ -35,8 +35,8 @@ from gateway.requests.decoder import AnswerDecoder
 from gateway.requests.frame import RequestFrame
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
+from gateway.requests.member_run import MemberRun
 from gateway.requests.observers import ArrivingRequest, Observer, observe_arrival
-from gateway.requests.placement import Placement
 from gateway.requests.record import RequestRecord, engine_failures, refuse_failed
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
@@ -130,18 +130,18 @@ class Gateway:
 
     @asynccontextmanager
     async def serve(
-        self, principal: Principal, request: GenerateRequest, place: Placement | None = None
+        self, principal: Principal, request: GenerateRequest, run: MemberRun | None = None
     ) -> AsyncIterator[Generation]:
         """Run a request as `generate` does, with a base model or an adapter: the one that the request names or, for a
-        virtual model, the one in `place`."""
+        virtual model, the one in `run`."""
         lane = principal.tenant.effective_lane(request.lane)
-        first_wait = place.engine_wait if place else None
-        with self._tracked(principal, request, lane, place) as (record, model, adapter):
+        first_wait = run.engine_wait if run else None
+        with self._tracked(principal, request, lane, run) as (record, model, adapter):
             async with self.frame.timer(request, lane, record) as timer:
                 job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
-                wanted = self._wanted(job, record, place)
+                wanted = self._wanted(job, record, run)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
-                is_charged = place is None or place.is_charged
+                is_charged = run is None or run.is_charged
                 reserved = self.frame.reserved(wanted, record, submission.begin, is_charged=is_charged)
                 with model.adapters.using(job.adapter_hash):
                     async with (
@@ -164,7 +164,7 @@ class Gateway:
 
     @contextmanager
     def _tracked(
-        self, principal: Principal, request: GenerateRequest, lane: Lane, place: Placement | None
+        self, principal: Principal, request: GenerateRequest, lane: Lane, run: MemberRun | None
     ) -> Iterator[tuple[RequestRecord, ServedModel, AdapterRecord | None]]:
         """Yield a new record for the request (see `RequestFrame.recorded`), and the model and adapter that it names. It
         counts in its model's lane during the block.
@@ -172,11 +172,11 @@ class Gateway:
         Raises ApiError: LANE_QUEUE_FULL, the lane is full; and the errors of `ServedModels.resolve`.
         """
         query, permitted = request.model, principal.tenant
-        if place is not None:
-            query, permitted = ModelQuery(place.member), place.permitted or principal.tenant
+        if run is not None:
+            query, permitted = ModelQuery(run.member), run.permitted or principal.tenant
         answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
-        with self.frame.recorded(principal, request, lane, place) as record:
-            is_named = place is None or not place.for_policy
+        with self.frame.recorded(principal, request, lane, run) as record:
+            is_named = run is None or not run.for_policy
             model, adapter = self.models.resolve(permitted, query) if is_named else self.models.member(query.model)
             record.base_model = model.name
             if full := model.refusal(lane, principal.tenant, answers):
@@ -203,11 +203,11 @@ class Gateway:
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
-    def _wanted(self, job: GenerationJob, record: RequestRecord, place: Placement | None) -> ReserveRequest:
-        adapter, tokens = record.served_name, job.reserve_tokens() * (place.runs if place else 1)
+    def _wanted(self, job: GenerationJob, record: RequestRecord, run: MemberRun | None) -> ReserveRequest:
+        adapter, tokens = record.served_name, job.reserve_tokens() * (run.reserved_runs if run else 1)
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
-        counted = place is not None and place.is_counted
+        counted = run is not None and run.is_counted
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least, counted)
 
     def _admitted(

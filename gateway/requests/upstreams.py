@@ -18,7 +18,7 @@ from gateway.core.tenants import Principal, Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.requests.deadlines import Timer
 from gateway.requests.frame import RequestFrame
-from gateway.requests.placement import Placement
+from gateway.requests.member_run import MemberRun
 from gateway.requests.record import RequestRecord
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, GenerationChunk, Speech, TokenUsage
 from gateway.text.tokenizer import Tokenizer
@@ -69,23 +69,21 @@ class UpstreamServer:
         return member in self._upstreams
 
     @asynccontextmanager
-    async def serve(
-        self, principal: Principal, request: GenerateRequest, place: Placement
-    ) -> AsyncIterator[Generation]:
-        """Run a request with the upstream in `place`, as `Gateway.serve` does with an engine. Raises ApiError
+    async def serve(self, principal: Principal, request: GenerateRequest, run: MemberRun) -> AsyncIterator[Generation]:
+        """Run a request with the upstream in `run`, as `Gateway.serve` does with an engine. Raises ApiError
         (MODEL_NOT_FOUND) if the tenant does not permit that its data leave this installation for it."""
-        upstream, lane = self._upstreams[place.member], principal.tenant.effective_lane(request.lane)
-        with self._frame.recorded(principal, request, lane, place) as record:
-            if not upstream.permits(place.permitted or principal.tenant, lane):
-                raise model_not_found(place.member)
+        upstream, lane = self._upstreams[run.member], principal.tenant.effective_lane(request.lane)
+        with self._frame.recorded(principal, request, lane, run) as record:
+            if not upstream.permits(run.permitted or principal.tenant, lane):
+                raise model_not_found(run.member)
             record.base_model = upstream.name
             record.n, record.max_tokens = request.n, request.asked_tokens or 0
             async with self._frame.timer(request, lane, record) as timer:
                 principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
                 upstream.check(request)
                 record.prompt_tokens = await self._estimated_prompt(request)
-                wanted = self._wanted(request, record, place)
-                reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=place.is_charged)
+                wanted = self._wanted(request, record, run)
+                reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
                 async with reserved as headers, aclosing(self._run(upstream, request, record, timer)) as chunks:
                     first = await anext(chunks)
                     yield Generation(self._admitted(request, record, lane, headers), first, chunks)
@@ -133,16 +131,16 @@ class UpstreamServer:
         texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
         return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts], sum(ids))
 
-    def _wanted(self, request: GenerateRequest, record: RequestRecord, place: Placement) -> ReserveRequest:
+    def _wanted(self, request: GenerateRequest, record: RequestRecord, run: MemberRun) -> ReserveRequest:
         answers = len(request.prompts) * request.n
         average = math.ceil(self._outputs.average(record.tenant, record.served_name))
         asked = max(request.asked_tokens or 0, request.reserve_tokens)
         outputs = 0 if request.pooling else (asked or average) * answers
-        tokens = (record.prompt_tokens + outputs) * place.runs
+        tokens = (record.prompt_tokens + outputs) * run.reserved_runs
         least = None if asked else record.prompt_tokens + answers
         assert record.lane is not None, "its lane is known"
         lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
-        name, counted = record.served_name, place.is_counted
+        name, counted = record.served_name, run.is_counted
         return ReserveRequest(record.request_id, *owner, tokens, name, lane, record.counts, least, counted)
 
     def _admitted(

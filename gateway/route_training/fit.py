@@ -34,7 +34,7 @@ class Fitted(Struct, frozen=True):
     intercept: float
 
     def probabilities(self, rows: Floats) -> Floats:
-        """Return the probability that the small member suffices for each row of features, as `Router` does."""
+        """Return the probability that the small member suffices for each row of features, as `LearnedRouter` does."""
         scores = standardised(rows, self.mean, self.scale) @ self.weights + self.intercept
         return np.array([sigmoid(score) for score in scores])
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from engine.core.types import Lane
 from gateway.routes.features import text_features
 from gateway.routes.policy import Asked, NoVector, Shadow, Step, Vector
-from gateway.routes.router import Router
+from gateway.routes.router import LearnedRouter
 from gateway.routes.router_source import router_source
 
 
@@ -65,10 +65,10 @@ class Learned:
         source = f"the text and its vector by {router.file.embedder}" if router.needs_vector else "the text"
         return f"{self.small} if router {router.version} gives {bound:.3g} or more, from {source}; else {self.large}"
 
-    def _current(self) -> Router:
+    def _current(self) -> LearnedRouter:
         return router_source(self.router).current()
 
-    async def _decide(self, asked: Asked, router: Router) -> tuple[bool, str]:
+    async def _decide(self, asked: Asked, router: LearnedRouter) -> tuple[bool, str]:
         """Return whether the small member is to answer, and why, in one word."""
         try:
             vector = await self._vector(asked, router) if router.needs_vector else None
@@ -82,7 +82,7 @@ class Learned:
         suffices = chance >= (router.threshold if self.threshold is None else self.threshold)
         return suffices, "small" if suffices else "large"
 
-    async def _vector(self, asked: Asked, router: Router) -> Vector:
+    async def _vector(self, asked: Asked, router: LearnedRouter) -> Vector:
         """Raises TimeoutError if the vector does not come in time, and NoVector if it cannot come."""
         most = self.patience * asked.state(self.small).ttft_s if asked.lane is Lane.INTERACTIVE else None
         async with asyncio.timeout(most):

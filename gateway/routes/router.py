@@ -49,7 +49,7 @@ class RouterFile(Struct, forbid_unknown_fields=True, kw_only=True):
     """What the training measured on prompts that the router had not seen, by name."""
 
 
-class Router:
+class LearnedRouter:
     """A loaded router."""
 
     def __init__(self, file: RouterFile, version: str) -> None:
@@ -101,20 +101,20 @@ def encode_router(file: RouterFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(file), indent=0) + b"\n"
 
 
-def decode_router(content: bytes) -> Router:
+def decode_router(content: bytes) -> LearnedRouter:
     """Raises ValueError, if the content is no router that this version can use."""
     try:
         file = msgspec.json.decode(content, type=RouterFile)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"it is no router: {error}") from error
-    return Router(file, content_hash(content))
+    return LearnedRouter(file, content_hash(content))
 
 
 def content_hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def load_router(path: Path) -> Router:
+def load_router(path: Path) -> LearnedRouter:
     """Read a router. Raises ValueError, naming the file, if it cannot be read, is too large or invalid."""
     try:
         with path.open("rb") as file:

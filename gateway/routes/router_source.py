@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.routes.router import Router, load_router
+from gateway.routes.router import LearnedRouter, load_router
 
 CHECK_SECONDS = 1.0
 """Seconds between two looks at a file."""
@@ -28,7 +28,7 @@ class RouterSource:
         self._router = load_router(path)
         self._looked = clock()
 
-    def current(self) -> Router:
+    def current(self) -> LearnedRouter:
         """Return the router of the file as it was at most CHECK_SECONDS ago."""
         now = self._clock()
         if now - self._looked >= CHECK_SECONDS:

@@ -25,7 +25,7 @@ COLLECTIVE_S = 300.0
 to start. A rank whose process has ended closes its connections, which the others notice at once."""
 
 
-class Link:
+class StageLink:
     """A connection from a rank of one stage to one of the next, through which rows pass in the order in which they are
     sent. `group` is a process group of the two, the sender first."""
 
@@ -61,8 +61,8 @@ class Stage:
     number: int
     count: int
     everyone: Any
-    before: Link
-    after: Link
+    before: StageLink
+    after: StageLink
 
 
 class Ranks:
@@ -160,12 +160,12 @@ def join_ranks(store: Store, number: int, config: EngineConfig, device: torch.de
     group = _connect(store, f"stage {stage}", rank, size, device) if size > 1 else None
     # A group of its own for each link: NCCL keeps the order of operations in a group, and sends must not wait for
     # results that are to be received.
-    links: dict[bool, Link] = {}
+    links: dict[bool, StageLink] = {}
     for sender in range(stages):
         ends = (sender, (sender + 1) % stages)
         if stage in ends:
             is_sender = stage == sender
-            links[is_sender] = Link(_connect(store, f"link {sender} {rank}", ends.index(stage), 2, device))
+            links[is_sender] = StageLink(_connect(store, f"link {sender} {rank}", ends.index(stage), 2, device))
     return Ranks(rank, size, group, device, Stage(stage, stages, everyone, links[False], links[True]))
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.routes.features import MOST_CHARACTERS, NAMES, PromptFacts, text_features
-from gateway.routes.router import MOST_BYTES, Router, RouterFile, decode_router, encode_router, load_router
+from gateway.routes.router import MOST_BYTES, LearnedRouter, RouterFile, decode_router, encode_router, load_router
 
 
 def features_of(text, **facts):
@@ -68,7 +68,7 @@ def test_a_router_gives_the_probability_of_its_weights_and_its_version_is_that_o
 
 def test_a_prompt_unlike_the_trained_ones_is_no_certainty():
     weights = [1.0] + [0.0] * (len(NAMES) - 1)
-    router = Router(file_of(weights=weights, scale=[1e-9] * len(NAMES)), "")
+    router = LearnedRouter(file_of(weights=weights, scale=[1e-9] * len(NAMES)), "")
     assert 0.5 < router.probability(text_features(PromptFacts(("x",), "x"))) < 0.99
 
 

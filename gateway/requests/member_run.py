@@ -8,7 +8,7 @@ from gateway.core.tenants import Tenant
 from gateway.requests.record import RequestRecord
 
 
-class Placement(Struct):
+class MemberRun(Struct):
     """Which member serves a request for a virtual model, and how the run differs from that of an ordinary request."""
 
     member: str
@@ -18,7 +18,7 @@ class Placement(Struct):
     """When the caller's request arrived, in seconds on the gateway's clock. Its deadline counts from then on."""
     engine_wait: float | None = None
     """Seconds that the run waits for an engine before its first token. None means as long as other requests."""
-    runs: int = 1
+    reserved_runs: int = 1
     """The reservation is this many times that of the run alone, so that runs that may follow it fit the limits."""
     is_counted: bool = False
     """True means that an earlier run counts in the requests per minute of the caller's tenant and key already."""

@@ -243,12 +243,16 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
     """Raise an ApiError if the event says that the engine refused or aborted the request, after marking the record for
-    a refund unless an administrator cancelled the request. The error is PREEMPTED for an abort, INTERNAL for a refusal
+    a refund, unless an administrator cancelled the request, or the caller's grammar came to an end in the middle of an
+    answer, which would otherwise be free. The error is PREEMPTED for an abort, INTERNAL for a refusal
     without a reason, INVALID_REQUEST for a bad grammar, else the one that the reason names, with its retry delay."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
-    cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED
-    record.refund = not cancelled  # what an administrator cancels is charged, as when a caller disconnects
+    code = None if event.refusal is None else event.refusal.code
+    began = record.first_token is not None
+    # What an administrator cancels is charged, as when a caller disconnects.
+    is_charged = code is ErrorCode.CANCELLED or (code is ErrorCode.INVALID_GRAMMAR and began)
+    record.refund = record.refund or not is_charged
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:

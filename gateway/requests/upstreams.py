@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.core.types import Lane
-from gateway.core.errors import ApiError, model_not_found
+from gateway.core.errors import ApiError, Fault, model_not_found
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal, Tenant
@@ -25,6 +25,10 @@ from gateway.text.tokenizer import Tokenizer
 
 FINGERPRINT = "fp_upstream"
 """`system_fingerprint` of answers whose model the gateway does not know."""
+
+
+CHARACTERS_PER_TOKEN = 4
+"""Characters of an answer that are counted as one token where the upstream tells no usage; most texts have about 4."""
 
 
 class Upstream(Protocol):
@@ -43,7 +47,8 @@ class Upstream(Protocol):
         """Return whether a tenant's requests in a lane may be sent to it."""
 
     def check(self, request: GenerateRequest) -> None:
-        """Raise ApiError (UNSUPPORTED_PARAMETER) if the upstream cannot do what a request asks for."""
+        """Raise ApiError: UNSUPPORTED_PARAMETER, the upstream cannot do what a request asks for; LANE_QUEUE_FULL,
+        UPSTREAM_UNAVAILABLE, it takes no request now."""
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Send a request, and yield the chunks of all answers as they come. The first one, which may be empty, says
@@ -91,9 +96,9 @@ class UpstreamServer:
     async def _run(
         self, upstream: Upstream, request: GenerateRequest, record: RequestRecord, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of the upstream, and keep the record. Pieces of the answer are counted as tokens until the
-        upstream tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller
-        who leaves is charged."""
+        """Yield the chunks of the upstream, and keep the record. The answer's tokens are estimated until the upstream
+        tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller
+        who leaves is charged, and that of one who asked for what the upstream did not give."""
         record.submitted = self._frame.clock()
         try:
             async with aclosing(upstream.stream(request)) as chunks:
@@ -103,15 +108,16 @@ class UpstreamServer:
                     if chunk.has_output:
                         timer.on_token()
                         record.first_token, record.last_token = record.first_token or now, now
-                        record.note_tokens(chunk.answer, 0 if chunk.vector else 1)
+                        record.note_tokens(chunk.answer, _estimated_tokens(chunk))
                     if chunk.usage is not None:
                         timer.on_answered()
                         self._end(request, record, chunk.usage, chunk.finish_reason or "stop")
                         chunk = replace(chunk, usage=record.usage)
                     yield chunk
                     timer.on_waiting()
-        except ApiError:
-            record.refund = record.refund or record.first_token is None
+        except ApiError as error:
+            is_answered = error.fault is Fault.UNSUPPORTED_PARAMETER and record.admitted is not None
+            record.refund = record.refund or not (is_answered or record.first_token)
             raise
 
     def _end(self, request: GenerateRequest, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
@@ -157,6 +163,15 @@ class UpstreamServer:
             rate_headers=headers,
             speech=self._speech,
         )
+
+
+def _estimated_tokens(chunk: GenerationChunk) -> int:
+    """Return about how many tokens a piece of an answer has. Some upstreams send dozens at once, so that a caller who
+    leaves before the usage comes would pay for one."""
+    if chunk.vector:
+        return 0
+    written = (chunk.text, chunk.reasoning, *(f"{call.name}{call.arguments}" for call in chunk.calls))
+    return max(1, sum(map(len, written)) // CHARACTERS_PER_TOKEN)
 
 
 def _text_of(prompt: Chat | str) -> str:

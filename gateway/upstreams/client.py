@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from engine.core.types import Lane
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.breaker import Breaker
-from gateway.core.errors import MAX_QUOTED, Fault, unavailable
+from gateway.core.errors import MAX_QUOTED, ApiError, Fault, unavailable
 from gateway.core.tenants import Tenant
 from gateway.requests.types import Chat, GenerateRequest, GenerationChunk
 from gateway.upstreams import vectors, wire
@@ -75,16 +75,25 @@ class UpstreamClient:
 
     def check(self, request: GenerateRequest) -> None:
         wire.check(request)
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        if self._running >= self._config.max_requests:
+            most = self._config.max_requests
+            raise unavailable(Fault.LANE_QUEUE_FULL, f"{self.name} has {most} requests in progress, its maximum")
+        if self._breaker.is_shut:
+            raise self._paused()
+
+    def _paused(self) -> ApiError:
+        return unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} has failed and is not asked for a while")
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
-        if self._running >= self._config.max_requests:
-            most = self._config.max_requests
-            raise unavailable(Fault.LANE_QUEUE_FULL, f"{self.name} has {most} requests in progress, its maximum")
+        self._check_ready()  # again: others may have begun meanwhile
         if not self._breaker.allows():
-            raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} has failed and is not asked for a while")
+            raise self._paused()
         self._running += 1
         try:
             async with aclosing(self._answer(request)) as chunks:

@@ -103,6 +103,17 @@ async def test_the_engines_refusal_names_the_callers_field(tmp_path, stream):
     assert list(gateway_app.limiter.ends.values()) == [[0]]
 
 
+async def test_a_grammar_that_ends_in_the_middle_makes_no_answer_free(gateway_app, monkeypatch):
+    events = gateway_app.engine._events
+    monkeypatch.setattr(gateway_app.engine, "_events", lambda request: [*events(request)[:4], INVALID])
+    async with gateway_app.client() as client:
+        response = await client.post("/v1/chat/completions", json={**CHAT, "response_format": NAMED})
+    assert response.status_code == 400
+    [record] = gateway_app.watcher.records
+    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 3]]
+    assert gateway_app.limiter.rows[0].counts.completion == 3
+
+
 async def test_an_answer_cannot_both_end_and_go_on(tmp_path):
     gateway_app = await build_gateway_app(tmp_path)
     async with gateway_app.client() as client:

@@ -180,6 +180,27 @@ async def test_a_failure_counts_in_the_requests_of_a_minute_without_tokens(make_
     assert (len(place.cloud.bodies), place.charged) == (2, {CLOUD: 0})
 
 
+async def test_what_is_not_sent_counts_nowhere(make_place):
+    place = await make_place(statuses=[500], settings={"retries": 0, "failures": 1})
+    await place.app.limiter.configure([replace(OPEN, limits=Limits(requests_per_minute=2))])
+    assert [(await place.chat()).json()["error"]["code"] for _ in range(4)] == ["upstream_unavailable"] * 4
+    assert (len(place.cloud.bodies), len(place.app.limiter.reserved)) == (1, 1)
+
+
+async def test_a_caller_who_leaves_before_the_usage_pays_for_the_text(make_place):
+    place = await make_place(events=[delta(role="assistant"), delta("word " * 40), *ANSWER[2:]], go_on=asyncio.Event())
+    body = {"model": ROUTE, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with place.app.client() as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        while not (live := list(place.app.gateway.live.values())) or live[0].first_token is None:
+            await asyncio.sleep(0.002)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await place.app.assert_empty()
+    [record] = place.app.watcher.records
+    assert place.charged == {CLOUD: record.prompt_tokens + 50}
+
+
 @pytest.mark.parametrize(
     "failing", [{"statuses": [500] * 9}, {"events": [{"error": {"message": "overloaded"}}]}], ids=["status", "event"]
 )
@@ -215,6 +236,7 @@ async def test_what_one_tenant_asks_for_does_not_keep_the_upstream_from_others(m
     place = await make_place(settings={"failures": 1, "retries": 0, "max_response_bytes": 1024}, **answer)
     assert (await place.post(body, f"/v1/{path}")).status_code != 200
     assert place.client.ready
+    assert (place.charged[CLOUD] > 0) == (path != "embeddings" or "dimensions" in body)
 
 
 async def test_a_caller_that_leaves_leaves_the_probe_to_the_next(make_place):

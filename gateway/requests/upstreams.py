@@ -27,8 +27,8 @@ FINGERPRINT = "fp_upstream"
 """`system_fingerprint` of answers whose model the gateway does not know."""
 
 
-CHARACTERS_PER_TOKEN = 4
-"""Characters of an answer that are counted as one token where the upstream tells no usage; most texts have about 4."""
+BYTES_PER_TOKEN = 4
+"""Bytes of an answer in UTF-8 that count as one token where the upstream tells no usage; most texts have about 4."""
 
 
 class Upstream(Protocol):
@@ -171,7 +171,7 @@ def _estimated_tokens(chunk: GenerationChunk) -> int:
     if chunk.vector:
         return 0
     written = (chunk.text, chunk.reasoning, *(f"{call.name}{call.arguments}" for call in chunk.calls))
-    return max(1, sum(map(len, written)) // CHARACTERS_PER_TOKEN)
+    return max(1, sum(len(text.encode("utf-8", "replace")) for text in written) // BYTES_PER_TOKEN)
 
 
 def _text_of(prompt: Chat | str) -> str:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import PoolingKind
+from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message
@@ -43,9 +44,9 @@ class UpstreamFailed(Exception):
 
 
 def check(request: GenerateRequest) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER, or INVALID_REQUEST for too many texts) if an upstream cannot do what a
-    request asks for: nothing is sent that speaks of a model's tokens, except token ids of which it is to make
-    vectors."""
+    """Raise ApiError (UNSUPPORTED_PARAMETER, or INVALID_REQUEST for too many texts and for a schema that is no JSON) if
+    an upstream cannot do what a request asks for: nothing is sent that speaks of a model's tokens, except token ids of
+    which it is to make vectors."""
     sampling, pooling = request.sampling, request.pooling
     if pooling is not None and len(request.prompts) > MOST_VECTORS:  # before each text is tokenised to estimate limits
         field = request.prompt_field(MOST_VECTORS).split("[")[0]
@@ -73,6 +74,19 @@ def check(request: GenerateRequest) -> None:
     for param, is_asked in refused.items():
         if is_asked:
             raise unsupported_parameter(param, "is not supported by the upstream that would answer")
+    if sampling.grammar is not None:
+        _schema(sampling.grammar, request.grammar_field or "")
+
+
+def _schema(grammar: Grammar, field: str = "") -> Any:
+    """Return the schema in a grammar, of which nothing else has read the text that the caller sent. Raises ApiError
+    (INVALID_REQUEST, naming `field`) if it is no JSON, or nested too deep."""
+    try:
+        schema = msgspec.json.decode(grammar.text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise invalid_request(f"{field} is not valid JSON: {error}", field) from error
+    check_depth(schema, field)
+    return schema
 
 
 def _is_other_grammar(grammar: Grammar | None) -> bool:
@@ -101,7 +115,7 @@ def body_of(request: GenerateRequest, model: str, limit_field: str = LIMIT) -> J
         return body | {"prompt": list(request.prompts) if len(request.prompts) > 1 else chat}
     body["messages"] = [_message(message) for message in chat.messages]
     if sampling.grammar is not None:
-        body["response_format"] = _format(json.loads(sampling.grammar.text))
+        body["response_format"] = _format(_schema(sampling.grammar))
     if chat.tools:
         body |= {"tools": list(chat.tools), **_choice(chat.rule)}
     return body

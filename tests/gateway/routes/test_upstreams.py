@@ -419,6 +419,14 @@ async def test_a_schema_is_sent_as_a_schema(make_place):
     assert (first["json_schema"]["schema"], second) == (schema, {"type": "json_object"})
 
 
+@pytest.mark.parametrize("text", ["{bad", '{"const": "\\ud800"}', "[" * 200 + "]" * 200], ids=["bad", "half", "deep"])
+async def test_a_schema_that_cannot_be_sent_is_refused(make_place, text):
+    place = await make_place()
+    answer = await place.chat(structured_outputs={"json": text})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "structured_outputs.json")
+    assert (place.cloud.bodies, place.app.limiter.reserved) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

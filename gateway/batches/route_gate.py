@@ -40,7 +40,8 @@ class UpstreamGate:
 class RouteGate:
     """Admits this process's lines for one virtual model. A line waits at the gates of all members at once and takes the
     first place that it gets, so that an engine which is away or busy holds up no line that another member may answer.
-    The policy then chooses the member."""
+    The policy then chooses the member, and may escalate to another one: an engine may thus have more lines waiting than
+    its own gate admits, by at most those that the gates of the other members do."""
 
     def __init__(self, gates: Callable[[Tenant | None], Sequence[LineGate]], tenant: Tenant | None = None) -> None:
         """`gates` returns those of the members that may answer a tenant's lines now (None: any tenant's), at least one,

@@ -198,13 +198,17 @@ class UpstreamClient:
         long."""
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             raise UpstreamFailed("an answer that is no stream", is_transient=False)
-        line, total = b"", 0
+        line, total = bytearray(), 0
         with _failures():
             async for piece in response.aiter_raw():
                 total += len(piece)
-                *lines, line = (line + piece).split(b"\n")
-                if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES:
+                line += piece
+                if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES + len(piece):
                     raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
+                if b"\n" not in piece:
+                    continue
+                *lines, rest = bytes(line).split(b"\n")
+                line = bytearray(rest)
                 for each in lines:
                     if not each.startswith(b"data:"):
                         continue

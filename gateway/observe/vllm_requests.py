@@ -62,9 +62,9 @@ class VllmRequests:
         }
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, its latencies and its tokens, unless it never reached the engine, as in
-        vLLM."""
-        if record.submitted is None:
+        """Count a request that has ended, its latencies and its tokens, unless it never reached an engine, as in vLLM:
+        an upstream's name is that of no base model."""
+        if record.submitted is None or record.base_model not in self._models:
             return
         model = record.base_model
         self._ended[model, record.finish].inc()

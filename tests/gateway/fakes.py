@@ -454,7 +454,8 @@ class CountingLimiter(LocalLimiter):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await asyncio.sleep(self.delay)
         self.ends[grant.lease].append(actual_tokens)
-        self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
+        if used := grant.request.used():
+            self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, used))
         await super().settle(grant, actual_tokens)
 
     async def ping(self) -> bool:

@@ -103,7 +103,8 @@ async def test_the_engines_refusal_names_the_callers_field(tmp_path, stream):
     assert list(gateway_app.limiter.ends.values()) == [[0]]
 
 
-async def test_a_grammar_that_ends_in_the_middle_makes_no_answer_free(gateway_app, monkeypatch):
+async def test_a_grammar_that_ends_in_the_middle_makes_no_answer_free(tmp_path, monkeypatch):
+    gateway_app = await build_gateway_app(tmp_path)
     events = gateway_app.engine._events
     monkeypatch.setattr(gateway_app.engine, "_events", lambda request: [*events(request)[:4], INVALID])
     async with gateway_app.client() as client:

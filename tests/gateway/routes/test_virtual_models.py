@@ -390,7 +390,7 @@ async def test_an_escalated_request_does_not_exceed_the_limit_of_concurrent_requ
 async def test_a_request_that_fails_counts_once_in_the_requests_of_a_minute(make_room):
     room = await make_room(Fallback((BASE, SMALL)))
     await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=2, tokens_per_minute=300))])
-    room.app.engine.ready = room.engines[SMALL].ready = False
+    room.app.engine.fail_after = room.engines[SMALL].fail_after = 1
     codes = [(await room.chat(max_tokens=100)).json()["error"]["code"] for _ in range(3)]
     assert codes == ["engine_unavailable", "engine_unavailable", "rate_limit_exceeded"]
 

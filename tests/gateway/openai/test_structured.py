@@ -112,7 +112,7 @@ async def test_a_grammar_that_ends_in_the_middle_makes_no_answer_free(tmp_path, 
     assert response.status_code == 400
     [record] = gateway_app.watcher.records
     assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 3]]
-    assert gateway_app.limiter.rows[0].counts.completion == 3
+    assert gateway_app.limiter.rows[0].counts.tokens == record.prompt_tokens + 3
 
 
 async def test_an_answer_cannot_both_end_and_go_on(tmp_path):

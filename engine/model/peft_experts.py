@@ -1,9 +1,11 @@
 """Splits an adapter's matrices of bare parameters (`target_parameters`) into those of experts' projections.
 
-transformers 5 keeps the experts of a layer in two parameters, `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`,
-and the router in `mlp.gate.weight`. PEFT has for a parameter A [experts * rank, in_features], expert by expert, and B
-[out_features, rank * experts], in which the columns of one rank lie together. Where both parameters of a layer are
-changed, the matrices of the first are named `experts.base_layer`. Source: PEFT 0.21's lora.ParamWrapper.
+transformers 5 keeps the experts of a layer in two parameters, such as `mlp.experts.gate_up_proj` and
+`mlp.experts.down_proj`, and the router in `mlp.gate.weight`. PEFT has for a parameter A [experts * rank, in_features],
+expert by expert, and B [out_features, rank * experts], in which the columns of one rank lie together. Where both
+parameters of a layer are changed, the matrices of the first are named `experts.base_layer`. Where checkpoints stack
+experts, transformers 4 had a module for each parameter, under the checkpoint's name. Source: PEFT 0.21's
+lora.ParamWrapper.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -19,16 +22,17 @@ from torch import Tensor
 from engine.model.peft_folder import PeftFolder
 from engine.model.peft_fused import by_name
 from engine.model.peft_settings import AdapterError, PeftSettings
-from engine.model.spec import ModelSpec
+from engine.model.spec import ExpertsSpec, ModelSpec
 from engine.process.adapter_files import WEIGHTS_FILE
 
 PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The experts' parameters, in the order in which PEFT wraps them, and the projections that lie in each."""
-EXPERTS = re.compile(
-    r"base_model\.model\.(?P<path>model\.layers\.(?P<layer>\d{1,9})\.mlp\.experts)(?P<inner>\.base_layer)?"
+KEY = re.compile(
+    r"base_model\.model\.(?P<layer>model\.layers\.\d{1,9})\.(?P<module>.+)"
     r"\.lora_(?P<side>[AB])(?P<end>(?:\.[^.]+)?\.weight)"
 )
-ROUTER = "model.layers.{}.mlp.gate"
+GATE = "mlp.gate"
+"""Path of a router in its layer, as `parameter_shapes` has it."""
 Exact = dict[str, tuple[int, float]]
 """See `PeftSettings.exact`."""
 
@@ -45,67 +49,96 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
         AdapterError: the file is damaged or has a projection twice, a parameter cannot be adapted, or a matrix is not
             of the model's experts.
     """
-    settings = folder.settings
-    if not settings.parameters:
+    settings, experts = folder.settings, spec.experts
+    if not settings.parameters or experts is None:
         return folder
-    exact = _exact(settings, spec, modules)
+    exact = _exact(settings, spec, experts, modules)
     try:
         tensors = load(bytes(folder.data))
     except (SafetensorError, KeyError) as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
-    split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, settings, spec))
+    split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, settings, spec, experts))
     return replace(folder, settings=replace(settings, exact=exact), data=memoryview(save(split)))
 
 
-def _exact(settings: PeftSettings, spec: ModelSpec, modules: Sequence[str]) -> Exact:
+def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, modules: Sequence[str]) -> Exact:
     """Returns the rank and alpha of each module that the settings change. Raises AdapterError if a parameter that they
     name is not one of experts or a router."""
     exact: Exact = {module: settings.rank_and_alpha(module) for module in modules if settings.targets(module)}
-    paths = dict[str, list[str]]()
-    for layer in filter(spec.has_experts, range(spec.layers)):
+    paths, router = dict[str, list[str]](), f"{experts.module}.{experts.router}.weight"
+    for layer in (f"model.layers.{number}" for number in range(spec.layers) if spec.has_experts(number)):
         for parameter, names in PARAMETERS.items():
-            paths[f"model.layers.{layer}.mlp.experts.{parameter}"] = _projections(spec, layer, names)
-        paths[f"{ROUTER.format(layer)}.weight"] = [spec.stored_name(ROUTER.format(layer))]
+            projections = _projections(spec, experts, layer, names)
+            paths |= {f"{layer}.{path}": projections for path in _paths(experts, parameter)}
+        paths[f"{layer}.{router}"] = [module := spec.stored_name(f"{layer}.{GATE}")]
+        if experts.stacks and settings.targets(module):  # a module beside parameters, as in transformers 4
+            exact[module] = settings.rank_and_alpha(module)
     for path, of_path in paths.items():
         if settings.changes_parameter(path):
             exact |= dict.fromkeys(of_path, settings.rank_and_alpha(path))
     known = [name for name in settings.parameters if any(path == name or path.endswith(f".{name}") for path in paths)]
     if unknown := set(settings.parameters) - set(known):
+        served = ", ".join((*(_paths(experts, parameter)[0] for parameter in PARAMETERS), router))
         raise AdapterError(
             f"target_parameters names {min(unknown)[:120]!r}, which is no parameter of the model's experts or routers "
-            "(mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate.weight)"
+            f"({served})"
         )
     return exact
 
 
-def _projections(spec: ModelSpec, layer: int, names: Sequence[str]) -> list[str]:
+def _paths(experts: ExpertsSpec, parameter: str) -> list[str]:
+    """Returns the paths, in its layer, of one of PARAMETERS in transformers 5 and, if experts are stacked, 4."""
+    stacked = {} if experts.stacks is None else dict(zip(PARAMETERS, experts.stacks, strict=True))
+    return [f"{experts.module}.experts.{parameter}", *([stacked[parameter]] if stacked else [])]
+
+
+def _projections(spec: ModelSpec, experts: ExpertsSpec, layer: str, names: Sequence[str]) -> list[str]:
     """Returns the paths of projections of all experts of a layer."""
-    numbers = range(spec.experts.count if spec.experts else 0)
-    paths = (f"model.layers.{layer}.mlp.experts.{number}.{name}" for number in numbers for name in names)
-    return [spec.stored_name(path) for path in paths]
+    numbers = range(experts.count)
+    return [spec.stored_name(f"{layer}.mlp.experts.{number}.{name}") for number in numbers for name in names]
 
 
-def _parts(key: str, tensor: Tensor, settings: PeftSettings, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+class _Found(NamedTuple):
+    """The parameter that a tensor of an adapter changes: one of PARAMETERS, and its path."""
+
+    parameter: str
+    path: str
+
+
+def _find(key: str, layer: str, module: str, settings: PeftSettings, experts: ExpertsSpec) -> _Found | None:
+    """Returns the parameter of experts that a tensor of the wrapped `module` belongs to, or None. Raises AdapterError
+    if the settings do not name it."""
+    of_experts = f"{experts.module}.experts"
+    inner = module == f"{of_experts}.base_layer"
+    if not inner and module != of_experts:
+        stored = [_Found(name, f"{layer}.{path}") for name in PARAMETERS for path in _paths(experts, name)[1:]]
+        return next((found for found in stored if found.path == f"{layer}.{module}.weight"), None)
+    both = [_Found(name, f"{layer}.{of_experts}.{name}") for name in PARAMETERS]
+    changed = [found for found in both if settings.changes_parameter(found.path)]
+    if len(changed) < (2 if inner else 1):
+        raise AdapterError(f"{key[:200]!r} belongs to a parameter that target_parameters does not name")
+    return changed[0] if inner else changed[-1]
+
+
+def _parts(
+    key: str, tensor: Tensor, settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of experts' projections, by name, that lie in one of an experts' parameter; other tensors as
     they are."""
-    found = EXPERTS.fullmatch(key)
-    if found is None or spec.experts is None:
-        yield spec.stored_name(key), tensor
+    named = KEY.fullmatch(key)
+    found = named and _find(key, named["layer"], named["module"], settings, experts)
+    if named is None or found is None:
+        yield spec.stored_name(key.replace(f".{experts.module}.{experts.router}.lora_", f".{GATE}.lora_")), tensor
         return
-    changed = [name for name in PARAMETERS if settings.changes_parameter(f"{found['path']}.{name}")]
-    if len(changed) < (2 if found["inner"] else 1):
-        raise AdapterError(f"{key[:200]!r} belongs to a parameter that target_parameters does not name")
-    parameter, count = changed[0] if found["inner"] else changed[-1], spec.experts.count
-    rank = settings.rank_of(f"{found['path']}.{parameter}")
-    by_expert = _by_expert(key, tensor, found["side"], count, rank)
-    names = PARAMETERS[parameter]
-    if found["side"] == "B" and by_expert.shape[1] % len(names):
+    side, names = named["side"], PARAMETERS[found.parameter]
+    by_expert = _by_expert(key, tensor, side, experts.count, settings.rank_of(found.path))
+    if side == "B" and by_expert.shape[1] % len(names):
         raise AdapterError(f"{key[:200]!r} has {by_expert.shape[1]} rows, which {' and '.join(names)} cannot share")
-    for number in range(count):
-        of_names = [by_expert[number]] * len(names) if found["side"] == "A" else by_expert[number].chunk(len(names))
+    for number in range(experts.count):
+        of_names = [by_expert[number]] * len(names) if side == "A" else by_expert[number].chunk(len(names))
         for name, part in zip(names, of_names, strict=True):
-            module = spec.stored_name(f"{found['path']}.{number}.{name}")
-            yield f"base_model.model.{module}.lora_{found['side']}{found['end']}", part.clone()
+            module = spec.stored_name(f"{named['layer']}.mlp.experts.{number}.{name}")
+            yield f"base_model.model.{module}.lora_{side}{named['end']}", part.clone()
 
 
 def _by_expert(key: str, tensor: Tensor, side: str, count: int, rank: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoints.folder import Folder
+from engine.model.checkpoints.stacks import Part
 from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
 from engine.model.fused import fuse, fused_name, select_rows
 from engine.model.gguf_weights import GgufFile
@@ -84,7 +85,7 @@ def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, 
 def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:
     if (folder / GGUF_NAME).exists():
         return GgufFile(folder / GGUF_NAME, spec)
-    return Folder(folder, stored_shapes(spec))
+    return Folder(folder, stored_shapes(spec), stacked_parts(spec), spec.aliases)
 
 
 def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
@@ -150,6 +151,26 @@ def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
     if spec.fused:
         return fuse(parameter_shapes(spec))[0]
     return {spec.stored_name(name): shape for name, shape in parameter_shapes(spec).items()}
+
+
+def stacked_parts(spec: ModelSpec) -> dict[str, Part]:
+    """Returns which part of a stacked tensor each parameter of experts is, by its Hugging Face name; empty for families
+    that store every parameter."""
+    if spec.experts is None or spec.experts.stacks is None:
+        return {}
+    stacks, width, count, hidden = spec.experts.stacks, spec.experts.width, spec.experts.count, spec.hidden_size
+    both, parts = (count, 2 * width, hidden), dict[str, Part]()
+    for layer in filter(spec.has_experts, range(spec.layers)):
+        prefix = f"model.layers.{layer}"
+        for number in range(count):
+            for name, stored, whole, rows in (
+                ("gate_proj", stacks.gate_up, both, slice(width)),
+                ("up_proj", stacks.gate_up, both, slice(width, None)),
+                ("down_proj", stacks.down, (count, hidden, width), slice(None)),
+            ):
+                parameter = spec.stored_name(f"{prefix}.mlp.experts.{number}.{name}.weight")
+                parts[parameter] = Part(f"{prefix}.{stored}", whole, number, rows)
+    return parts
 
 
 def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shape]:

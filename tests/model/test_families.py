@@ -14,7 +14,7 @@ from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_decoder import Replay, one_thread, random_tokens  # noqa: F401
 from tiny_engine import TinyEngine
-from tiny_families import BASE, VOCAB, save_model
+from tiny_families import BASE, STACKED, VOCAB, save_model
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -31,13 +31,15 @@ from engine.sim.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
 DENSE = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")
-CASES = (*DENSE, "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+CASES = (*DENSE, "mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 
 def save_adapter(family, folder, kind=LoraConfig, **options):
     """Saves a random adapter of all linear layers, as PEFT does, and returns the model that has it."""
     torch.manual_seed(1)
+    if family in STACKED:
+        options["target_parameters"] = list(STACKED[family])
     plain = {"r": 4, "lora_alpha": 8, "init_lora_weights": False} if kind is LoraConfig else {}
     config = kind(target_modules="all-linear", **plain, **options)
     model = get_peft_model(save_model(family, folder / "model"), config)

@@ -94,6 +94,16 @@ FAMILIES = {
         },
     ),
     "mixtral": partial(transformers.MixtralConfig, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2),
+    "granitemoe": partial(
+        transformers.GraniteMoeConfig,
+        intermediate_size=32,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    ),
     "olmoe": partial(transformers.OlmoeConfig, intermediate_size=32, num_experts=3, num_experts_per_tok=2),
     "qwen2_moe": partial(
         transformers.Qwen2MoeConfig, **EXPERTS, moe_intermediate_size=40, shared_expert_intermediate_size=72
@@ -108,6 +118,9 @@ FAMILIES = {
     ),
     "olmo2": partial(transformers.Olmo2Config, num_key_value_heads=2),
 }
+
+STACKED = {"granitemoe": ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj")}
+"""The parameters of experts that adapters name, where they are not among all linears for PEFT."""
 
 
 def save_model(family, folder, **special):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from engine.model.checkpoints.awq import Awq
@@ -11,6 +11,7 @@ from engine.model.checkpoints.compressed_tensors import CompressedTensors
 from engine.model.checkpoints.fp8 import Fp8
 from engine.model.checkpoints.gptq import Gptq
 from engine.model.checkpoints.layers import Family, Json, Layer
+from engine.model.checkpoints.stacks import Part, find_stacked
 from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
 from lora_kernels.quantized import AnyCoding, Weight
 
@@ -30,24 +31,34 @@ class Folder:
 
     Args:
         expected: the shapes of the model's parameters, by name.
+        parts: those of them that are parts of stacked tensors, by name.
+        aliases: see `StoredTensors`.
 
     Raises:
         WeightsError: a file is missing, the weights are quantised in an unknown way, or a tensor that belongs to a
             quantised weight is missing or of another shape or dtype; the message names it.
     """
 
-    def __init__(self, folder: Path, expected: Mapping[str, Shape]) -> None:
-        self._stored = StoredTensors(folder)
+    def __init__(
+        self,
+        folder: Path,
+        expected: Mapping[str, Shape],
+        parts: Mapping[str, Part] | None = None,
+        aliases: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self._stored = StoredTensors(folder, aliases)
         section = _read_section(folder)
         self._family = section.get("quant_method", "")
-        self._layers = _find_layers(section, self._stored, expected)
+        self._layers = find_stacked(self._stored, parts or {})
+        others = {name: shape for name, shape in expected.items() if name not in self._layers}
+        self._layers |= _find_layers(section, self._stored, others)
         for name in expected:
             if name not in self._layers and self._stored.dtype(name) not in (None, *FLOATS):
                 raise WeightsError(
                     f"tensor {name} is {self._stored.dtype(name)}: config.json does not say how to read it"
                 )
-        parts = {part for layer in self._layers.values() for part in layer.parts}
-        self._shapes = {name: self._stored[name].shape for name in self._stored if name not in parts}
+        used = {part for layer in self._layers.values() for part in layer.parts}
+        self._shapes = {name: self._stored[name].shape for name in self._stored if name not in used}
         self._shapes |= {name: expected[name] for name in self._layers}
         for name in self._layers:
             bias = f"{name.removesuffix(END)}.bias"
@@ -65,7 +76,7 @@ class Folder:
 
     def form(self, name: str) -> str | None:
         """Returns the name of a parameter's format, such as `gptq-4bit-g128`; None means that it is not quantised."""
-        if name not in self._layers:
+        if name not in self._layers or not self._layers[name].form:
             return None
         form = self._layers[name].form
         return form if form in self._family else f"{self._family}-{form}"

@@ -21,8 +21,9 @@ PRECISION = 2.0**-10
 
 
 class Layer(NamedTuple):
-    """The quantised weight of a linear layer: the name of its format within its family, the names of its tensors, what
-    it is coded as (None if it is read as a tensor), and the function that reads it."""
+    """The quantised weight of a linear layer: the name of its format within its family (empty if it is not quantised
+    but a part of a larger tensor), the names of its tensors, what it is coded as (None if it is read as a tensor), and
+    the function that reads it."""
 
     form: str
     parts: set[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,21 +20,25 @@ class WeightsError(ValueError):
 
 
 class Header(NamedTuple):
-    """The file that holds a tensor, its shape, and its dtype as safetensors names it."""
+    """The file that holds a tensor, its name there, its shape, and its dtype as safetensors names it."""
 
     path: Path
+    name: str
     shape: Shape
     dtype: str
 
 
 class StoredTensors:
     """The tensors of one file model.safetensors, or of shards with an index. Creating it raises WeightsError if there
-    are none, or the index names a file that is missing or outside the folder."""
+    are none, or the index names a file that is missing or outside the folder. A name that has the first part of one of
+    `aliases` counts as one that has the second in its place."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, aliases: Iterable[tuple[str, str]] = ()) -> None:
         self._headers: dict[str, Header] = {}
         for path in _locate(folder):
             self._headers |= _read_headers(path)
+        for part, usual in aliases:
+            self._headers = {name.replace(part, usual): header for name, header in self._headers.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._headers
@@ -63,8 +67,15 @@ class StoredTensors:
     def read(self, name: str) -> Tensor:
         """Reads a tensor in its dtype."""
         # Opened for each tensor, which takes 0.3 ms, because an open file stays mapped into the engine's memory.
-        with safe_open(self._headers[name].path, framework="pt") as file:
-            return file.get_tensor(name)
+        header = self._headers[name]
+        with safe_open(header.path, framework="pt") as file:
+            return file.get_tensor(header.name)
+
+    def read_one(self, name: str, number: int) -> Tensor:
+        """Reads what a tensor has at index `number` of its first axis, and nothing else of it."""
+        header = self._headers[name]
+        with safe_open(header.path, framework="pt") as file:
+            return file.get_slice(header.name)[number]
 
 
 def _locate(folder: Path) -> list[Path]:
@@ -89,5 +100,5 @@ def _read_headers(path: Path) -> dict[str, Header]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
             part = file.get_slice(name)
-            found[name] = Header(path, tuple(part.get_shape()), part.get_dtype())
+            found[name] = Header(path, name, tuple(part.get_shape()), part.get_dtype())
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from engine.model.families.base import Json, ModelSpec, read_llama
 from engine.model.families.gemma import read_gemma, read_gemma2, read_gemma3
-from engine.model.families.granite import read_granite
+from engine.model.families.granite import read_granite, read_granite_moe
 from engine.model.families.mistral import read_mistral
 from engine.model.families.mixtral import read_mixtral
 from engine.model.families.olmo2 import read_olmo2
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,
     "granite": read_granite,
+    "granitemoe": read_granite_moe,
     "llama": read_llama,
     "mistral": read_mistral,
     "mixtral": read_mixtral,
@@ -39,7 +40,7 @@ MISSING = {
     "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
     "gemma3": "images (use a checkpoint of gemma3_text)",
     "gpt_oss": "experts with biases and bounded inputs, and weights in MXFP4",
-    "granitemoe": EXPERTS,
+    "granitemoeshared": "an MLP beside experts that is added whole, with gate and up stored as one",
     "llama4": f"images and {EXPERTS}",
     "phimoe": EXPERTS,
     "qwen3_next": f"{EXPERTS} and linear attention",

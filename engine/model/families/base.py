@@ -23,6 +23,18 @@ class NormNames(NamedTuple):
 LLAMA_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", None)
 
 
+class Stacks(NamedTuple):
+    """How a checkpoint stores the projections of a layer's experts: gates and ups in one tensor, [experts, 2 * width,
+    hidden_size], and downs in another, [experts, hidden_size, width].
+
+    Attributes:
+        gate_up, down: names of the two tensors, in their layer.
+    """
+
+    gate_up: str
+    down: str
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """The experts of a model: MLPs of which a router chooses some for each row (mixture of experts).
@@ -36,6 +48,8 @@ class ExpertsSpec:
         layers: whether each layer has experts; the others have one MLP instead.
         shared: True means that layers with experts also have an MLP for all rows, of which the sigmoid of a linear of
             the row says how much is added.
+        module, router: names of the module of experts, in its layer, and of the router in it, in transformers 5.
+        stacks: how checkpoints store the experts. None means that each projection of an expert is a tensor.
 
     Raises:
         ValueError: `top_k` is not 1 to `count`; kernels rely on it.
@@ -47,6 +61,9 @@ class ExpertsSpec:
     normalised: bool
     layers: tuple[bool, ...]
     shared: bool = False
+    module: str = "mlp"
+    router: str = "gate"
+    stacks: Stacks | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
@@ -104,7 +121,10 @@ class ModelSpec:
     experts: ExpertsSpec | None = None
     """The experts of the layers. None means that every layer has one MLP instead."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Parts of names of layers' parameters, and what checkpoints and adapters have in their place."""
+    """Parts of the paths of layers' parameters, in whole components, and what checkpoints and adapters have in their
+    place."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Parts of names of tensors in some checkpoints, and what most checkpoints have in their place."""
 
     def served(self, max_len: int) -> ModelSpec:
         """Returns the spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
@@ -129,9 +149,10 @@ class ModelSpec:
 
     def stored_name(self, name: str) -> str:
         """Returns the name that a parameter or a module has in checkpoints and adapters."""
+        name += "."
         for part, stored in self.renames:
-            name = name.replace(part, stored)
-        return name
+            name = name.replace(f".{part}.", f".{stored}.")
+        return name[:-1]
 
     @property
     def query_width(self) -> int:

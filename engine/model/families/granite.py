@@ -1,10 +1,21 @@
-"""Granite 3: Llama with factors of embeddings, attention scores, residuals and logits."""
+"""Granite 3: Llama with factors of embeddings, attention scores, residuals and logits, also with experts in every
+layer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.model.families.base import Json, ModelSpec, read_llama
+from engine.model.families.base import ExpertsSpec, Json, ModelSpec, Stacks, read_llama, required
+
+BLOCK = "block_sparse_moe"
+STACKS = Stacks(f"{BLOCK}.input_linear.weight", f"{BLOCK}.output_linear.weight")
+ROUTER = f"{BLOCK}.router.layer"
+ALIASES = (
+    (f"{BLOCK}.experts.gate_up_proj", STACKS.gate_up),
+    (f"{BLOCK}.experts.down_proj", STACKS.down),
+    (f"{BLOCK}.router.weight", f"{ROUTER}.weight"),
+)
+"""Names in transformers 5, which writes those of transformers 4 by default."""
 
 
 def read_granite(config: Json) -> ModelSpec:
@@ -16,3 +27,19 @@ def read_granite(config: Json) -> ModelSpec:
         residual_scale=config.get("residual_multiplier", 1.0),
         logits_divisor=config.get("logits_scaling", 1.0),
     )
+
+
+def read_granite_moe(config: Json) -> ModelSpec:
+    """Reads a Granite model with experts."""
+    spec = read_granite(config)
+    experts = ExpertsSpec(
+        count=required(config, "num_local_experts"),
+        top_k=required(config, "num_experts_per_tok"),
+        width=spec.intermediate_size,
+        normalised=True,
+        layers=(True,) * spec.layers,
+        module=BLOCK,
+        router="router",
+        stacks=STACKS,
+    )
+    return replace(spec, experts=experts, renames=(("mlp.gate", ROUTER), ("mlp", BLOCK)), aliases=ALIASES)

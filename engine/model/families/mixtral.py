@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.model.families.base import ExpertsSpec, Json, ModelSpec, read_llama, required
 
-RENAMES = ((".mlp.", ".block_sparse_moe."), (".gate_proj", ".w1"), (".up_proj", ".w3"), (".down_proj", ".w2"))
+RENAMES = (("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
 
 
 def read_mixtral(config: Json) -> ModelSpec:

@@ -31,12 +31,14 @@ class AttentionWish:
         has_fp8_kv: whether K and V are stored in FP8.
         windows: the sliding windows of the model's layers; None is full attention.
         cap: bound of the model's scores; None is none.
+        sinks: whether the model's heads have sinks.
     """
 
     setting: str = AUTO
     has_fp8_kv: bool = False
     windows: frozenset[int | None] = frozenset({None})
     cap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ def find_obstacle(wish: AttentionWish, device: torch.device, dtype: torch.dtype,
         return f"it needs a GPU, not {device.type}"
     if wish.has_fp8_kv:
         return "it has one scale of FP8 for all heads, and engine.kv_dtype fp8 stores one for each"
+    if wish.sinks:
+        return "it knows no sinks, which the model's heads have"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"it needs engine.dtype bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
     if head_dim not in HEAD_DIMS:

@@ -27,7 +27,11 @@ class GroupedLinear(Protocol):
 
 
 def make_grouped(
-    weights: Iterable[Sequence[Weight]], count: int, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+    weights: Iterable[Sequence[Weight]],
+    count: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+    biases: Tensor | None = None,
 ) -> GroupedLinear:
     """Returns the linears of `count` experts in the fastest form available on their device.
 
@@ -39,6 +43,7 @@ def make_grouped(
             They are dropped once they are packed.
         dtype: dtype of inputs and outputs.
         out_dtype: dtype of outputs where the kernel can give it, such as fp32 for sums. None means `dtype`.
+        biases: [count, out_features] in `dtype`. None means that the linears have none.
     """
     experts = iter(weights)
     first = next(experts)
@@ -49,12 +54,27 @@ def make_grouped(
         if first[0].device.type == "cuda":
             from lora_kernels.gpu.grouped_linear import DeviceExperts
 
-            return DeviceExperts(stacked, count, out_dtype)
+            return DeviceExperts(stacked, count, out_dtype, biases)
         if find_spec("numba"):
             from lora_kernels.cpu.numba_grouped import PackedExperts
 
-            return PackedExperts(stacked, count, out_dtype)
-    return ExpertByExpert([make_linear(pieces, None, dtype, out_dtype) for pieces in everyone])
+            packed = PackedExperts(stacked, count, out_dtype)
+            return packed if biases is None else BiasedExperts(packed, biases)
+    each = [None] * count if biases is None else biases
+    return ExpertByExpert(
+        [make_linear(pieces, bias, dtype, out_dtype) for pieces, bias in zip(everyone, each, strict=True)]
+    )
+
+
+class BiasedExperts:
+    """The linears of experts, of which each has a bias: `biases` is [experts, out_features]."""
+
+    def __init__(self, linears: GroupedLinear, biases: Tensor) -> None:
+        self._linears, self._biases = linears, biases
+
+    def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
+        """Returns each entry's output, a new tensor: see `GroupedLinear`."""
+        return self._linears(x, starts).add_(self._biases.repeat_interleave(starts.diff(), 0, output_size=len(x)))
 
 
 class ExpertByExpert:

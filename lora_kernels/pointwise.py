@@ -1,4 +1,4 @@
-"""The row-wise operations between a decoder's matrix products: a protocol of four calls, implemented here in torch."""
+"""The row-wise operations between a decoder's matrix products: a protocol of five calls, implemented here in torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedSwiglu:
+    """An activation: (up + 1) * gate * sigmoid(slope * gate), where gate is at most `limit` and up -`limit` to `limit`
+    (gpt-oss, 2025)."""
+
+    limit: float
+    slope: float
 
 
 class Pointwise(Protocol):
@@ -43,6 +52,10 @@ class Pointwise(Protocol):
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+
+    def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
+        """Returns the activation that `bounds` describes, like `swiglu`. Only the result and gate * sigmoid(slope *
+        gate) are rounded to the dtype of `gate_up`. NaN stays NaN."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -127,3 +140,10 @@ class TorchPointwise:
         """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
+        """Returns the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
+        gate, up = (part.float() for part in gate_up.chunk(2, dim=-1))
+        gate = gate.clamp(max=bounds.limit)
+        active = (gate * torch.sigmoid(bounds.slope * gate)).to(gate_up.dtype)
+        return (active.float() * (up.clamp(-bounds.limit, bounds.limit) + 1)).to(gate_up.dtype)

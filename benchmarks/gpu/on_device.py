@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch, Backend, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import Pointwise, QkNorms
+from lora_kernels.pointwise import BoundedSwiglu, Pointwise, QkNorms
 from lora_kernels.routing import ExpertKernels, Routing, RowAdapters
 from lora_kernels.segments import SegmentPlan
 
@@ -155,6 +155,10 @@ class PointwiseOnDevice:
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up of `gate_up` ([num_rows, 2 * width], side by side), computed on the device."""
         return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
+
+    def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
+        """Return the activation that `bounds` describes, computed on the device."""
+        return self._pointwise.bounded_swiglu(self._there(gate_up), bounds).to(gate_up.device)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         """Return gelu(gate) * up of `gate_up`, like `swiglu`, computed on the device."""

@@ -39,12 +39,16 @@ class _Reader(NamedTuple):
     dtype: torch.dtype
     sum_dtype: torch.dtype
 
+    def bias(self, *paths: str) -> Tensor:
+        """Returns the biases of some projections, one after the other."""
+        return torch.cat([dense(self.weight(f"{path}.bias")) for path in paths])
+
     def fused(
         self, block: str, names: tuple[str, ...], bias: bool = False, out_dtype: torch.dtype | None = None
     ) -> Linear:
         """Returns the projections of these names (without `_proj`) of the module `block` as one linear."""
         paths = [f"{block}.{name}_proj" for name in names]
-        biases = torch.cat([dense(self.weight(f"{path}.bias")) for path in paths]) if bias else None
+        biases = self.bias(*paths) if bias else None
         return make_linear([self.weight(f"{path}.weight") for path in paths], biases, self.dtype, out_dtype)
 
 
@@ -135,10 +139,11 @@ def _build_layer(
         query, key = (reader.norm(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
         return QkNorms(query, key, spec.rms_norm_eps)
 
+    sinks = dense(reader.weight(f"{prefix}.self_attn.sinks")).float() if spec.sinks else None
     return Layer(
         index=index,
         window=spec.windows[index],
-        scores=Scores(spec.attention_scale, spec.attention_cap),
+        scores=Scores(spec.attention_scale, spec.attention_cap, sinks),
         rope=rope,
         norms=Norms(*(reader.norm(f"{prefix}.{name}.weight") if name else None for name in spec.norms)),
         qkv=reader.fused(f"{prefix}.self_attn", ("q", "k", "v"), spec.qkv_bias),
@@ -162,12 +167,16 @@ def _build_feed_forward(
     experts, path = spec.experts, f"{prefix}.mlp"
 
     def grouped(names: tuple[str, ...], out_dtype: torch.dtype) -> GroupedLinear:
-        numbers = range(experts.count)
-        weights = ([reader.weight(f"{path}.experts.{one}.{name}_proj.weight") for name in names] for one in numbers)
-        return make_grouped(weights, experts.count, reader.dtype, out_dtype)
+        paths = [[f"{path}.experts.{one}.{name}_proj" for name in names] for one in range(experts.count)]
+        weights = ([reader.weight(f"{module}.weight") for module in modules] for modules in paths)
+        biases = None
+        if experts.biased:
+            biases = torch.stack([reader.bias(*modules) for modules in paths])
+        return make_grouped(weights, experts.count, reader.dtype, out_dtype, biases)
 
+    router_bias = reader.bias(f"{path}.gate") if experts.biased else None
     return Experts(
-        router=make_linear(reader.weight(f"{path}.gate.weight"), dtype=reader.dtype),
+        router=make_linear(reader.weight(f"{path}.gate.weight"), router_bias, reader.dtype),
         gate_up=grouped(("gate", "up"), reader.dtype),
         down=grouped(("down",), reader.sum_dtype),
         top_k=experts.top_k,

@@ -14,12 +14,14 @@ from lora_kernels.backend import Backend
 from lora_kernels.grouped import ExpertByExpert, GroupedLinear
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.linear import Linear
-from lora_kernels.pointwise import Pointwise
+from lora_kernels.pointwise import BoundedSwiglu, Pointwise
 
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu"] | BoundedSwiglu
 
 
 def _activate(activation: Activation, pointwise: Pointwise) -> Callable[[Tensor], Tensor]:
+    if isinstance(activation, BoundedSwiglu):
+        return partial(pointwise.bounded_swiglu, bounds=activation)
     return pointwise.swiglu if activation == "silu" else pointwise.geglu
 
 

@@ -50,7 +50,8 @@ def attention_wish(config: EngineConfig, spec: ModelSpec) -> AttentionWish:
     FP8."""
     if config.kv_dtype == "fp8" and any(2 * len(rope.inv_freq) < spec.head_dim for rope in spec.ropes):
         raise ValueError(f"engine.kv_dtype fp8 does not work with {spec.model_type}, which rotates a part of each head")
-    return AttentionWish(config.attention, config.kv_dtype == "fp8", frozenset(spec.windows), spec.attention_cap)
+    windows = frozenset(spec.windows)
+    return AttentionWish(config.attention, config.kv_dtype == "fp8", windows, spec.attention_cap, spec.sinks)
 
 
 def _log_attention(choice: AttentionChoice) -> None:

@@ -88,8 +88,8 @@ def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, module
 
 def _paths(experts: ExpertsSpec, parameter: str) -> list[str]:
     """Returns the paths, in its layer, of one of PARAMETERS in transformers 5 and, if experts are stacked, 4."""
-    stacked = {} if experts.stacks is None else dict(zip(PARAMETERS, experts.stacks, strict=True))
-    return [f"{experts.module}.experts.{parameter}", *([stacked[parameter]] if stacked else [])]
+    path, stacks = f"{experts.module}.experts.{parameter}", experts.stacks
+    return [path] if stacks is None else [path, stacks.gate_up if parameter == "gate_up_proj" else stacks.down]
 
 
 def _projections(spec: ModelSpec, experts: ExpertsSpec, layer: str, names: Sequence[str]) -> list[str]:
@@ -135,10 +135,18 @@ def _parts(
     if side == "B" and by_expert.shape[1] % len(names):
         raise AdapterError(f"{key[:200]!r} has {by_expert.shape[1]} rows, which {' and '.join(names)} cannot share")
     for number in range(experts.count):
-        of_names = [by_expert[number]] * len(names) if side == "A" else by_expert[number].chunk(len(names))
-        for name, part in zip(names, of_names, strict=True):
+        for name, part in zip(names, _of_names(by_expert[number], side, len(names), experts), strict=True):
             module = spec.stored_name(f"{named['layer']}.mlp.experts.{number}.{name}")
             yield f"base_model.model.{module}.lora_{side}{named['end']}", part.clone()
+
+
+def _of_names(matrix: Tensor, side: str, count: int, experts: ExpertsSpec) -> Sequence[Tensor]:
+    """Returns the A or B of each of the `count` projections that lie in a parameter, given those of the parameter."""
+    if side == "A":
+        return [matrix] * count
+    if experts.stacks and experts.stacks.interleaved:
+        return [matrix[first::count] for first in range(count)]
+    return matrix.chunk(count)
 
 
 def _by_expert(key: str, tensor: Tensor, side: str, count: int, rank: int) -> Tensor:

@@ -57,6 +57,7 @@ from engine.model.sizes import (
     max_model_len,
     read_served_spec,
     stores_fp8,
+    warn_of_dequantised,
 )
 from engine.model.steps import make_steps, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
@@ -157,6 +158,7 @@ class ModelRunner:
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(config)
         self.weights = name_weights(Path(config.model), self.spec, config.load_format, config.weights, self.dtype)
+        warn_of_dequantised(self.weights, sized.weight_bytes, self.dtype)
         return sized
 
     def _make_arena(self, config: EngineConfig, reserved: int) -> GraphPlan | None:

@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.arena import page_shape
+from engine.model.checkpoints.stacks import MXFP4
 from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.lora import target_names, target_path, target_widths
@@ -110,6 +111,12 @@ def _fill_sizes(
     sized = with_sizes(config, device, steps)
     reserved = expected(sized.config.max_seqs, sized.config.token_budget)
     return replace(sized, weight_bytes=weight_bytes, loaded_bytes=weight_bytes, reserved=reserved)
+
+
+def warn_of_dequantised(weights: str, weight_bytes: int, dtype: torch.dtype) -> None:
+    """Logs the memory of weights whose format, named `weights` (see `name_weights`), no kernel multiplies."""
+    if MXFP4 in weights:
+        log.warning("weights are dequantised", format=weights, dtype=str(dtype), gib=round(weight_bytes / GIB, 2))
 
 
 def fit_table(config: EngineConfig, *specs: ModelSpec) -> EngineConfig:

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -159,17 +160,22 @@ def stacked_parts(spec: ModelSpec) -> dict[str, Part]:
     if spec.experts is None or spec.experts.stacks is None:
         return {}
     stacks, width, count, hidden = spec.experts.stacks, spec.experts.width, spec.experts.count, spec.hidden_size
-    both, parts = (count, 2 * width, hidden), dict[str, Part]()
-    for layer in filter(spec.has_experts, range(spec.layers)):
+    gate, up = slice(width), slice(width, None)
+    if stacks.interleaved:
+        gate, up = slice(0, None, 2), slice(1, None, 2)
+    projections = (
+        ("gate_proj", stacks.gate_up, (2 * width, hidden), gate),
+        ("up_proj", stacks.gate_up, (2 * width, hidden), up),
+        ("down_proj", stacks.down, (hidden, width), slice(None)),
+    )
+    parts: dict[str, Part] = {}
+    for layer, number in product(filter(spec.has_experts, range(spec.layers)), range(count)):
         prefix = f"model.layers.{layer}"
-        for number in range(count):
-            for name, stored, whole, rows in (
-                ("gate_proj", stacks.gate_up, both, slice(width)),
-                ("up_proj", stacks.gate_up, both, slice(width, None)),
-                ("down_proj", stacks.down, (count, hidden, width), slice(None)),
-            ):
-                parameter = spec.stored_name(f"{prefix}.mlp.experts.{number}.{name}.weight")
-                parts[parameter] = Part(f"{prefix}.{stored}", whole, number, rows)
+        for name, tensor, (outputs, inputs), rows in projections:
+            path, stored = spec.stored_name(f"{prefix}.mlp.experts.{number}.{name}"), f"{prefix}.{tensor}"
+            parts[f"{path}.weight"] = Part(stored, (count, outputs, inputs), stacks.transposed, number, rows)
+            if spec.experts.biased:
+                parts[f"{path}.bias"] = Part(f"{stored}_bias", (count, outputs), False, number, rows)
     return parts
 
 
@@ -185,6 +191,8 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shape]:
         shapes[f"{name}.weight"] = (out, in_)
         if bias:
             shapes[f"{name}.bias"] = (out,)
+    if spec.sinks:
+        shapes["self_attn.sinks"] = (spec.heads,)
     if spec.has_mlp(layer):
         shapes |= _mlp_shapes(mlp_path(spec, layer), hidden, spec.intermediate_size, spec.mlp_bias)
     if spec.experts and spec.has_experts(layer):
@@ -211,10 +219,12 @@ def _mlp_shapes(path: str, hidden: int, inner: int, bias: bool = False) -> dict[
 
 def _expert_shapes(experts: ExpertsSpec, hidden: int) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"mlp.gate.weight": (experts.count, hidden)}
+    if experts.biased:
+        shapes["mlp.gate.bias"] = (experts.count,)
     if experts.shared:
         shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
     for number in range(experts.count):
-        shapes |= _mlp_shapes(f"mlp.experts.{number}", hidden, experts.width)
+        shapes |= _mlp_shapes(f"mlp.experts.{number}", hidden, experts.width, experts.biased)
     return shapes
 
 

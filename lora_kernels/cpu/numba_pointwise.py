@@ -13,7 +13,7 @@ from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import F32, FORMATS, Format, load_as, rounded, size_of, store_as
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.simd import LANES
-from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, QkNorms
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, BoundedSwiglu, QkNorms
 
 LINEAR, CUBIC = float32(GELU_LINEAR), float32(GELU_CUBIC)
 ITEM_NUMBERS = 2048
@@ -33,11 +33,13 @@ class NormBlock(ctypes.Structure):
 
 
 class GluBlock(ctypes.Structure):
-    """Argument block of silu(gate) * up or, if `gelu` is 1, gelu(gate) * up."""
+    """Argument block of silu(gate) * up or, if `gelu` is 1, gelu(gate) * up or, if `limit` is not 0, `BoundedSwiglu`,
+    whose slope is `slope`."""
 
     _fields_ = [
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("rows", "item_rows", "gate_up", "out", "width", "gelu")),
+        *((name, ctypes.c_float) for name in ("limit", "slope")),
     ]
 
 
@@ -124,11 +126,15 @@ class NumbaPointwise:
         """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
         return self._glu(gate_up, 1)
 
-    def _glu(self, gate_up: Tensor, gelu: int) -> Tensor:
+    def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
+        """Returns the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
+        return self._glu(gate_up, 0, bounds.limit, bounds.slope)
+
+    def _glu(self, gate_up: Tensor, gelu: int, limit: float = 0.0, slope: float = 1.0) -> Tensor:
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self._team.empty((rows, width), gate_up.dtype)
-        block = GluBlock(0, 0, rows, _item_rows(width), gate_up.data_ptr(), out.data_ptr(), width, gelu)
+        block = GluBlock(0, 0, rows, _item_rows(width), gate_up.data_ptr(), out.data_ptr(), width, gelu, limit, slope)
         self._run("glu", gate_up.dtype, block)
         return out
 
@@ -214,7 +220,7 @@ def _make_glu(fmt: Format) -> Kernel:
         while start < block.rows:
             for row in range(start, min(start + block.item_rows, block.rows)):
                 gate = block.gate_up + 2 * row * row_bytes
-                _glu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width, block.gelu)
+                _glu_row(fmt, block, gate, gate + row_bytes, block.out + row * row_bytes)
             start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
     return Kernel(glu, GluBlock)
@@ -289,13 +295,17 @@ def _rotate_head(fmt, x, cos, sin, half):
 
 
 @njit
-def _glu_row(fmt, gate, up, out, width, gelu):
-    size, one = size_of(fmt), simd.splat(float32(1))
+def _glu_row(fmt, block, gate, up, out):
+    size, one, width = size_of(fmt), simd.splat(float32(1)), block.width
+    limit, minus = simd.splat(block.limit), simd.splat(float32(-1))
     for i in range(0, width, LANES):
-        part = load_as(fmt, gate + size * i, width - i)
-        slope = simd.splat(float32(-1))
-        if gelu:
+        part, factor = load_as(fmt, gate + size * i, width - i), load_as(fmt, up + size * i, width - i)
+        if block.limit:  # by comparisons, which leave NaN as it is
+            part = simd.minimum(limit, part)
+            factor = simd.add(simd.maximum(simd.mul(limit, minus), simd.minimum(limit, factor)), one)
+        slope = simd.splat(-block.slope)
+        if block.gelu:
             slope = simd.fma(simd.mul(part, part), simd.splat(-CUBIC), simd.splat(-LINEAR))
         shrink = simd.exp(simd.mul(part, slope))
         active = rounded(fmt, simd.div(part, simd.add(one, shrink)))
-        store_as(fmt, out + size * i, simd.mul(active, load_as(fmt, up + size * i, width - i)), width - i)
+        store_as(fmt, out + size * i, simd.mul(active, factor), width - i)

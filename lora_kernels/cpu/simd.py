@@ -184,6 +184,16 @@ def maximum(typingctx, a, b):
 
 
 @intrinsic
+def minimum(typingctx, a, b):
+    """Returns the smaller number of each lane. If either number is NaN, the result is the lane of `b`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return vector(vector, vector), codegen
+
+
+@intrinsic
 def total(typingctx, a):
     """Returns the sum of the lanes, fp32, added as a tree."""
 

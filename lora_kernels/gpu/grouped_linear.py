@@ -20,9 +20,16 @@ class DeviceExperts:
         weights: yields each expert's weight [out_features, in_features] on the GPU, all of one shape and dtype.
         count: number of experts.
         out_dtype: dtype of outputs. None means that of weights.
+        biases: [count, out_features] in the dtype of weights. None means that there are none.
     """
 
-    def __init__(self, weights: Iterable[Tensor], count: int, out_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weights: Iterable[Tensor],
+        count: int,
+        out_dtype: torch.dtype | None = None,
+        biases: Tensor | None = None,
+    ) -> None:
         experts = iter(weights)
         first = next(experts)
         # Filled one by one, so that no more than one expert's weight is in memory twice.
@@ -31,6 +38,7 @@ class DeviceExperts:
         for number, weight in enumerate(experts, 1):
             self.weight[number] = weight
         self._out_dtype = out_dtype or first.dtype
+        self._biases = biases
 
     def __call__(self, x: Tensor, starts: Tensor, tuning: GroupedTuning = SHIPPED) -> Tensor:
         """Returns each entry's output of its own expert's linear, a new tensor: see `GroupedLinear`."""
@@ -38,11 +46,12 @@ class DeviceExperts:
         out = x.new_empty(len(x), features, dtype=self._out_dtype)
         if len(x):
             tile = tuning.tile(len(x), count)
-            kernel = with_constants(
-                grouped_kernel, **expert_constants(count), FEATURES=features, WIDTH=width, **tile.constants
-            )
+            constants = {**expert_constants(count), "FEATURES": features, "WIDTH": width, **tile.constants}
+            kernel = with_constants(grouped_kernel, HAS_BIASES=self._biases is not None, **constants)
             grid = num_programs(len(x), count, features, tile.block_m, tile.block_n)
-            kernel(grid, x, self.weight, starts, out, x.stride(0))
+            kernel(
+                grid, x, self.weight, starts, out, self.weight if self._biases is None else self._biases, x.stride(0)
+            )
         return out
 
 

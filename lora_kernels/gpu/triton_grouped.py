@@ -48,6 +48,7 @@ def grouped_kernel(
     expert_weights_ptr,
     starts_ptr,
     out_ptr,
+    expert_biases_ptr,
     x_stride,
     EXPERTS: tl.constexpr,
     EXPERT_BLOCK: tl.constexpr,
@@ -56,9 +57,11 @@ def grouped_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
 ):
-    """Computes out[entries, features] of one tile and one block of features, from weights [experts, FEATURES, WIDTH].
-    The inner dimension is added up in fp32 in order, whatever the tile's height."""
+    """Computes out[entries, features] of one tile and one block of features, from weights [experts, FEATURES, WIDTH]
+    and, with HAS_BIASES, biases [experts, FEATURES], which are added before the result is rounded. The inner dimension
+    is added up in fp32 in order, whatever the tile's height."""
     tile, block = tile_and_block(FEATURES, BLOCK_N)
     expert, first, end = find_tile(starts_ptr, tile, EXPERTS, EXPERT_BLOCK, BLOCK_M)
     if first < end:
@@ -79,6 +82,9 @@ def grouped_kernel(
                 w = tl.load(weights + first_k, mask=inside[None, :], other=0.0)
                 x = tl.load(x_rows + first_k, mask=(m < end)[None, :] & inside[:, None], other=0.0)
             total = tl.dot(w, x, total, input_precision="ieee")
+        if HAS_BIASES:
+            biases = expert_biases_ptr + expert.to(tl.int64) * FEATURES
+            total += tl.load(biases + tl.minimum(n, FEATURES - 1)).to(tl.float32)[:, None]
         at = out_ptr + m.to(tl.int64)[:, None] * FEATURES + n[None, :]
         mask = (m < end)[:, None] & (n < FEATURES)[None, :]
         tl.store(at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=mask)

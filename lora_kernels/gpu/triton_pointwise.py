@@ -13,7 +13,7 @@ from lora_kernels.backend import KvCoding
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import FP8
 from lora_kernels.gpu.triton_kv import LARGEST
-from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, QkNorms
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, BoundedSwiglu, QkNorms
 
 NORM_NUMBERS = 512
 """Numbers of a row that one warp normalises."""
@@ -60,14 +60,24 @@ class TritonPointwise:
         """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
         return _glu(gate_up, gelu=True)
 
+    def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
+        """Returns the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
+        return _glu(gate_up, gelu=False, bounds=bounds)
 
-def _glu(gate_up: Tensor, *, gelu: bool) -> Tensor:
+
+def _glu(gate_up: Tensor, *, gelu: bool, bounds: BoundedSwiglu | None = None) -> Tensor:
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    kernel = with_constants(glu_kernel, GELU=gelu, WIDTH=width, BLOCK=GLU_BLOCK, num_warps=4)
+    constants = {"GELU": gelu, **bound_constants(bounds), "WIDTH": width, "BLOCK": GLU_BLOCK}
+    kernel = with_constants(glu_kernel, **constants, num_warps=4)
     kernel((rows, -(-width // GLU_BLOCK)), gate_up, out)
     return out
+
+
+def bound_constants(bounds: BoundedSwiglu | None) -> dict[str, float]:
+    """Returns the constants of `glu_kernel` that say how gate and up are bounded. None means that they are not."""
+    return {"LIMIT": bounds.limit if bounds else 0.0, "SLOPE": bounds.slope if bounds else 1.0}
 
 
 def rotate_and_write(
@@ -172,20 +182,33 @@ def norm_kernel(
 
 
 @triton.jit
-def glu_kernel(gate_up_ptr, out_ptr, GELU: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Computes one block of columns of one row: out = silu(gate) * up or, with GELU, gelu(gate) * up."""
+def glu_kernel(
+    gate_up_ptr,
+    out_ptr,
+    GELU: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SLOPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Computes one block of columns of one row: out = silu(gate) * up, or with GELU, gelu(gate) * up, or with a LIMIT
+    that is not 0, `BoundedSwiglu`."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < WIDTH
     place = gate_up_ptr + row * 2 * WIDTH + n
     gate = tl.load(place, mask=mask, other=0.0)
     up = tl.load(place + WIDTH, mask=mask, other=0.0)
-    wide = gate.to(tl.float32)
-    slope = wide
+    wide, factor = gate.to(tl.float32), up.to(tl.float32)
+    if LIMIT != 0.0:  # by comparisons, which leave NaN as it is
+        wide = tl.where(wide > LIMIT, LIMIT, wide)
+        factor = tl.where(factor > LIMIT, LIMIT, factor)
+        factor = tl.where(factor < -LIMIT, -LIMIT, factor) + 1.0
+    slope = wide * SLOPE
     if GELU:
         slope = wide * (LINEAR + CUBIC * wide * wide)
     active = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype)
-    tl.store(out_ptr + row * WIDTH + n, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=mask)
+    tl.store(out_ptr + row * WIDTH + n, (active.to(tl.float32) * factor).to(gate.dtype), mask=mask)
 
 
 @triton.jit

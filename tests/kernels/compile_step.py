@@ -11,12 +11,14 @@ from lora_kernels.gpu.triton_logprobs import CHUNK, logprob_kernel, rank_kernel
 from lora_kernels.gpu.triton_pointwise import (
     GLU_BLOCK,
     HEAD_TILE,
+    bound_constants,
     glu_kernel,
     heads_kernel,
     norm_kernel,
     norm_tuning,
 )
 from lora_kernels.gpu.triton_sampling import SamplingTiles, choose_kernel, score_kernel
+from lora_kernels.pointwise import BoundedSwiglu
 
 POINTERS = {
     **dict.fromkeys(("delta_ptr", "weight_ptr", "gate_up_ptr", "query_norm_ptr", "key_norm_ptr", "logits_ptr"), "bf16"),
@@ -30,9 +32,9 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         tuning = dict(norm_tuning(width))
         warps = {"num_warps": tuning.pop("num_warps")}
         yield f"norm {width}", norm_kernel, {**tuning, "WIDTH": width, "HAS_DELTA": True, "EPS": 1e-5}, warps
-    for gelu in (False, True):
-        constants = {"GELU": gelu, "WIDTH": 14336, "BLOCK": GLU_BLOCK}
-        yield f"{'geglu' if gelu else 'swiglu'}", glu_kernel, constants, {"num_warps": 4}
+    for name, bounds in (("geglu", None), ("swiglu", None), ("bounded swiglu", BoundedSwiglu(7.0, 1.702))):
+        constants = {"GELU": name == "geglu", **bound_constants(bounds), "WIDTH": 14336, "BLOCK": GLU_BLOCK}
+        yield name, glu_kernel, constants, {"num_warps": 4}
     for head_dim, norms, fp8 in ((64, False, False), (128, True, False), (128, True, True), (256, True, False)):
         shape = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY": head_dim, "HALF": head_dim // 2}
         constants = {

@@ -210,6 +210,10 @@ ATTENTION_CASES = {
     "window beyond the context": (lambda **kw: attention_case([(1, 33), (12, 12)], **kw), 100),
     "capped": (lambda **kw: attention_case([(1, 200), (20, 27), (1, 2)], cap=0.5, **kw), None),
     "sinks": (lambda **kw: attention_case([(1, 200), (20, 27), (1, 2)], sinks=True, **kw), None),
+    "gpt-oss: eight to one, a window and sinks": (
+        lambda **kw: attention_case([(1, 70), (5, 40)], heads=8, kv_heads=1, head_dim=64, sinks=True, **kw),
+        33,
+    ),
     "capped, with a window and sinks": (
         lambda **kw: attention_case([(1, 90), (7, 30), (1, 1)], heads=9, kv_heads=3, cap=1.0, sinks=True, **kw),
         8,

@@ -10,7 +10,7 @@ from kernel_cases import attention_case
 from torch import Tensor
 
 from lora_kernels.backend import Backend
-from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
+from lora_kernels.pointwise import BoundedSwiglu, QkNorms, TorchPointwise, rotate_heads
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 4e-2}
@@ -54,6 +54,10 @@ def glu_is_torchs(dtype: torch.dtype, width: int, backend: Backend) -> None:
     gate_up /= 4  # torch's own form of GELU is imprecise far below 0
     gate_up[0, :3] = torch.tensor([-30.0, 30.0, 0.0])
     assert_same(backend.pointwise.geglu(gate_up), TorchPointwise().geglu(gate_up))
+    gate_up[0, width : width + 2] = torch.tensor([-30.0, 30.0])
+    gate_up[2, width] = float("nan")
+    bounds = BoundedSwiglu(limit=1.5, slope=1.702)
+    assert_same(backend.pointwise.bounded_swiglu(gate_up, bounds), TorchPointwise().bounded_swiglu(gate_up, bounds))
 
 
 def rotation_is_torchs(dtype: torch.dtype, head_dim: int, rotary_dim: int, backend: Backend) -> None:

@@ -253,6 +253,7 @@ OBSTACLES = {
     "one scale of FP8": {"has_fp8_kv": True},
     "bfloat16 or float16, not float32": {"dtype": torch.float32},
     "the model has 80": {"head_dim": 80},
+    "it knows no sinks": {"sinks": True},
 }
 
 

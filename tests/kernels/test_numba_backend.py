@@ -11,7 +11,7 @@ from kernel_cases import attention_case, lora_case
 from lora_kernels import reference, select
 from lora_kernels.cpu.numba_backend import NumbaBackend
 from lora_kernels.cpu.numba_lora import cut_tiles
-from lora_kernels.pointwise import TorchPointwise
+from lora_kernels.pointwise import BoundedSwiglu, TorchPointwise
 from lora_kernels.segments import plan_segments
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -128,6 +128,9 @@ def test_swiglu_is_torchs(backend, dtype):
     gate_up[1, 0] = float("nan")
     expected = TorchPointwise().swiglu(gate_up)
     torch.testing.assert_close(backend.pointwise.swiglu(gate_up), expected, equal_nan=True)
+    bounds = BoundedSwiglu(limit=7.0, slope=1.702)
+    expected = TorchPointwise().bounded_swiglu(gate_up, bounds)
+    torch.testing.assert_close(backend.pointwise.bounded_swiglu(gate_up, bounds), expected, equal_nan=True)
 
 
 def test_without_numba_torch_answers(monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
-from test_families import PROMPTS, continuation
+from test_families import PROMPTS, continuation, save_adapter
 from test_parallel import Engines
 from tiny_engine import TinyEngine
-from tiny_families import save_model
+from tiny_families import STACKED, save_model
 
 from engine.config import EngineConfig, Speculation
 from engine.model.assembly import build_decoder
@@ -100,9 +100,13 @@ def test_an_adapter_of_one_parameter_equals_pefts(parameter, tmp_path):
     assert engine.texts["one"] != engine.texts["base"]
 
 
-def test_ranks_and_stages_divide_experts(tmp_path):
-    save_model("qwen2_moe", tmp_path / "model")
-    save_old_adapter("qwen2_moe", tmp_path / "adapter")
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+def test_ranks_and_stages_divide_experts(family, tmp_path):
+    if family in STACKED:
+        save_adapter(family, tmp_path)
+    else:
+        save_model(family, tmp_path / "model")
+        save_old_adapter(family, tmp_path / "adapter")
     answers = []
     for size, stages in ((1, 1), (2, 2)):
         engines = Engines(tmp_path / "model", [tmp_path / "adapter"], size, stages)

@@ -31,7 +31,7 @@ from engine.sim.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
 DENSE = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")
-CASES = (*DENSE, "mixtral", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe")
+CASES = (*DENSE, "mixtral", "granitemoe", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_moe")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 

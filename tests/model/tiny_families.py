@@ -104,6 +104,16 @@ FAMILIES = {
         residual_multiplier=0.6,
         logits_scaling=2.0,
     ),
+    "gpt_oss": partial(
+        transformers.GptOssConfig,
+        intermediate_size=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=16,
+        sliding_window=9,
+        swiglu_limit=1.5,
+        rope_parameters={**YARN, "truncate": False},
+    ),
     "olmoe": partial(transformers.OlmoeConfig, intermediate_size=32, num_experts=3, num_experts_per_tok=2),
     "qwen2_moe": partial(
         transformers.Qwen2MoeConfig, **EXPERTS, moe_intermediate_size=40, shared_expert_intermediate_size=72
@@ -119,7 +129,12 @@ FAMILIES = {
     "olmo2": partial(transformers.Olmo2Config, num_key_value_heads=2),
 }
 
-STACKED = {"granitemoe": ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj")}
+STACKED = {
+    "granitemoe": tuple(
+        f"block_sparse_moe.{name}" for name in ("experts.gate_up_proj", "experts.down_proj", "router.weight")
+    ),
+    "gpt_oss": tuple(f"mlp.{name}" for name in ("experts.gate_up_proj", "experts.down_proj", "router.weight")),
+}
 """The parameters of experts that adapters name, where they are not among all linears for PEFT."""
 
 
@@ -129,7 +144,7 @@ def save_model(family, folder, **special):
     config = FAMILIES[family](**{**BASE, **FAMILIES[family].keywords, **special})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
     model.save_pretrained(folder)
     return model

@@ -11,7 +11,7 @@ from engine.model.checkpoints.compressed_tensors import CompressedTensors
 from engine.model.checkpoints.fp8 import Fp8
 from engine.model.checkpoints.gptq import Gptq
 from engine.model.checkpoints.layers import Family, Json, Layer
-from engine.model.checkpoints.stacks import Part, find_stacked
+from engine.model.checkpoints.stacks import MXFP4, Part, find_stacked
 from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
 from lora_kernels.quantized import AnyCoding, Weight
 
@@ -49,9 +49,10 @@ class Folder:
         self._stored = StoredTensors(folder, aliases)
         section = _read_section(folder)
         self._family = section.get("quant_method", "")
-        self._layers = find_stacked(self._stored, parts or {})
+        self._layers = find_stacked(self._stored, parts or {}, self._family)
         others = {name: shape for name, shape in expected.items() if name not in self._layers}
-        self._layers |= _find_layers(section, self._stored, others)
+        if not parts or self._family != MXFP4:
+            self._layers |= _find_layers(section, self._stored, others)
         for name in expected:
             if name not in self._layers and self._stored.dtype(name) not in (None, *FLOATS):
                 raise WeightsError(

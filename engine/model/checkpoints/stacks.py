@@ -1,4 +1,10 @@
-"""Tensors that hold a projection, or several, of all experts of a layer, of which each expert's are read alone."""
+"""Tensors that hold a projection, or several, of all experts of a layer, of which each expert's are read alone.
+
+They may be in MXFP4 (OCP Microscaling Formats 1.0, 2023): blocks of 32 neighbouring inputs are codes of 4 bits (E2M1,
+the first of two in the lower half of a byte) and share a power of two (E8M0). gpt-oss stores a tensor `name` as
+`name_blocks`, uint8 [experts, out_features, in_features / 32, 16], and `name_scales`, uint8 [experts, out_features,
+in_features / 32].
+"""
 
 from __future__ import annotations
 
@@ -6,32 +12,73 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from engine.model.checkpoints.layers import Layer
-from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors
+from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
+from lora_kernels.quantized import unpack_halves
+
+MXFP4 = "mxfp4"
+"""The format's name in config.json."""
+BLOCK = 32
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = torch.tensor([*MAGNITUDES, *(-number for number in MAGNITUDES)], dtype=torch.bfloat16)
+"""The number of each code."""
+BIAS, NAN = 127, 255
+"""The offset of the exponents of scales, and the scale that is not a number."""
 
 
 class Part(NamedTuple):
-    """The part of a stacked tensor that is a parameter of one expert: `rows` of what the tensor `stored`, which has the
-    shape `whole`, has at index `number` of its first axis."""
+    """The part of a stacked tensor that is a parameter of one expert.
+
+    Attributes:
+        stored: name of the tensor.
+        shape: [experts, out_features, in_features] of the tensor, or [experts, out_features] of biases.
+        transposed: whether the tensor is stored as [experts, in_features, out_features].
+        number: the expert.
+        rows: the outputs.
+    """
 
     stored: str
-    whole: Shape
+    shape: Shape
+    transposed: bool
     number: int
     rows: slice
 
 
-def find_stacked(stored: StoredTensors, parts: Mapping[str, Part]) -> dict[str, Layer]:
+def find_stacked(stored: StoredTensors, parts: Mapping[str, Part], method: str) -> dict[str, Layer]:
     """Returns the experts' parameters, by name. Raises WeightsError, which names a tensor, if a stacked one is missing
-    or has another shape or dtype."""
-    return {name: _find(stored, part) for name, part in parts.items()}
+    or has another shape or dtype.
+
+    Args:
+        method: how config.json says that weights are quantised; empty if it does not.
+    """
+    return {name: _find(stored, part, method) for name, part in parts.items()}
 
 
-def _find(stored: StoredTensors, part: Part) -> Layer:
-    stored.require(part.stored, FLOATS, part.whole)
+def _find(stored: StoredTensors, part: Part, method: str) -> Layer:
+    if method == MXFP4 and len(part.shape) == 3 and part.stored not in stored:
+        blocks, scales = f"{part.stored}_blocks", f"{part.stored}_scales"
+        count, outputs, inputs = part.shape
+        stored.require(blocks, ("U8",), (count, outputs, inputs // BLOCK, BLOCK // 2))
+        stored.require(scales, ("U8",), (count, outputs, inputs // BLOCK))
+        return Layer(MXFP4, {blocks, scales}, None, partial(_read_mxfp4, stored, part, blocks, scales))
+    count, *matrix = part.shape
+    stored.require(part.stored, FLOATS, (count, *(reversed(matrix) if part.transposed else matrix)))
     return Layer("", {part.stored}, None, partial(_read, stored, part))
 
 
 def _read(stored: StoredTensors, part: Part) -> Tensor:
-    return stored.read_one(part.stored, part.number)[part.rows].contiguous()
+    one = stored.read_one(part.stored, part.number)
+    return (one.T if part.transposed and one.dim() == 2 else one)[part.rows].contiguous()
+
+
+def _read_mxfp4(stored: StoredTensors, part: Part, blocks: str, scales: str) -> Tensor:
+    """Returns the weight in bf16, which holds every product of a code and a scale exactly."""
+    exponents = stored.read_one(scales, part.number)[part.rows]
+    if (exponents == NAN).any():
+        raise WeightsError(f"tensor {scales} has scales that are not numbers")
+    codes = stored.read_one(blocks, part.number)[part.rows]
+    numbers = E2M1.index_select(0, unpack_halves(codes.flatten(0, 1)).flatten().int()).view(*exponents.shape, BLOCK)
+    return torch.ldexp(numbers, (exponents.int() - BIAS)[..., None]).to(torch.bfloat16).flatten(1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from engine.model.families.base import Json, ModelSpec, read_llama
 from engine.model.families.gemma import read_gemma, read_gemma2, read_gemma3
+from engine.model.families.gpt_oss import read_gpt_oss
 from engine.model.families.granite import read_granite, read_granite_moe
 from engine.model.families.mistral import read_mistral
 from engine.model.families.mixtral import read_mixtral
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "gemma": read_gemma,
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,
+    "gpt_oss": read_gpt_oss,
     "granite": read_granite,
     "granitemoe": read_granite_moe,
     "llama": read_llama,
@@ -39,7 +41,6 @@ MISSING = {
     "deepseek_v2": f"{EXPERTS} and multi-head latent attention",
     "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
     "gemma3": "images (use a checkpoint of gemma3_text)",
-    "gpt_oss": "experts with biases and bounded inputs, and weights in MXFP4",
     "granitemoeshared": "an MLP beside experts that is added whole, with gate and up stored as one",
     "llama4": f"images and {EXPERTS}",
     "phimoe": EXPERTS,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from engine.model.rope import RopeSpec, read_rope
+from lora_kernels.pointwise import BoundedSwiglu
 
 Json = Mapping[str, Any]
 
@@ -25,14 +26,18 @@ LLAMA_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", Non
 
 class Stacks(NamedTuple):
     """How a checkpoint stores the projections of a layer's experts: gates and ups in one tensor, [experts, 2 * width,
-    hidden_size], and downs in another, [experts, hidden_size, width].
+    hidden_size], and downs in another, [experts, hidden_size, width]. Biases have the same names with `_bias`.
 
     Attributes:
         gate_up, down: names of the two tensors, in their layer.
+        interleaved: True means that the outputs of gate and up alternate. False means that those of gate come first.
+        transposed: True means that inputs come before outputs.
     """
 
     gate_up: str
     down: str
+    interleaved: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class ExpertsSpec:
         layers: whether each layer has experts; the others have one MLP instead.
         shared: True means that layers with experts also have an MLP for all rows, of which the sigmoid of a linear of
             the row says how much is added.
+        biased: whether routers and the experts' projections have biases.
         module, router: names of the module of experts, in its layer, and of the router in it, in transformers 5.
         stacks: how checkpoints store the experts. None means that each projection of an expert is a tensor.
 
@@ -61,6 +67,7 @@ class ExpertsSpec:
     normalised: bool
     layers: tuple[bool, ...]
     shared: bool = False
+    biased: bool = False
     module: str = "mlp"
     router: str = "gate"
     stacks: Stacks | None = None
@@ -100,6 +107,8 @@ class ModelSpec:
     """Factor of the scores of attention."""
     attention_cap: float | None = None
     """Bound of these scores, see `Scores` (lora_kernels/backend.py)."""
+    sinks: bool = False
+    """True means that each query head has a sink, see `Scores`."""
     qk_norm: Literal["head", "projection"] | None = None
     """RMSNorm of queries and keys before the rotation: of each head, or of all heads of a projection together."""
     norms: NormNames = LLAMA_NORMS
@@ -107,7 +116,7 @@ class ModelSpec:
     """True means that norms are multiplied by their weights in fp32, before they are rounded to the model's dtype."""
     norm_weight_offset: float = 0.0
     """Number that is added to the weights of norms."""
-    activation: Literal["silu", "gelu"] = "silu"
+    activation: Literal["silu", "gelu"] | BoundedSwiglu = "silu"
     """Function of the MLP's gate: `gelu` is its approximation by tanh."""
     embedding_scale: float = 1.0
     """Factor of embedded rows, rounded to the model's dtype."""

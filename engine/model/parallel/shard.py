@@ -131,6 +131,9 @@ class Shard:
             return None
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             return self.tokens(spec)
+        if name.endswith("self_attn.sinks"):
+            each = spec.heads // self.size
+            return Cut(0, self.rank * each, (self.rank + 1) * each)
         found = PROJECTION.search(name)
         if found is None or (found["kind"] == "bias" and found["module"] not in BY_ROWS):
             return None

@@ -1,0 +1,41 @@
+"""gpt-oss: Llama with experts in every layer, sinks, and windows in every other layer. All its linears but the head
+have biases, and gate and up are bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.model.families.base import ExpertsSpec, Json, ModelSpec, Stacks, read_llama, required, windows_by_type
+from lora_kernels.pointwise import BoundedSwiglu
+
+STACKS = Stacks("mlp.experts.gate_up_proj", "mlp.experts.down_proj", interleaved=True, transposed=True)
+ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+DEFAULTS = {"head_dim": 64, "attention_bias": True, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0}
+
+
+def read_gpt_oss(config: Json) -> ModelSpec:
+    """Reads a gpt-oss model."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or ROPE
+    spec = read_llama({**DEFAULTS, **config, "rope_parameters": rope})
+    kinds = config.get("layer_types") or [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(spec.layers)
+    ]
+    experts = ExpertsSpec(
+        count=required(config, "num_local_experts"),
+        top_k=required(config, "num_experts_per_tok"),
+        width=spec.intermediate_size,
+        normalised=True,
+        layers=(True,) * spec.layers,
+        biased=True,
+        router="router",
+        stacks=STACKS,
+    )
+    return replace(
+        spec,
+        windows=windows_by_type(kinds, config.get("sliding_window", 128), spec.layers),
+        sinks=True,
+        wide_norms=True,
+        activation=BoundedSwiglu(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
+        experts=experts,
+        renames=(("mlp.gate", "mlp.router"),),
+    )

@@ -28,7 +28,7 @@ from benchmarks.gpu.shapes import (
 )
 from lora_kernels.backend import Backend, Scores
 from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, ProjectionGroup
-from lora_kernels.pointwise import Pointwise, TorchPointwise
+from lora_kernels.pointwise import BoundedSwiglu, Pointwise, TorchPointwise
 from lora_kernels.segments import plan_segments
 
 LEAST_S = 2.0
@@ -218,7 +218,11 @@ def pointwise_checks(
         x = draw(rows, 2048)
         return relative_error(ours.geglu(x), torchs.geglu(x).float(), dtype)
 
-    return iter((("add_norm", add_norm), ("rotate", rotate), ("swiglu", swiglu), ("geglu", geglu)))
+    def bounded_swiglu() -> float:
+        x, bounds = draw(rows, 2048) * 8, BoundedSwiglu(7.0, 1.702)
+        return relative_error(ours.bounded_swiglu(x, bounds), torchs.bounded_swiglu(x, bounds).float(), dtype)
+
+    return iter((check.__name__, check) for check in (add_norm, rotate, swiglu, geglu, bounded_swiglu))
 
 
 def relative_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float:

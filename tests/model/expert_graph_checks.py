@@ -28,10 +28,14 @@ OF_4 = 3
 
 
 def device_experts(
-    weights: Iterable[Sequence[Tensor]], count: int, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+    weights: Iterable[Sequence[Tensor]],
+    count: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+    biases: Tensor | None = None,
 ) -> DeviceExperts:
     """`make_grouped` as if on a GPU."""
-    return DeviceExperts((torch.cat(list(pieces)) for pieces in weights), count, out_dtype)
+    return DeviceExperts((torch.cat(list(pieces)) for pieces in weights), count, out_dtype, biases)
 
 
 @cache

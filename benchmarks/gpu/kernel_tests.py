@@ -18,8 +18,8 @@ from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.triton_backend import TritonBackend
 
 TESTS = Path(__file__).parents[2] / "tests" / "kernels"
-TINY_EVERY = 15
-"""In toy size only every fifteenth test runs, because each takes a second under the interpreter."""
+TINY_EVERY = 11
+"""In toy size only every eleventh test runs, because each takes a second under the interpreter."""
 LEAST_S = 2.0
 
 

@@ -374,7 +374,7 @@ def _comparable(state):
     )
 
 
-CoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=45, stateful_step_count=40, deadline=None)
 TestCore = CoreMachine.TestCase
 
 

@@ -42,7 +42,7 @@ def chunks_of(stepped, name):
 
 
 @given(config=configs, arrivals=arrivals)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @pytest.mark.slow
 def test_requests_are_answered_alike_behind_and_beside_the_device(config, arrivals):
     """Whatever is preempted, swapped, aborted, stopped by a token or waits for its adapter on either way."""

@@ -17,7 +17,7 @@ FLOOD = "a flood with n = 4"
 SMALLER = {
     FLOOD: partial(flood, count=120),
     "grammars that cost": partial(expensive_grammars, count=4),
-    "many grammars at once": partial(many_grammars, count=100),
+    "many grammars at once": partial(many_grammars, count=60),
 }
 """Attacks that are smaller here than in the benchmark. The flood asks for four times as many answers as the lane has
 room for."""

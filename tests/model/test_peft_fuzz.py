@@ -129,7 +129,7 @@ ALWAYS_REFUSED = {"truncate", "drop_key", "huge_header", "link_out", "only_a_pic
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_spoiled_folders_leave_nothing_behind(data, server, sound, tmp_path_factory):
     empty = server.footprint()
     try:

@@ -363,7 +363,7 @@ def test_any_history_of_batches(valkey_server, monkeypatch: pytest.MonkeyPatch):
     Machine.client, Machine.loop = client, loop
     Machine.store = MovedStore(client, lease_seconds=LEASE_MS / 1000, timeout=30.0)
     try:
-        run_state_machine_as_test(Machine, settings=settings(max_examples=50, stateful_step_count=50, deadline=None))
+        run_state_machine_as_test(Machine, settings=settings(max_examples=35, stateful_step_count=50, deadline=None))
     finally:
         loop.run_until_complete(client.aclose())
         loop.close()

@@ -182,5 +182,5 @@ def the_quota_machine(url: str) -> type[RuleBasedStateMachine]:
 def test_charges_are_exact_whatever_happens(valkey_server, monkeypatch):
     monkeypatch.setattr(registry, "CALL_SECONDS", 60.0)  # a busy machine is not without a store
     machine = the_quota_machine(valkey_server.connection_url)
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
     machine.TestCase().runTest()

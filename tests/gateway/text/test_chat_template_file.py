@@ -45,7 +45,7 @@ messages = st.builds(
 
 
 def test_a_chat_without_tools_reads_as_the_models_own_template_writes_it(own, demo):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.lists(messages, min_size=1, max_size=6))
     def check(chat):
         assert demo.render_chat(chat) == own.render_chat(chat)

@@ -92,7 +92,7 @@ def encoded(backend: Tokenizer, text: str) -> list[int]:
 @given(text=texts)
 @example(text="<word>yo")
 @example(text="({a})[im]x[")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_ids_of_a_text_are_those_of_its_pieces(backend, text):
     cut = pieces_of(backend).cut(text)
     assert "".join(cut) == text

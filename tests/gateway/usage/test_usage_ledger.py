@@ -231,7 +231,7 @@ WORK = ("work", 0, Counts(0, 10, 3, 2, 100))
 @example([RESERVE, WORK, ("renew", 0, False), ("forgotten", 0), WORK, ("settle", 0, False)])
 @example([("alone", 1, "free", "k1", "a", "batch", Counts(1, 9)), ("deliver", 1, True), ("deliver", 1, True)])
 @given(interleavings)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_books_are_the_sums_of_what_happened_whatever_the_order(valkey_server, actions):
     asyncio.run(replay(valkey_server.connection_url, actions))
 

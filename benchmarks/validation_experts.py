@@ -31,7 +31,7 @@ from engine.process.files import default_data_dir
 from engine.sim.replay import RealEngine, replay
 from engine.sim.run import Setup
 
-RANKS = (4, 8, 8, 8, 8, 8, 8, 16)
+RANKS = (4, 8, 8, 16)
 SIZES = argparse.Namespace(layers=8, hidden=512, experts=16, top_k=4, width=256)
 MODEL: dict[str, Any] = {"num_pages": 2049, "max_model_len": 2048, "speculation": "off"}
 

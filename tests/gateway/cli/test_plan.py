@@ -39,6 +39,14 @@ def test_adapters_and_devices_that_share_layers_are_told(tmp_path):
     assert load_config(settings, {}).default_model.engine.tensor_parallel == 2
 
 
+def test_what_steps_read_of_experts_is_told():
+    done = run("qwen3-30b-a3b", *SMALL, "--adapters", "5", "--weights", "int4")
+    assert done.exit_code == 0, done.output
+    assert "of 128 experts, 8 a token" in done.output and "if all are chosen alike" in done.output
+    assert "quantised experts are computed one by one" in done.output
+    assert "adapters of rank 25" in done.output
+
+
 def test_engines_for_prompts_and_others_for_answers_are_planned_and_configured(tmp_path):
     settings, figures = tmp_path / "engine.yaml", tmp_path / "plan.json"
     done = run("llama-3.1-8b", *SMALL, "--split", "always", "--settings", settings, "--json", figures)

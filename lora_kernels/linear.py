@@ -36,11 +36,11 @@ def make_linear(
     """Returns a linear layer of a weight [out_features, in_features] in the fastest form available on its device.
 
     On a CPU the layer holds a packed copy of the weight, and the caller should drop the original; packing pays even
-    where tied embeddings are then stored twice. A weight for which `can_pack` is True is packed for numba_gemm.py, and
-    other fp32 and bf16 weights for oneDNN where it computes in their dtype; the rest are not packed. Measured on two
-    cores with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 /
-    137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32:
-    44 ms packed, 71 ms unpacked).
+    where tied embeddings are then stored twice. Weights for which `can_pack` or `can_pack_fp32` is True are packed for
+    numba_gemm.py or numba_dense.py, and other fp32 and bf16 weights for oneDNN where it computes in their dtype; the
+    rest are not packed. Measured on two cores with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take
+    8 / 20 / 126 ms, with oneDNN 13 / 24 / 137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes
+    4.7, 6.0 and 8.9 ms for 32 rows (fp32: 44 ms packed, 71 ms unpacked).
 
     Quantised weights stay so where `kept_bits` says it (see quantized_linear.py in cpu/ and gpu/), and elsewhere become
     tensors.
@@ -121,10 +121,13 @@ def quantized_form(linear: Linear) -> QuantizedLinear | None:
 def _make_dense(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Linear:
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.
+        from lora_kernels.cpu.numba_dense import DenseLinear, can_pack_fp32
         from lora_kernels.cpu.numba_gemm import PackedLinear, can_pack
 
         if can_pack(weight):
             return PackedLinear(weight, bias, out_dtype or weight.dtype)
+        if can_pack_fp32(weight):
+            return DenseLinear(weight, bias)
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -13,11 +13,13 @@ STARTS = torch.tensor([0, 1, 1, 8, 21, 23, 23], dtype=torch.int32)
 """Experts with one entry, none, seven, thirteen, two and none."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 0), (torch.float32, 3), (torch.bfloat16, 6)])
 @pytest.mark.parametrize(("width", "features"), [(64, 48), (33, 41)])
-def test_entries_meet_the_weights_of_their_expert(dtype, width, features):
+def test_entries_meet_the_weights_of_their_expert(dtype, exact, width, features):
+    """The first `exact` experts have weights that bf16 holds exactly."""
     torch.manual_seed(0)
     weights = [[torch.randn(rows, width).to(dtype) / 8 for rows in (features - 7, 7)] for _ in range(6)]
+    weights[:exact] = [[piece.bfloat16().to(dtype) for piece in pieces] for pieces in weights[:exact]]
     x = torch.randn(23, width).to(dtype)
     linears = make_grouped(weights, 6, dtype, torch.float32)
     parts = [

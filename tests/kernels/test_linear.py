@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from lora_kernels.cpu import numba_dense
+from lora_kernels.cpu.huge_pages import PAGE, zeros
+from lora_kernels.cpu.numba_dense import DenseLinear
 from lora_kernels.linear import make_linear
 
 packs = pytest.mark.usefixtures("packed_linears")
@@ -61,3 +64,34 @@ def test_a_wrong_input_is_refused():
     for wrong in (torch.zeros(2, 63, dtype=torch.bfloat16), torch.zeros(2, 64)):
         with pytest.raises(ValueError, match=r"a linear of bf16 \[num_rows, 64\]"):
             linear(wrong)
+
+
+@pytest.mark.parametrize(("features", "width"), [(97, 64), (7, 2), (33, 31)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_panels_in_fp32_are_exact_and_a_row_keeps_its_bits(features, width, has_bias):
+    weight, offset, _ = made(features, width, torch.float32, has_bias)
+    linear, x = DenseLinear(weight, offset), torch.randn(31, 2 * width)[:, width:]
+    exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    among = linear(x)
+    torch.testing.assert_close(among, exact.float(), rtol=1e-5, atol=1e-5)
+    for rows in (0, 1, 6, 13):
+        assert torch.equal(linear(x[5 : 5 + rows]), among[5 : 5 + rows])
+    for wrong in (x.bfloat16(), x[:, 1:]):
+        with pytest.raises(ValueError, match=rf"a linear of fp32 \[num_rows, {width}\]"):
+            linear(wrong)
+
+
+def test_numbers_of_bf16_are_kept_in_bf16_with_the_same_results(monkeypatch):
+    weight, offset, _ = made(97, 64, torch.bfloat16, True)
+    weight, offset, x = weight.float(), offset.float(), torch.randn(9, 64)
+    half = DenseLinear(weight, offset)
+    monkeypatch.setattr(numba_dense, "panel_dtype", lambda weight: weight.dtype)
+    whole = DenseLinear(weight, offset)
+    assert half.nbytes == whole.nbytes // 2
+    assert torch.equal(half(x), whole(x))
+
+
+def test_memory_of_huge_pages_is_zero_and_can_be_written():
+    memory = zeros(3, PAGE // 4, dtype=torch.float32)
+    assert memory.shape == (3, PAGE // 4) and not memory.any()
+    assert memory.fill_(2.0).sum() == 6 * PAGE // 4

@@ -65,6 +65,9 @@ class ExpertKernels(Protocol):
             order: int64 [num_rows], a permutation of rows: an expert's entries follow it. None means ascending rows.
         """
 
+    def gather(self, x: Tensor, routing: Routing) -> Tensor:
+        """Returns the row of `x` [num_rows, width] of each entry: a new tensor [num_entries, width]."""
+
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
         """Returns, for each row, the sum of its entries times their weights, in the order of `routing.places`: a new
         tensor [num_rows, width] of the dtype of `entries` [num_entries, width]. Weights are rounded to that dtype, and
@@ -114,6 +117,10 @@ class TorchExperts:
         places = torch.empty_like(of_entry).scatter_(0, of_entry, torch.arange(len(of_entry), device=logits.device))
         by_row = torch.empty_like(experts).index_copy_(0, rows, places.view(-1, top_k))
         return Routing(rows[of_entry // top_k].int(), starts, by_row.int(), weights)
+
+    def gather(self, x: Tensor, routing: Routing) -> Tensor:
+        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        return x.index_select(0, routing.rows)
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
         """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""

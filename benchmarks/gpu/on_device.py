@@ -182,6 +182,10 @@ class ExpertsOnDevice:
             self._experts.route(self._device.there(logits), top_k, normalised=normalised, order=order), CPU
         )
 
+    def gather(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the row of `x` of each entry."""
+        return x.index_select(0, routing.rows)
+
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
         """Return the weighted sums of entries, computed on the device."""
         there = self._device.there(entries)

@@ -77,6 +77,10 @@ class Experts:
     shared: SharedMlp | None = None
 
     @property
+    def linears(self) -> tuple[Linear | GroupedLinear, ...]:
+        return self.router, self.gate_up, self.down
+
+    @property
     def waits_for_routing(self) -> bool:
         """Returns whether the host needs to know the entries of each expert, and waits for them."""
         return any(isinstance(linear, ExpertByExpert) for linear in (self.gate_up, self.down))
@@ -86,7 +90,7 @@ class Experts:
         logits = lora.apply(self.router, x, layer, self.groups.router)
         routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer, self.groups)
         gate_up, down = (partial(linear, starts=routing.starts) for linear in (self.gate_up, self.down))
-        inner = of_entries.apply(gate_up, x.index_select(0, routing.rows), 0, self.groups.gate_up)
+        inner = of_entries.apply(gate_up, backend.experts.gather(x, routing), 0, self.groups.gate_up)
         inner = _activate(self.activation, backend.pointwise)(inner)
         out = backend.experts.combine(of_entries.apply(down, inner, 0, self.groups.down), routing)
         if self.shared is None:

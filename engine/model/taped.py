@@ -9,18 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder, Step, StepOutput
 from engine.model.feed_forward import Experts
-from engine.model.lora import prepare_lora
+from engine.model.lora import LoraOfExperts, prepare_lora
 from engine.model.rope import Angles
 from lora_kernels.cpu.numba_backend import NumbaBackend
+from lora_kernels.cpu.numba_dense import DenseLinear
 from lora_kernels.cpu.numba_gemm import PackedLinear
+from lora_kernels.cpu.numba_grouped import PackedExperts
 from lora_kernels.cpu.numba_tape import Tape, Workspace, record
 from lora_kernels.cpu.quantized_linear import QuantizedLinear
+from lora_kernels.grouped import GroupedLinear
 from lora_kernels.linear import Linear
 
 MAX_TAPES = 256
@@ -29,13 +33,14 @@ MAX_TAPES = 256
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its outputs: those of the head
-    in `outputs`, and in `x` the residual stream."""
+    """A tape with its inputs (embedded rows, angles, the slots where K and V go, and what LoRA on experts is prepared
+    from, if there is any) and its outputs: those of the head in `outputs`, and in `x` the residual stream."""
 
     tape: Tape
     x: Tensor
     angles: tuple[Angles, ...]
     kv_slots: Tensor
+    of_experts: LoraOfExperts | None
     outputs: Tensor
 
     def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> None:
@@ -44,6 +49,9 @@ class Recorded:
             recorded.cos.copy_(angles.cos)
             recorded.sin.copy_(angles.sin)
         self.kv_slots.copy_(step.attention.kv_slots)
+        if self.of_experts is not None and step.lora.of_experts is not None:
+            self.of_experts.adapters.slots.copy_(step.lora.of_experts.adapters.slots)
+            self.of_experts.adapters.order.copy_(step.lora.of_experts.adapters.order)
         backend.renew(self.tape, step.attention, step.lora.prepared)
         self.tape.play()
 
@@ -57,7 +65,7 @@ class TapedDecoder:
         self._arena = arena
         self._backend = backend
         self._workspace = Workspace()
-        self._tapes: dict[tuple[int, bool], Recorded] = {}
+        self._tapes: dict[tuple[int, bool, bool, int], Recorded] = {}
 
     def run(self, batch: BatchInput) -> StepOutput:
         """Computes a step like `Decoder.run`; its output is valid until the next call. A decode-only step without DoRA
@@ -69,7 +77,8 @@ class TapedDecoder:
             return self._decoder.run(batch, arena, backend, lora)
         step = self._decoder.step(batch, arena, backend, lora)
         x = self._decoder.embedded(batch, step)
-        key = len(x), lora.prepared is not None
+        threads = torch.get_num_threads()  # for each of which experts' LoRA has memory on the tape
+        key = len(x), lora.prepared is not None, lora.of_experts is not None, threads
         recorded = self._tapes.pop(key, None)
         if recorded is not None:
             self._tapes[key] = recorded
@@ -82,19 +91,23 @@ class TapedDecoder:
 
     def _record(self, x: Tensor, step: Step) -> Recorded:
         tape, outputs = record(partial(self._decoder.head_outputs, x, step, None), self._workspace)
-        return Recorded(tape, x, step.angles, step.attention.kv_slots, self._workspace.let_go(outputs))
+        outputs = self._workspace.let_go(outputs)
+        return Recorded(tape, x, step.angles, step.attention.kv_slots, step.lora.of_experts, outputs)
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only kernels of this project: all linears are packed, and no reordered inputs need
-    torch. Experts do: what they compute differs from step to step."""
-    linears = [decoder.head]
+    """Returns whether a step runs only kernels of this project: all linears are packed, no reordered inputs need torch,
+    and no layer has a shared MLP beside experts, which torch adds."""
+    linears: list[Linear | GroupedLinear] = [decoder.head]
     for layer in decoder.layers:
-        if isinstance(layer.feed_forward, Experts):
+        feed_forward = layer.feed_forward
+        if isinstance(feed_forward, Experts) and feed_forward.shared is not None:
             return False
-        linears += [layer.qkv, layer.o, *layer.feed_forward.linears]
+        linears += [layer.qkv, layer.o, *feed_forward.linears]
     return all(map(_is_packed, linears))
 
 
-def _is_packed(linear: Linear) -> bool:
-    return isinstance(linear, PackedLinear) or (isinstance(linear, QuantizedLinear) and not linear.reorders)
+def _is_packed(linear: Linear | GroupedLinear) -> bool:
+    if isinstance(linear, QuantizedLinear):
+        return not linear.reorders
+    return isinstance(linear, PackedLinear | DenseLinear | PackedExperts)

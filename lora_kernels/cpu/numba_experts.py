@@ -1,29 +1,29 @@
-"""Routing, combination and LoRA of experts in numba, for CPU tensors."""
+"""Routing, gathering, combination and LoRA of experts in numba, for CPU tensors. A tape may record all of it: what
+differs from step to step, the entries of each expert and the tiles of LoRA, kernels leave in memory for later ones."""
 
 from __future__ import annotations
 
 import ctypes
-import math
+from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import torch
 from numba import carray, float32, njit
 from torch import Tensor
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import FORMATS, Format, load_as, rounded, size_of, store_as
-from lora_kernels.cpu.kernel_cache import cached
-from lora_kernels.cpu.numba_lora import GroupMemory, NumbaLora
+from lora_kernels.cpu.numba_lora import LoraArguments, cut_items, find_targets, scratch_bytes
+from lora_kernels.cpu.numba_routing import CutBlock, RouteBlock, cut_kernel, route_kernel
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
-from lora_kernels.cpu.products import MAX_ROWS
 from lora_kernels.cpu.simd import LANES
-from lora_kernels.layout import EXPERT_TARGETS, LoraTable, ProjectionGroup
+from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.routing import Routing, RowAdapters
 
 
 class CombineBlock(ctypes.Structure):
-    """Argument block of the weighted sum of entries: addresses. `places` is int32 and `weights` fp32 [rows, top_k]."""
+    """Argument block of the weighted sum of entries: addresses. `places` is int32 and `weights` fp32 [rows, top_k]. If
+    `weights` is 0, each row is a copy of its only entry."""
 
     _fields_ = [
         *TICKETS,
@@ -39,7 +39,10 @@ def _combine_kernel(fmt: Format) -> Kernel:
         block = carray(pointer, 1)[0]
         row = simd.take_ticket(pointer, ITEM)
         while row < block.rows:
-            _combine_row(fmt, block, row)
+            if block.weights:
+                _combine_row(fmt, block, row)
+            else:
+                _copy_row(fmt, block, row)
             row = simd.take_ticket(pointer, ITEM)
 
     return Kernel(combine, CombineBlock)
@@ -58,37 +61,105 @@ def _combine_row(fmt, block, row):
         store_as(fmt, block.out + (row * block.width + i) * size, total, left)
 
 
+@njit
+def _copy_row(fmt, block, row):
+    size, source = size_of(fmt), simd.read_i32(block.places + 4 * row)
+    for i in range(0, block.width, LANES):
+        part = load_as(fmt, block.entries + (source * block.width + i) * size, block.width - i)
+        store_as(fmt, block.out + (row * block.width + i) * size, part, block.width - i)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLora:
+    """The LoRA data of a layer's entries.
+
+    Attributes:
+        table: the table by expert, in which each virtual slot has one layer.
+        numbers: int32 [entries], 0, 1, 2 and so on.
+        tiles, count: int32 [entries, 3] and int64 [1]. The tiles and their number: see `CutBlock`.
+    """
+
+    arena: Tensor
+    table: LoraTable
+    numbers: Tensor
+    tiles: Tensor
+    count: Tensor
+
+    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
+        """Adds B A x of each entry's own adapter to `out` [entries, sum(out_features)] in place, like
+        `NumbaLora.add`."""
+        targets, ranks, offsets = find_targets(group), self.table.host_ranks, self.table.host_offsets
+        scratch = team.empty((torch.get_num_threads(), scratch_bytes(group.in_features)), torch.uint8)
+        num_items, item_targets = cut_items(len(self.tiles), targets, len(scratch))
+        block = LoraArguments(
+            num_items=num_items,
+            item_targets=item_targets,
+            num_targets=len(targets),
+            tiles=self.tiles.data_ptr(),
+            count=self.count.data_ptr(),
+            targets=targets.ctypes.data,
+            rows=self.numbers.data_ptr(),
+            x=x.data_ptr(),
+            x_row=x.stride(0) * x.element_size(),
+            out=out.data_ptr(),
+            out_row=out.stride(0) * out.element_size(),
+            arena=self.arena.data_ptr(),
+            in_features=group.in_features,
+            ranks=ranks.ctypes.data + layer * ranks.strides[1],
+            ranks_slot=ranks.strides[0],
+            offsets=offsets.ctypes.data + layer * offsets.strides[1],
+            offsets_slot=offsets.strides[0],
+            scratch=scratch.data_ptr(),
+            scratch_bytes=scratch.shape[1],
+        )
+        team.run(kernel, block, num_items)
+
+
 class NumbaExperts:
     """`ExpertKernels` for CPU tensors. A `Team` of threads runs kernels in parallel; they are compiled on first use."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._memories: dict[ProjectionGroup, GroupMemory] = {}
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compiles the kernels for entries in `dtype`, or loads them from a cache, now instead of on first use."""
         _combine_kernel(FORMATS[dtype])
-        routing = self.route(torch.zeros(1, 1), 1, normalised=True)
-        nothing = np.full(1, -1, np.int32), np.zeros((1, 1, EXPERT_TARGETS), np.int32), 0, np.empty((1, 3), np.int32)
-        _cut_tiles(routing.rows.numpy(), routing.starts.numpy(), *nothing)
+        route_kernel(FORMATS[dtype])
+        cut_kernel()
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
         """Chooses the experts of each row: `ExpertKernels.route`."""
-        num_rows, count = logits.shape
-        rows, starts = np.empty(num_rows * top_k, np.int32), np.zeros(count + 1, np.int32)
-        places, weights = np.empty((num_rows, top_k), np.int32), np.empty((num_rows, top_k), np.float32)
-        ordered = np.arange(num_rows) if order is None else order.numpy()
-        _route(logits.float().numpy(), normalised, ordered, rows, starts, places, weights)
-        return Routing(*map(torch.from_numpy, (rows, starts, places, weights)))
+        logits = logits.contiguous()
+        (rows, count), empty, ints = logits.shape, self._team.empty, torch.int32
+        entry_rows, starts = empty((rows * top_k,), ints), empty((count + 1,), ints)
+        places, weights = empty((rows, top_k), ints), empty((rows, top_k), torch.float32)
+        scratch = empty((2, count), torch.float32)
+        written = (tensor.data_ptr() for tensor in (entry_rows, starts, places, weights, *scratch))
+        block = RouteBlock(
+            0, 0, rows, count, top_k, normalised, logits.data_ptr(), logits.element_size() * count,
+            0 if order is None else order.data_ptr(), *written,
+        )  # fmt: skip
+        self._team.run(route_kernel(FORMATS[logits.dtype]), block, 1)
+        return Routing(entry_rows, starts, places, weights)
+
+    def gather(self, x: Tensor, routing: Routing) -> Tensor:
+        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        x, rows = x.contiguous(), routing.rows
+        out = self._team.empty((len(rows), x.shape[1]), x.dtype)
+        self._combine(CombineBlock(0, 0, len(rows), 1, rows.data_ptr(), 0, x.data_ptr(), out.data_ptr()), out)
+        return out
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
         """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
-        entries, (rows, top_k), width = entries.contiguous(), routing.places.shape, entries.shape[1]
-        out = self._team.empty((rows, width), entries.dtype)
+        entries, (rows, top_k) = entries.contiguous(), routing.places.shape
+        out = self._team.empty((rows, entries.shape[1]), entries.dtype)
         addresses = (tensor.data_ptr() for tensor in (routing.places, routing.weights, entries, out))
-        block = CombineBlock(0, 0, rows, top_k, *addresses, width)
-        self._team.run(_combine_kernel(FORMATS[entries.dtype]), block, rows)
+        self._combine(CombineBlock(0, 0, rows, top_k, *addresses), out)
         return out
+
+    def _combine(self, block: CombineBlock, out: Tensor) -> None:
+        block.width = out.shape[1]
+        self._team.run(_combine_kernel(FORMATS[out.dtype]), block, block.rows)
 
     def prepare_lora(
         self,
@@ -99,91 +170,23 @@ class NumbaExperts:
         layer: int,
         first_target: int,
         max_features: int,
-    ) -> NumbaLora | None:
+    ) -> EntryLora:
         """Segments the entries by adapter and prepares their LoRA: `ExpertKernels.prepare_lora`."""
-        rows, starts = routing.rows.numpy(), routing.starts.numpy()
-        tiles = np.empty((len(rows), 3), np.int32)
-        place = layer * table.host_ranks.shape[2] + first_target
-        count = _cut_tiles(rows, starts, adapters.slots.numpy(), table.host_ranks, place, tiles)
-        if not count:
-            return None
-        entries = np.arange(len(rows), dtype=np.int32)
-        memories = self._memories
-        return NumbaLora(arena, table.by_expert(), entries, tiles[:count], memories=memories, is_touched=True)
-
-
-@cached(njit(cache=True, nogil=True, error_model="numpy"))
-def _route(logits, normalised, order, rows, starts, places, weights):
-    """Fills in the fields of `Routing`. `starts` is all zeros at first."""
-    count, top_k = logits.shape[1], places.shape[1]
-    for row in range(len(logits)):
-        line, chosen, values = logits[row], places[row], weights[row]
-        _choose(line, chosen, values)
-        largest, total = values[0], np.float32(0)
-        if normalised:
-            for k in range(top_k):
-                total += math.exp(values[k] - largest)
-        else:
-            for expert in range(count):
-                total += math.exp(line[expert] - largest)
-        for k in range(top_k):
-            values[k] = math.exp(values[k] - largest) / total
-            starts[chosen[k] + 1] += 1
-    for expert in range(count):
-        starts[expert + 1] += starts[expert]
-    following = starts.copy()
-    for row in order:
-        for k in range(top_k):
-            expert = places[row, k]
-            place = following[expert]
-            rows[place] = row
-            places[row, k] = place
-            following[expert] += 1
-
-
-@njit(error_model="numpy")
-def _choose(line, chosen, values):
-    """Finds the largest numbers of a line, in descending order: their places go to `chosen`, they to `values`."""
-    top_k, filled = len(chosen), 0
-    for expert in range(len(line)):
-        value = line[expert]
-        if filled == top_k and not value > values[top_k - 1]:
-            continue
-        k = min(filled, top_k - 1)
-        filled = min(filled + 1, top_k)
-        while k > 0 and values[k - 1] < value:
-            values[k], chosen[k] = values[k - 1], chosen[k - 1]
-            k -= 1
-        values[k], chosen[k] = value, expert
-
-
-@cached(njit(cache=True, nogil=True, error_model="numpy"))
-def _cut_tiles(rows, starts, slots, ranks, place, tiles):
-    """Cuts entries into tiles of up to MAX_ROWS neighbours with the same expert and the same adapter that changes it.
-
-    Args:
-        rows, starts: see `Routing`.
-        slots: int32 [num_rows]. Adapter slot of each row, -1 for the base model.
-        ranks: int32 [adapter slots, layers, targets]. See `LoraTable.host_ranks`.
-        place: number of the gate of expert 0 among the targets of all layers.
-        tiles: int32 [num_entries, 3], filled in: (virtual slot, first entry, number of entries).
-
-    Returns:
-        The number of tiles.
-    """
-    of_slot, count = ranks.shape[1] * ranks.shape[2], 0
-    flat = ranks.reshape(-1)
-    for expert in range(len(starts) - 1):
-        last = -1
-        for entry in range(starts[expert], starts[expert + 1]):
-            slot = slots[rows[entry]]
-            if slot >= 0 and slot == last and tiles[count - 1, 2] < MAX_ROWS:
-                tiles[count - 1, 2] += 1
-                continue
-            first = slot * of_slot + place + EXPERT_TARGETS * expert
-            last = -1
-            if slot >= 0 and flat[first] + flat[first + 1] + flat[first + 2]:
-                tiles[count, 0], tiles[count, 1], tiles[count, 2] = first // EXPERT_TARGETS, entry, 1
-                last = slot
-                count += 1
-    return count
+        entries, empty, targets = len(routing.rows), self._team.empty, table.host_ranks.shape[2]
+        numbers, tiles = empty((entries,), torch.int32), empty((entries, 3), torch.int32)
+        count = empty((1,), torch.int64)
+        block = CutBlock(
+            experts=len(routing.starts) - 1,
+            entries=entries,
+            entry_rows=routing.rows.data_ptr(),
+            starts=routing.starts.data_ptr(),
+            slots=adapters.slots.data_ptr(),
+            ranks=table.host_ranks.ctypes.data,
+            of_slot=table.host_ranks.shape[1] * targets,
+            place=layer * targets + first_target,
+            numbers=numbers.data_ptr(),
+            tiles=tiles.data_ptr(),
+            count=count.data_ptr(),
+        )
+        self._team.run(cut_kernel(), block, 1)
+        return EntryLora(arena, table.by_expert(), numbers, tiles, count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,9 @@ class LoraArguments(ctypes.Structure):
 
     `tiles` is int32 [num_tiles, 3]: (adapter slot, index of the first row in `rows`, number of rows). `targets` is
     int64 [num_targets, 3]: (index in the table, first output column, number of output columns); an item has
-    `item_targets` of them. `ranks` and `offsets` point to the layer's entries in the table. `of_step` names the fields
-    that change from step to step and are the same in all layers, see `Tape.renew`.
+    `item_targets` of them. `ranks` and `offsets` point to the layer's entries in the table. `count` is 0, or points to
+    int64 [1], the number of tiles, if only a kernel before this one knows it; `num_items` is then not read. `of_step`
+    names the fields that change from step to step and are the same in all layers, see `Tape.renew`.
     """
 
     _fields_ = [
@@ -52,7 +53,7 @@ class LoraArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_items", "item_targets", "num_targets", "tiles", "targets", "rows")),
         *((name, ctypes.c_int64) for name in ("x", "x_row", "out", "out_row", "arena", "in_features")),
         *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
-        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes")),
+        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "count")),
     ]
     of_step = ("num_items", "item_targets", "tiles", "targets", "rows", "scratch", "scratch_bytes")
 
@@ -63,10 +64,13 @@ def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:
     def add(pointer):
         block = carray(pointer, 1)[0]
         scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+        num_items = block.num_items
+        if block.count:
+            num_items = simd.read_i64(block.count) * (block.num_targets // block.item_targets)
         item = simd.take_ticket(pointer, ITEM)
-        while item < block.num_items:
+        while item < num_items:
             following = simd.take_ticket(pointer, ITEM)
-            _add_item(block, fmt, out_fmt, scratch, item, following if following < block.num_items else item)
+            _add_item(block, fmt, out_fmt, scratch, item, following if following < num_items else item)
             item = following
 
     return Kernel(add, LoraArguments)
@@ -83,32 +87,15 @@ class GroupPlan:
     touched: tuple[bool, ...]
 
 
-class GroupMemory(NamedTuple):
-    """What a projection group's plans need besides the step's rows. `targets` is the array of `LoraArguments`, and
-    `scratch`, uint8 [threads, bytes], the memory of a run."""
-
-    targets: Int64Array
-    scratch: Tensor
-
-
 @dataclass(slots=True)
 class NumbaLora:
-    """The LoRA data of one step, which all layers share.
-
-    Attributes:
-        groups: caches each projection group's plan.
-        memories: caches each projection group's memory, also for other steps if the caller keeps it.
-        is_touched: True means that some adapter is known to touch every tile in the only layer. False means that plans
-            find out which layers are touched.
-    """
+    """The LoRA data of one step, which all layers share. `groups` caches each projection group's plan."""
 
     arena: Tensor
     table: LoraTable
     rows: Int32Array
     tiles: Int32Array
     groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
-    memories: dict[ProjectionGroup, GroupMemory] = field(default_factory=dict)
-    is_touched: bool = False
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
@@ -127,11 +114,12 @@ class NumbaLora:
         return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
-        targets, scratch = self._memory(group)
-        whole = len(self.tiles) >= TILES_A_THREAD * len(scratch)
+        targets = find_targets(group)
+        scratch = torch.empty(torch.get_num_threads(), scratch_bytes(group.in_features), dtype=torch.uint8)
+        num_items, item_targets = cut_items(len(self.tiles), targets, len(scratch))
         block = LoraArguments(
-            num_items=len(self.tiles) * (1 if whole else len(targets)),
-            item_targets=len(targets) if whole else 1,
+            num_items=num_items,
+            item_targets=item_targets,
             num_targets=len(targets),
             tiles=self.tiles.ctypes.data,
             targets=targets.ctypes.data,
@@ -143,18 +131,8 @@ class NumbaLora:
             scratch=scratch.data_ptr(),
             scratch_bytes=scratch.shape[1],
         )
-        touched = (True,) if self.is_touched else self._touched(group)
-        plan = self.groups[group] = GroupPlan(block, targets, scratch, touched)
+        plan = self.groups[group] = GroupPlan(block, targets, scratch, self._touched(group))
         return plan
-
-    def _memory(self, group: ProjectionGroup) -> GroupMemory:
-        memory, threads = self.memories.get(group), torch.get_num_threads()
-        if memory is None or len(memory.scratch) != threads:
-            columns = np.cumsum((0, *group.out_features[:-1]))
-            targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
-            scratch = torch.empty(threads, _scratch_bytes(group.in_features), dtype=torch.uint8)
-            memory = self.memories[group] = GroupMemory(targets, scratch)
-        return memory
 
     def _touched(self, group: ProjectionGroup) -> tuple[bool, ...]:
         """Returns, for each layer, whether any adapter of the step touches the group."""
@@ -181,7 +159,20 @@ def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
     return tiles[np.argsort(-ranks[tiles[:, 0]], kind="stable")]
 
 
-def _scratch_bytes(in_features: int) -> int:
+@cache
+def find_targets(group: ProjectionGroup) -> Int64Array:
+    """Returns the array `targets` of `LoraArguments` for a projection group. Its memory is never freed."""
+    columns = np.cumsum((0, *group.out_features[:-1]))
+    return np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
+
+
+def cut_items(num_tiles: int, targets: Int64Array, threads: int) -> tuple[int, int]:
+    """Returns the number of items of so many tiles of a group, and how many of its targets each has."""
+    whole = num_tiles >= TILES_A_THREAD * threads
+    return num_tiles * (1 if whole else len(targets)), len(targets) if whole else 1
+
+
+def scratch_bytes(in_features: int) -> int:
     """Returns the scratch bytes of one thread: for each row of a tile, its input, its product with A, and a chunk of
     its output, in fp32."""
     return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)

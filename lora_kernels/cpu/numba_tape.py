@@ -68,7 +68,8 @@ class Workspace:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
-        piece = next((piece for piece in self._pieces if len(piece.memory) >= size and piece.is_free), None)
+        large = (piece for piece in self._pieces if len(piece.memory) >= size and piece.is_free)
+        piece = min(large, key=lambda piece: len(piece.memory), default=None)
         if piece is None:
             piece = _Piece(torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8), lambda: None)
             self._pieces.append(piece)

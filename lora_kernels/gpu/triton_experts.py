@@ -45,6 +45,10 @@ class TritonExperts:
         place((count,), experts, order, entry_rows, places, starts, rows * top_k)
         return Routing(entry_rows, starts, places, weights)
 
+    def gather(self, x: Tensor, routing: Routing) -> Tensor:
+        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        return x.index_select(0, routing.rows)
+
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
         """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
         (rows, top_k), width = routing.places.shape, entries.shape[1]

@@ -72,6 +72,13 @@ def rows_of_nan_harm_no_other(backend: Backend) -> None:
         assert torch.equal(routing.weights[sound], usual.weights[sound])
 
 
+def entries_have_their_rows(backend: Backend) -> None:
+    _, routing = _routed(backend, True)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(len(SLOTS), HIDDEN).to(dtype)
+        assert torch.equal(backend.experts.gather(x, routing), x[routing.rows.long()])
+
+
 def rows_are_weighted_sums_of_their_entries(dtype: torch.dtype, backend: Backend) -> None:
     _, routing = _routed(backend, True)
     entries = torch.randn(len(routing.rows), HIDDEN).to(dtype)
@@ -150,6 +157,7 @@ EXPERT_CHECKS: dict[str, Callable[[Backend], None]] = {
             each_row_has_its_likeliest_experts,
             an_experts_entries_follow_an_order_of_rows,
             rows_of_nan_harm_no_other,
+            entries_have_their_rows,
             entries_have_their_adapters_deltas,
             adapters_of_no_expert_prepare_nothing,
         )

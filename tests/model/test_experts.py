@@ -38,10 +38,10 @@ FORMS = {
 """Layers with experts, how their modules are named, the number of experts and their width."""
 
 
-def save_old_adapter(family, folder, **settings):
+def save_old_adapter(family, folder, seed=5, **settings):
     """Saves a random adapter of experts, routers and q_proj, as PEFT writes it with transformers 4."""
     layers, block, (gate, up, down), count, inner = FORMS[family]
-    generator, tensors = torch.Generator().manual_seed(5), {}
+    generator, tensors = torch.Generator().manual_seed(seed), {}
 
     def add(module, inputs, outputs):
         key = f"base_model.model.model.layers.{module}"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from peft_folders import TARGETS, base_model
 from peft_folders import save_adapter as save_peft_adapter
-from tiny_adapters import save_adapter
+from test_experts import save_old_adapter
+from tiny_adapters import Q_PROJ, save_adapter
 from tiny_families import save_model
 from transformers import AutoModelForCausalLM, MistralConfig
 
@@ -173,7 +174,35 @@ def test_every_family_is_recorded(family, tmp_path, adapters, played):
     assert sum(played.values()) > 20
 
 
+@pytest.fixture
+def fp32_linears(monkeypatch):
+    """Our fp32 linears, also where oneDNN's are preferred."""
+    monkeypatch.setattr("lora_kernels.cpu.numba_dense.can_pack_fp32", lambda weight: weight.dtype == torch.float32)
+
+
+@pytest.mark.usefixtures("threads_as_before", "fp32_linears")
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_recorded(family, tmp_path, played):
+    """Rows of adapters that change experts, of one that changes attention alone, and of none: three kinds of tapes."""
+    save_model(family, tmp_path / "model", head_dim=16)
+    for seed in (1, 2):
+        save_old_adapter(family, tmp_path / f"adapter-{seed}", seed)
+    save_adapter(tmp_path / "adapter-3", 16, 3, [Q_PROJ])
+    adapters, options = sorted(tmp_path.glob("adapter-*")), {"threads": 2, "dtype": "float32"}
+    expected = serve(untaped(make_runner(tmp_path / "model", **options)), adapters)
+    assert not played
+    assert serve(make_runner(tmp_path / "model", **options), adapters) == expected
+    assert len(played) == 3 and sum(played.values()) > 20
+
+
 @pytest.mark.usefixtures("threads_as_before")
-def test_no_step_is_recorded_in_which_torch_computes(tiny_llama):
-    """Linears in fp32 are oneDNN's."""
+def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path, fp32_linears, monkeypatch):
+    """torch adds what Qwen 2's MLP beside experts computes, and computes quantised experts one by one; other linears in
+    fp32 are oneDNN's."""
+    assert taped_decoder(make_runner(tiny_llama, dtype="float32"))
+    save_model("qwen2_moe", tmp_path / "shared")
+    assert taped_decoder(make_runner(tmp_path / "shared", dtype="float32")) is None
+    save_model("qwen3_moe", tmp_path / "experts", moe_intermediate_size=64)
+    assert taped_decoder(make_runner(tmp_path / "experts", dtype="float32", weights="int8")) is None
+    monkeypatch.setattr("lora_kernels.cpu.numba_dense.can_pack_fp32", lambda weight: False)
     assert taped_decoder(make_runner(tiny_llama, dtype="float32")) is None

@@ -1,0 +1,178 @@
+"""Kernels that choose each row's experts, sort the entries by expert, and cut them into tiles for LoRA.
+
+One thread runs each of them: a step of 16 rows takes microseconds. The others wait for it, as a tape needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import cache
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from lora_kernels.cpu import simd
+from lora_kernels.cpu.formats import Format, read_as, size_of
+from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
+from lora_kernels.cpu.products import MAX_ROWS
+from lora_kernels.layout import EXPERT_TARGETS
+
+
+class RouteBlock(ctypes.Structure):
+    """Argument block of the choice of experts: addresses, and strides in bytes. `order` is int64 [rows], or 0 for
+    ascending rows; `entry_rows`, `starts`, `places` and `weights` are the fields of `Routing`. `scratch` is fp32
+    [experts] and `following` int32 [experts]."""
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("rows", "experts", "top_k", "normalised", "logits", "logits_row")),
+        *((name, ctypes.c_int64) for name in ("order", "entry_rows", "starts", "places", "weights")),
+        *((name, ctypes.c_int64) for name in ("scratch", "following")),
+    ]
+
+
+class CutBlock(ctypes.Structure):
+    """Argument block of the cut of entries into tiles: addresses. `entry_rows` and `starts` are fields of `Routing`,
+    `slots` is int32 [rows], -1 for the base model, and `ranks` is `LoraTable.host_ranks`, of which `of_slot` numbers
+    belong to an adapter slot and number `place` to the gate of expert 0. Written are `numbers`, int32 [entries], which
+    counts entries, `tiles`, int32 [entries, 3] (virtual slot, first entry, number of entries), and `count`, int64 [1],
+    the number of tiles."""
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("experts", "entries", "entry_rows", "starts", "slots", "ranks")),
+        *((name, ctypes.c_int64) for name in ("of_slot", "place", "numbers", "tiles", "count")),
+    ]
+
+
+@cache
+def route_kernel(fmt: Format) -> Kernel:
+    """Returns the kernel that fills in a `Routing` from logits in `fmt`, compiled on first use."""
+
+    def route(pointer):
+        block = carray(pointer, 1)[0]
+        if simd.take_ticket(pointer, ITEM) == 0:
+            _choose_experts(fmt, block)
+            _place_entries(block)
+
+    return Kernel(route, RouteBlock)
+
+
+@cache
+def cut_kernel() -> Kernel:
+    """Returns the kernel that cuts entries into tiles of up to MAX_ROWS neighbours with the same expert and the same
+    adapter that changes it, compiled on first use."""
+
+    def cut(pointer):
+        block = carray(pointer, 1)[0]
+        if simd.take_ticket(pointer, ITEM) == 0:
+            _cut_tiles(block)
+
+    return Kernel(cut, CutBlock)
+
+
+@njit(error_model="numpy")
+def _choose_experts(fmt, block):
+    """Fills in `weights` and `starts`; `places` holds the chosen experts."""
+    count, top_k = block.experts, block.top_k
+    line, starts = carray(_fp32_at(block.scratch), count), carray(_int32_at(block.starts), count + 1)
+    starts[:] = 0
+    for row in range(block.rows):
+        for expert in range(count):
+            line[expert] = read_as(fmt, block.logits + row * block.logits_row + expert * size_of(fmt))
+        chosen = carray(_int32_at(block.places + 4 * row * top_k), top_k)
+        values = carray(_fp32_at(block.weights + 4 * row * top_k), top_k)
+        _choose(line, chosen, values)
+        largest, total = values[0], np.float32(0)
+        if block.normalised:
+            for k in range(top_k):
+                total += math.exp(values[k] - largest)
+        else:
+            for expert in range(count):
+                total += math.exp(line[expert] - largest)
+        for k in range(top_k):
+            values[k] = math.exp(values[k] - largest) / total
+            starts[chosen[k] + 1] += 1
+    for expert in range(count):
+        starts[expert + 1] += starts[expert]
+
+
+@njit(error_model="numpy")
+def _choose(line, chosen, values):
+    """Finds the largest numbers of a line, in descending order: their places go to `chosen`, they to `values`."""
+    top_k, filled = len(chosen), 0
+    for expert in range(len(line)):
+        value = line[expert]
+        if filled == top_k and not value > values[top_k - 1]:
+            continue
+        k = min(filled, top_k - 1)
+        filled = min(filled + 1, top_k)
+        while k > 0 and values[k - 1] < value:
+            values[k], chosen[k] = values[k - 1], chosen[k - 1]
+            k -= 1
+        values[k], chosen[k] = value, expert
+
+
+@njit(error_model="numpy")
+def _place_entries(block):
+    """Fills in `entry_rows`, and the entries in place of the chosen experts in `places`."""
+    following = carray(_int32_at(block.following), block.experts)
+    for expert in range(block.experts):
+        following[expert] = simd.read_i32(block.starts + 4 * expert)
+    rows = carray(_int32_at(block.entry_rows), block.rows * block.top_k)
+    places = carray(_int32_at(block.places), block.rows * block.top_k)
+    for number in range(block.rows):
+        row = simd.read_i64(block.order + 8 * number) if block.order else number
+        for k in range(row * block.top_k, (row + 1) * block.top_k):
+            expert = places[k]
+            place = following[expert]
+            rows[place] = row
+            places[k] = place
+            following[expert] += 1
+
+
+@njit(error_model="numpy")
+def _cut_tiles(block):
+    rows, slots = carray(_int32_at(block.entry_rows), block.entries), carray(_int32_at(block.slots), 1 << 31)
+    numbers, tiles = carray(_int32_at(block.numbers), block.entries), carray(_int32_at(block.tiles), (block.entries, 3))
+    count = 0
+    for expert in range(block.experts):
+        last = -1
+        start, stop = simd.read_i32(block.starts + 4 * expert), simd.read_i32(block.starts + 4 * expert + 4)
+        for entry in range(start, stop):
+            numbers[entry] = entry
+            slot = slots[rows[entry]]
+            if slot >= 0 and slot == last and tiles[count - 1, 2] < MAX_ROWS:
+                tiles[count - 1, 2] += 1
+                continue
+            last, first = -1, slot * block.of_slot + block.place + EXPERT_TARGETS * expert
+            if slot >= 0 and _has_rank(block.ranks + 4 * first):
+                tiles[count, 0], tiles[count, 1], tiles[count, 2] = first // EXPERT_TARGETS, entry, 1
+                last = slot
+                count += 1
+    carray(_int64_at(block.count), 1)[0] = count
+
+
+@njit
+def _has_rank(ranks):
+    """Returns whether the adapter whose ranks of an expert are at address `ranks` changes the expert."""
+    return simd.read_i32(ranks) + simd.read_i32(ranks + 4) + simd.read_i32(ranks + 8) > 0
+
+
+def _make_pointer(number):
+    """Makes an intrinsic that turns an address into a pointer to numbers of this numba type."""
+    pointer = types.CPointer(number)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    @intrinsic
+    def at(typingctx, address):
+        return pointer(types.int64), codegen
+
+    return at
+
+
+_int32_at, _int64_at, _fp32_at = map(_make_pointer, (types.int32, types.int64, types.float32))

@@ -75,7 +75,7 @@ def test_tokens_equal_hugging_faces_and_pefts(family, tmp_path):
                 assert tokens == continuation(peer, prompt, tokens)
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", [*DENSE, "granitemoe", "gpt_oss"])
 def test_bf16_is_as_near_as_hugging_faces_own(family, tmp_path):
     """Both are compared with the model in fp32, over some 50 rows of logits."""
     exact, sequences = save_model(family, tmp_path), random_tokens(60, 60, 50, 50, 40, 40, 30, 20)

@@ -157,7 +157,7 @@ def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders):
     kinds = list(product(PREEMPTIONS, (False, True)))
     totals = {kind: Counter() for kind in kinds}
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(schedule=schedules())
     def check(schedule):
         undisturbed, calm = run(tiny_llama, adapter_folders, schedule, BIG_CORE)

@@ -78,13 +78,15 @@ def check(request: GenerateRequest) -> None:
         _schema(sampling.grammar, request.grammar_field or "")
 
 
-def _schema(grammar: Grammar, field: str = "") -> Any:
+def _schema(grammar: Grammar, field: str = "") -> Json:
     """Return the schema in a grammar, of which nothing else has read the text that the caller sent. Raises ApiError
-    (INVALID_REQUEST, naming `field`) if it is no JSON, or nested too deep."""
+    (INVALID_REQUEST, naming `field`) if it is no JSON object, or nested too deep."""
     try:
         schema = msgspec.json.decode(grammar.text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise invalid_request(f"{field} is not valid JSON: {error}", field) from error
+    if not isinstance(schema, dict):
+        raise invalid_request(f"{field} is not a JSON object, as a schema must be", field)
     check_depth(schema, field)
     return schema
 

@@ -422,7 +422,11 @@ async def test_a_schema_is_sent_as_a_schema(make_place):
     assert (first["json_schema"]["schema"], second) == (schema, {"type": "json_object"})
 
 
-@pytest.mark.parametrize("text", ["{bad", '{"const": "\\ud800"}', "[" * 200 + "]" * 200], ids=["bad", "half", "deep"])
+@pytest.mark.parametrize(
+    "text",
+    ["{bad", '{"const": "\\ud800"}', "[" * 200 + "]" * 200, "5", '{"a":' * 200 + "1" + "}" * 200],
+    ids=["bad", "half", "list", "number", "deep"],
+)
 async def test_a_schema_that_cannot_be_sent_is_refused(make_place, text):
     place = await make_place()
     answer = await place.chat(structured_outputs={"json": text})

@@ -163,7 +163,7 @@ class StepBudget:
         step, beyond the work granted so far and `more` tokens. The sequence's adapter is in the step already."""
         prices, tokens = self._model.prices, self._decodes + more + 1
         linear = prices.decode + prices.context * context + prices.lora_row * self._rank(seq)
-        return linear + self._model.token_price(tokens)
+        return linear + self._model.token_price(tokens) + self._model.experts_price(tokens)
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """Undo the grant of `num_tokens` tokens from `start` on that will not be computed."""
@@ -227,7 +227,7 @@ class StepBudget:
         if tokens >= self._price_holds_to:
             self._price_next_token(tokens + 1)
         prices = self._model.prices
-        cost = prices.decode + prices.context * context + self._price_of_token
+        cost = prices.decode + prices.context * context + self._price_of_token + self._model.experts_price(tokens + 1)
         if adapter_hash is not None:
             cost += prices.lora_row * rank + (0.0 if adapter_hash in self._adapters else prices.adapter)
         self._spent += cost

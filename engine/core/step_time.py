@@ -209,6 +209,11 @@ class StepTimeModel:
         """Return the predicted seconds in which a step of `tokens` tokens reads experts; 0 without experts."""
         return self.prices.experts * share_read(self._chosen, tokens) if self._chosen < 1 else 0.0
 
+    def experts_price(self, tokens: float) -> float:
+        """Return the predicted seconds in which a step reads the experts that only the last of its `tokens` tokens
+        chooses: the difference of `experts_s`; 0 without experts."""
+        return self.prices.experts * self._chosen * pow(1.0 - self._chosen, tokens - 1) if self._chosen < 1 else 0.0
+
     def is_launched(self, prefill_tokens: float, tokens: float) -> bool:
         """Return whether most of the last steps of this size, with prompts if `prefill_tokens` is positive and without
         otherwise, were launched kernel by kernel. A size without any step is like the size below it."""

@@ -6,6 +6,7 @@ import pytest
 
 from engine.core.config import LaneGoals, Scheduling
 from engine.core.fair_order import fair_order
+from engine.core.step_budget import StepBudget
 from engine.core.step_time import StepFeatures
 from engine.core.types import Lane
 from tests.core.virtual import DECODE, PREFILL, STEP, SteppedEngine
@@ -377,3 +378,26 @@ def test_batch_work_begins_where_a_step_is_believed_to_take_no_time():
     model.prices = replace(model.prices, step=0.0, prefill=0.0, decode=0.0, adapter=0.02, beyond=(0.0, 0.0, 0.0))
     stepped.batch("b", adapter_hash="only")
     stepped.run_until(lambda: "b" in stepped.ends, most=2000)
+
+
+def test_decodes_and_proposals_pay_for_the_experts_that_they_read():
+    stepped = SteppedEngine(chosen_experts=0.1)
+    stepped.learn()
+    for number in range(12):
+        stepped.batch(f"batch-{number}", 16, 200)
+    stepped.step(9)
+    stepped.submit("chat", 16, 200)
+    stepped.run_until(lambda: len(stepped.state.running) > 6 and stepped.state.counters.steps % 2, 100)
+    model = stepped.ledger.model
+    model.prices = replace(model.prices, experts=0.05)
+    budget = StepBudget(stepped.state, stepped.clock.now, timed=True)
+    chat, *others = sorted(stepped.state.running.values(), key=lambda seq: seq.lane)
+    budget.enter(Lane.INTERACTIVE)
+    budget.grant(chat, chat.num_computed, 1)
+    budget.enter(Lane.BATCH)
+    granted = sum(budget.grant(seq, seq.num_computed, 1) for seq in others)
+    assert 0 < granted < len(others)
+    assert model.predict(budget.features) <= budget._allowed
+    before, price = model.predict(budget.features), budget.row_price(chat, chat.num_computed + 2, 0)
+    budget.add_proposals(chat, chat.num_computed + 1, 1)
+    assert model.predict(budget.features) - before == pytest.approx(price)

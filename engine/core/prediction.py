@@ -4,6 +4,7 @@ the field `prediction` of OpenAI's API ("Predicted Outputs")."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from engine.core.follower import Follower
 from engine.core.proposer import Guess, Proposer
@@ -57,8 +58,9 @@ class Prediction:
         is none."""
         text, count = self._text, len(tokens)
         start = max(count - 1, start)
-        while tokens[-1] in text[start:end]:
-            start = text.index(tokens[-1], start, end) + 1
-            if text[start - count : start] == tokens:
-                return start
+        with suppress(ValueError):  # from `index`, where the last token is not found
+            while True:
+                start = text.index(tokens[-1], start, end) + 1
+                if text[start - count : start] == tokens:
+                    return start
         return 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.prediction import PREDICTION, Prediction
+from engine.core.prediction import FAR, PREDICTION, Prediction
 from engine.core.proposer import Guess, PromptLookup
 
 FILE = tuple(range(100, 160))
@@ -64,6 +64,24 @@ def test_much_that_is_new_is_followed_by_and_by():
     for _ in range(4):
         proposer.learn(tokens, 10)
     assert proposer.propose(tokens, 2) == Guess(FILE[40:42], PREDICTION)
+
+
+def test_one_token_again_and_again_is_searched_in_linear_time():
+    read = []
+
+    class Text(tuple):
+        __slots__ = ()
+
+        def __getitem__(self, places):
+            found = super().__getitem__(places)
+            read.append(len(found) if isinstance(places, slice) else 1)
+            return found
+
+    proposer, tokens = Prediction((), Text((7,) * 4000), PromptLookup()), []
+    for token in (7, 7, 1, 2, 7, 1, 2, 7):
+        tokens.append(token)
+        proposer.learn(tokens, 1)
+    assert sum(read) < 8 * 10 * FAR
 
 
 def test_a_token_that_is_replaced_is_proposed_replaced_until_it_is_not():

@@ -58,23 +58,11 @@ def make_grouped(
         if find_spec("numba"):
             from lora_kernels.cpu.numba_grouped import PackedExperts
 
-            packed = PackedExperts(stacked, count, out_dtype)
-            return packed if biases is None else BiasedExperts(packed, biases)
+            return PackedExperts(stacked, count, out_dtype, biases)
     each = [None] * count if biases is None else biases
     return ExpertByExpert(
         [make_linear(pieces, bias, dtype, out_dtype) for pieces, bias in zip(everyone, each, strict=True)]
     )
-
-
-class BiasedExperts:
-    """The linears of experts, of which each has a bias: `biases` is [experts, out_features]."""
-
-    def __init__(self, linears: GroupedLinear, biases: Tensor) -> None:
-        self._linears, self._biases = linears, biases
-
-    def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
-        """Returns each entry's output, a new tensor: see `GroupedLinear`."""
-        return self._linears(x, starts).add_(self._biases.repeat_interleave(starts.diff(), 0, output_size=len(x)))
 
 
 class ExpertByExpert:

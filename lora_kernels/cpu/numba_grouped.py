@@ -13,6 +13,7 @@ from functools import cache
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from numba import carray, njit
 from torch import Tensor
 
@@ -39,14 +40,21 @@ class GroupedArguments(ctypes.Structure):
 class PackedExperts:
     """The linears of `count` experts with packed copies of their weights, each [out_features, in_features] in fp32,
     bf16 or fp16, of which `weights` yields one for each expert. Results are in `out_dtype`; None means that of the
-    weights."""
+    weights. `biases` [count, out_features], unless None, are added before results are rounded."""
 
-    def __init__(self, weights: Iterator[Tensor], count: int, out_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weights: Iterator[Tensor],
+        count: int,
+        out_dtype: torch.dtype | None = None,
+        biases: Tensor | None = None,
+    ) -> None:
         first = next(weights)
         self._features, self._width = first.shape
         self._dtype, self._out_dtype = first.dtype, out_dtype or first.dtype
         self._panels, self._count = -(-self._features // LANES), count
         self._weights = self._pack(chain([first], weights), panel_dtype(first))
+        self._biases = biases if biases is None else F.pad(biases.float(), (0, self._panels * LANES - self._features))
         formats = (FORMATS[dtype] for dtype in (self._dtype, self._weights.dtype, self._out_dtype))
         self._kernel, self._team = grouped_kernel(*formats), team()
         self._block = GroupedArguments(
@@ -55,6 +63,7 @@ class PackedExperts:
             w=self._weights.data_ptr(),
             panel_bytes=self._width * LANES * self._weights.element_size(),
             width=self._width,
+            bias=0 if self._biases is None else self._biases.data_ptr(),
             x_row=self._width * self._dtype.itemsize,
             out_row=self._features * self._out_dtype.itemsize,
             features=self._features,

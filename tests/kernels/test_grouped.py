@@ -57,7 +57,7 @@ def test_quantised_experts_are_those_of_their_own_linears():
 @pytest.mark.parametrize("quantised", [False, True])
 def test_each_expert_has_its_own_biases(quantised):
     torch.manual_seed(0)
-    weights, biases, x = [torch.randn(48, 64) / 8 for _ in range(6)], torch.randn(6, 48), torch.randn(23, 64)
+    weights, biases, x = [torch.randn(41, 64) / 8 for _ in range(6)], torch.randn(6, 41), torch.randn(23, 64)
     stored = [[quantize(weight, INT8) if quantised else weight] for weight in weights]
     out = make_grouped(stored, 6, torch.float32, biases=biases)(x, STARTS)
     plain = make_grouped(stored, 6, torch.float32)(x, STARTS)

@@ -195,6 +195,17 @@ def test_experts_are_recorded(family, tmp_path, played):
     assert len(played) == 3 and sum(played.values()) > 20
 
 
+@pytest.mark.usefixtures("threads_as_before", "fp32_linears")
+def test_sinks_and_biased_and_bounded_experts_are_recorded(tmp_path, played):
+    save_model("gpt_oss", tmp_path / "model")
+    for seed in range(3):
+        save_adapter(tmp_path / f"adapter-{seed}", 5, seed, [Q_PROJ])
+    adapters = sorted(tmp_path.glob("adapter-*"))
+    expected = serve(untaped(make_runner(tmp_path / "model", dtype="float32")), adapters)
+    assert serve(make_runner(tmp_path / "model", dtype="float32"), adapters) == expected
+    assert len(played) == 2
+
+
 @pytest.mark.usefixtures("threads_as_before")
 def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path, fp32_linears, monkeypatch):
     """torch adds what Qwen 2's MLP beside experts computes, and computes quantised experts one by one; other linears in

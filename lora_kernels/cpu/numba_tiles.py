@@ -21,11 +21,14 @@ from lora_kernels.cpu.formats import emit_load, emit_load_number, emit_store
 from lora_kernels.cpu.simd import I64, LANES, VEC, Emit, every
 
 TILE_ROWS = 6
+ROWS = 1024
+"""Outputs of a weight that are compared with their bf16 copies at the same time."""
 
 
 def panel_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32."""
-    if weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight):
+    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. Some
+    rows are compared at a time: copies of the whole weight would take half as much memory again as loading does."""
+    if weight.dtype == torch.float32 and all(torch.equal(rows.bfloat16().float(), rows) for rows in weight.split(ROWS)):
         return torch.bfloat16
     return weight.dtype
 

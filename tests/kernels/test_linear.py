@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_kernels.cpu import numba_dense
 from lora_kernels.cpu.huge_pages import PAGE, zeros
 from lora_kernels.cpu.numba_dense import DenseLinear
+from lora_kernels.cpu.numba_tiles import panel_dtype
 from lora_kernels.linear import make_linear
 
 packs = pytest.mark.usefixtures("packed_linears")
@@ -89,6 +91,24 @@ def test_numbers_of_bf16_are_kept_in_bf16_with_the_same_results(monkeypatch):
     whole = DenseLinear(weight, offset)
     assert half.nbytes == whole.nbytes // 2
     assert torch.equal(half(x), whole(x))
+
+
+def test_no_copy_of_a_whole_weight_is_compared_with_it():
+    copied = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **kwargs or {})
+            if func is torch.ops.aten._to_copy.default:
+                copied.append(result.numel())
+            return result
+
+    weight = torch.ones(5000, 2)
+    with Copies():
+        assert panel_dtype(weight) == torch.bfloat16
+    assert sum(copied) == 2 * weight.numel() and max(copied) < weight.numel() / 2
+    weight[-1, -1] = 1.001
+    assert panel_dtype(weight) == torch.float32
 
 
 def test_memory_of_huge_pages_is_zero_and_can_be_written():

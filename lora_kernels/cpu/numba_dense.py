@@ -1,6 +1,7 @@
-"""fp32 linear layers for processors with AVX2 and without AVX-512: the kernel of experts (numba_grouped.py) with one.
+"""fp32 linear layers for processors with AVX2 and without AVX-512.
 
-On two Zen 3 cores it takes as long as oneDNN's, within 10 % for 1 to 256 rows, and can be on a tape (numba_tape.py).
+The kernel of experts (numba_grouped.py) computes them, as a layer of one expert that has all rows. On two Zen 3 cores
+it takes as long as oneDNN's, within 10 % for 1 to 256 rows, and can be on a tape (numba_tape.py).
 Panels in bf16 (numba_tiles.py) take half as long where few rows wait for weights: a head of 512 x 8192 takes 0.21 ms
 for one row in place of 0.43, and 0.80 for sixteen in place of 1.15.
 """

@@ -1,11 +1,10 @@
 """The layout in memory of quantised weights: panels of 48 outputs, in the order in which kernels read them.
 
 A panel is one run of memory: its codes, then the scales of its groups, their minima and the units of both, as far as
-there are any. Four
-neighbouring inputs of an output lie in four bytes, and 16 outputs in the 64 bytes of a vector, as dot products of bytes
-need them; such a vector is called a *quad* here. Codes of 4 bits lie in pairs of quads, one in the lower and one in the
-upper halves of the bytes. Codes of 5 and 6 bits have their upper bits in a second plane behind the first, eight or four
-quads to a vector.
+there are any. Four neighbouring inputs of an output lie in four bytes, and 16 outputs in the 64 bytes of a vector, as
+dot products of bytes need them; such a vector is called a *quad* here. Codes of 4 bits lie in pairs of quads, one in
+the lower and one in the upper halves of the bytes. Codes of 5 and 6 bits have their upper bits in a second plane behind
+the first, eight or four quads to a vector.
 """
 
 from __future__ import annotations

@@ -9,7 +9,11 @@ piece, would take time that grows with the square of its length: 20 seconds for 
 
 def begun_mark(text: str, mark: str) -> int:
     """Return the length of the longest beginning of a mark, short of the whole mark, that a text ends with."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+    # Only where the mark's first character is: trying all lengths took 30 us for each token with the marks of Harmony.
+    at = text.find(mark[:1], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[:1], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 def before_white(text: str) -> str:

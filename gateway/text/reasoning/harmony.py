@@ -46,8 +46,8 @@ class HarmonyParser:
     """Splits one answer, which comes in pieces, as `ReasoningParser` does. Marks and headers are dropped. Messages of a
     kind are put together with a new line between them.
 
-    A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`; no other part of the
-    text has marks. What resembles a message without being one is text."""
+    A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`. Other parts have no
+    marks, except those that the removal of marks puts together. What resembles a message without being one is text."""
 
     def __init__(self, *, begun: bool, calls: bool) -> None:
         """Initialize the parser.
@@ -105,9 +105,7 @@ class HarmonyParser:
     def flush(self) -> Split:
         """Return what was held back, after the last piece of the answer. A header that is cut off is dropped."""
         held, self._held = self._held, ""
-        rest = self._read(held)
-        last = self._say(self._header, _Place.TEXT) if self._place is _Place.OPEN else NOTHING
-        return _joined([rest, last, Split("", self._without_arguments())])
+        return _joined([self._read(held), self._unopened(), Split("", self._without_arguments())])
 
     def _count(self, num_tokens: int, *, was_inside: bool) -> None:
         """Count the tokens of a piece: those of a header once it is known whether its message is reasoning."""
@@ -131,11 +129,16 @@ class HarmonyParser:
 
     def _end(self, following: _Place) -> Split:
         """End the message that is open, if any."""
-        rest = self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")
+        text = self._unopened().text if following is _Place.BETWEEN else ""
+        rest = text + self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")
         if self._place in (_Place.REASONING, _Place.TEXT):
             self._last, self._apart = self._place, self._spoken.copy()
         self._place, self._header = following, ""
         return Split("", rest)
+
+    def _unopened(self) -> Split:
+        """Return the beginning of an answer, which was held back as a header, once it is known to be text."""
+        return self._say(self._header, _Place.TEXT) if self._place is _Place.OPEN else NOTHING
 
     def _without_arguments(self) -> str:
         """Return a call that has begun and has no arguments, or nothing."""

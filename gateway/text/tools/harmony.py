@@ -11,7 +11,7 @@ from gateway.text.tools.dialect import Place, SplitText, ToolSchemas, split_at_m
 from gateway.text.tools.frame import CallFrame, json_body
 from gateway.text.tools.named import NamedCall
 
-HEAD = re.compile(rf"(functions\.)?(?P<name>[\w.-]+)\s*({re.escape(CONSTRAIN)})?\s*(json)?\s*{re.escape(MESSAGE)}\s*")
+HEAD = re.compile(rf"(functions\.)?(?P<name>[\w.-]+)\s*({re.escape(CONSTRAIN)}\s*)?(json\s*)?{re.escape(MESSAGE)}\s*")
 
 
 class Harmony:
@@ -35,4 +35,4 @@ class Harmony:
         return split_at_marks(known, (CALL_OPENING,), self.closings)
 
     def reader(self, index: int, tools: ToolSchemas, *, inside: bool) -> CallReader:
-        return NamedCall(index, HEAD)
+        return NamedCall(index, HEAD, CALL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gateway.text.marks import begun_mark
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.members import Nesting
 
@@ -14,16 +15,20 @@ MOST_HEAD = 256
 class NamedCall:
     """Parses a tool call whose arguments follow its name."""
 
-    def __init__(self, index: int, head: re.Pattern[str]) -> None:
+    def __init__(self, index: int, head: re.Pattern[str], closing: str = "") -> None:
         """`index` is the call's number in its answer. `head` matches all that comes before the arguments; its group
-        `name` is the tool's name."""
+        `name` is the tool's name. The mark `closing` ends a call whose object is not complete, which otherwise goes on
+        to the end of the answer; an empty one never comes."""
         self.index = index
         self.begun = False
         self.ended = False
         self.broken = False
         self._head = head
+        self._closing = closing
         self._written = ""
         """The text before the arguments so far."""
+        self._held = ""
+        """Text after the arguments so far that may be the beginning of the closing mark."""
         self._nesting = Nesting()
 
     def push(self, text: str) -> tuple[list[ToolCallPart], str]:
@@ -43,7 +48,13 @@ class NamedCall:
         return [], text if self.broken else ""
 
     def _arguments(self, text: str) -> tuple[list[ToolCallPart], str]:
-        used = next((at for at, character in enumerate(text, 1) if self._nesting.take(character)), 0)
-        self.ended = used > 0
-        used = used or len(text)
-        return [ToolCallPart(self.index, arguments=text[:used])] if used else [], text[used:]
+        known = self._held + text
+        end = known.find(self._closing) if self._closing else -1
+        is_closed = end >= 0
+        end = end if is_closed else len(known) - begun_mark(known, self._closing)
+        used = next((at for at, character in enumerate(known[:end], 1) if self._nesting.take(character)), 0)
+        self.ended = used > 0 or is_closed
+        self._held = "" if self.ended else known[end:]
+        rest = known[used:] if used else known[end + len(self._closing) :] if is_closed else ""
+        arguments = known[: used or end]
+        return [ToolCallPart(self.index, arguments=arguments)] if arguments else [], rest

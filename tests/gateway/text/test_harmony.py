@@ -15,8 +15,10 @@ from gateway.text.reasoning.grammar import after_reasoning
 from gateway.text.reasoning.harmony import CALL, CALL_OPENING, END, MARKS, MESSAGE, MOST_HEADER, HarmonyParser
 from gateway.text.reasoning.parser import MARKS as FORMATS
 from gateway.text.reasoning.parser import Thinking, choose_marks
+from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.grammar import tool_grammar
 from gateway.text.tools.harmony import Harmony
+from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
 from tests.gateway.text.test_special_marks import CALLS, CHAT, TEMPLATES, TOOLS, USER
 from tests.grammar_walk import follows
@@ -49,6 +51,7 @@ def split(answer, size=1, *, begun=False, calls=False):
         (f"{FINAL}{{}}", "", "{}"),
         ("plain <|text", "", "plain <|text"),
         ("to", "", "to"),
+        (f"assistants help{END}", "", "assistants help"),
         (f"{ANALYSIS}cut <|en", "cut <|en", ""),
         (f"{ANALYSIS}cut{NEXT}<|channel|>fin", "cut", ""),
         (f"{ANALYSIS}no end<|channel|>final<|message|>x", "no end", "x"),
@@ -78,6 +81,16 @@ def test_channels_are_told_apart_however_they_come(answer, reasoning, text, size
 )
 def test_calls_are_written_in_one_form(answer, text, size):
     assert split(answer, size, calls=True)[1] == text
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_whose_object_is_not_complete_ends_with_its_message(size):
+    text, calls = split(f'{LOOK}{{"a": "b <{NEXT}{FINAL}Hi', calls=True)[1], ToolParser(Harmony(), {})
+    parts = [part for i in range(0, len(text), size) for part in calls.push(text[i : i + size])] + calls.flush()
+    called = [part for part in parts if isinstance(part, ToolCallPart)]
+    assert "".join(part.name for part in called) == "look"
+    assert "".join(part.arguments for part in called) == '{"a": "b <'
+    assert "".join(part for part in parts if isinstance(part, str)) == "Hi"
 
 
 @given(st.lists(st.sampled_from([*MARKS, "<|", "analysis", "final", "to=functions.f", "assistant", " ", "{}", "x"])))

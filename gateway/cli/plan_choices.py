@@ -48,11 +48,14 @@ class Choices:
         name, a file that is no device or a price that is none."""
         names = [name for name in devices or [DEVICE] if not name.endswith(".json")]
         [mode], [over] = _known([split], SPLITS, "--split"), _known([link], LINKS, "--link")
+        measured = [find_device(name) for name in devices or () if name.endswith(".json")]
+        priced = dict(map(_price, prices or ()))
+        _known([*priced], [*ACCELERATORS, *(device.name for device in measured)], "--price")
         return cls(
             _known(names, ACCELERATORS, "--device"),
             _known(weights or [FORM], FORMS, "--weights"),
-            [find_device(name) for name in devices or () if name.endswith(".json")],
-            dict(map(_price, prices or ())),
+            measured,
+            priced,
             SplitMode(mode),
             LINKS[over],
         )

@@ -68,6 +68,7 @@ def test_engines_for_prompts_and_others_for_answers_are_planned_and_configured(t
         (["llama-3.1-8b", "--device", "abacus"], "--device: 'abacus' is none of"),
         (["llama-3.1-8b", "--weights", "int3"], "--weights: 'int3' is none of"),
         (["llama-3.1-8b", "--price", "h100=cheap"], "--price must be DEVICE=AMOUNT"),
+        (["llama-3.1-8b", "--price", "H100=2"], "--price: 'H100' is none of"),
         (["llama-3.1-8b", "--itl", "0.0001"], "widen the goals"),
         (["llama-3.1-8b", "--split", "often"], "--split: 'often' is none of auto, never, always"),
         (["llama-3.1-8b", "--link", "string"], "--link: 'string' is none of nvlink"),

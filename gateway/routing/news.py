@@ -140,8 +140,10 @@ class Replica:
         return max(0.0, self.prompts_until - self._known(now)) + self._computed_s(ask, cached_tokens)
 
     def decodes(self, until: float) -> int:
-        """Return the number of interactive answers here that have begun by the last news, or will by `until`."""
-        return self.news.decoding + bisect_left(self.answers_to_come, until)
+        """Return the number of interactive answers here that have begun by the last news, or will by `until`: of
+        requests that were cancelled, none will."""
+        to_come = min(bisect_left(self.answers_to_come, until), self.unfinished[Lane.INTERACTIVE])
+        return self.news.decoding + to_come
 
     def send(self, ask: Ask, cached_tokens: int, now: float) -> None:
         """Count a request that is sent to the replica at `now`: as unfinished, the computation of its prompt beyond

@@ -93,6 +93,19 @@ def test_prompts_keep_away_from_replicas_where_answers_are_to_come():
     assert one.decode.decodes(until=1.0) == 0
 
 
+def test_answers_of_requests_that_were_cancelled_are_not_to_come():
+    router = Router()
+    replica = router.join("0")
+    replica.hear(IDLE, 0.0)
+    for _ in range(3):
+        router.choose(ASK, 0.0)
+    assert replica.decodes(until=10.0) == 3
+    for _ in range(3):
+        router.finish(replica, ASK.lane)
+    replica.hear(IDLE, 0.1)
+    assert replica.decodes(until=10.0) == 0
+
+
 def test_an_answer_is_delayed_by_the_prompts_that_are_left_when_it_begins():
     def second(wait_s):
         news = (IDLE, replace(IDLE, wait_s=wait_s), replace(IDLE, decode_step_s=1.02 * IDLE.decode_step_s))

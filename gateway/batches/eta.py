@@ -18,7 +18,7 @@ MOST_OPEN = 256
 
 
 class EtaEstimator:
-    """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the engine's
+    """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the
     statistics of the engines at most once a second each."""
 
     def __init__(self, batches: Batches, gateway: Gateway) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from functools import cache
 
 import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,15 +57,15 @@ class DenseLinear:
         x = x.contiguous()
         out = self._team.empty((len(x), self._features), torch.float32)
         block = self._block
-        block.starts, block.x, block.out = _starts(len(x)).data_ptr(), x.data_ptr(), out.data_ptr()
+        block.starts, block.x, block.out = _starts(len(x)).ctypes.data, x.data_ptr(), out.data_ptr()
         self._team.run(self._kernel, block, block.panels if len(x) else 0)
         return out
 
 
 @cache
-def _starts(rows: int) -> Tensor:
+def _starts(rows: int) -> npt.NDArray[np.int32]:
     """Returns `Routing.starts` of so many rows of one expert. A tape needs it to stay in place."""
-    return torch.tensor([0, rows], dtype=torch.int32)
+    return np.array([0, rows], np.int32)
 
 
 def can_pack_fp32(weight: Tensor) -> bool:

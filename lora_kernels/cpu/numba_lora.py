@@ -55,7 +55,7 @@ class LoraArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
         *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "count")),
     ]
-    of_step = ("num_items", "item_targets", "tiles", "targets", "rows", "scratch", "scratch_bytes")
+    of_step = ("num_items", "item_targets", "tiles", "rows", "scratch", "scratch_bytes")
 
 
 def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:

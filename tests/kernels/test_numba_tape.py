@@ -165,4 +165,4 @@ def test_all_that_steps_plan_is_renewed(backend):
     plans = [backend.prepare_lora(loras[0].arena, loras[0].table, case.plan) for case in loras]
     for group in loras[0].shape.groups:
         one, other = [prepared.plan(group).block for prepared in plans]
-        assert {"num_items", "tiles", "targets", "rows"} <= differing(one, other) <= set(one.of_step)
+        assert {"num_items", "tiles", "rows"} <= differing(one, other) <= set(one.of_step)

@@ -21,16 +21,18 @@ from lora_kernels.cpu.formats import emit_load, emit_load_number, emit_store
 from lora_kernels.cpu.simd import I64, LANES, VEC, Emit, every
 
 TILE_ROWS = 6
-ROWS = 1024
-"""Outputs of a weight that are compared with their bf16 copies at the same time."""
+COMPARED = 1 << 24
+"""Numbers of a weight that are compared with their bf16 copies at a time. Each time, torch's threads wait for each
+other: on cores that other processes use, up to 20 ms."""
 
 
 def panel_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. Some
-    rows are compared at a time: copies of the whole weight would take half as much memory again as loading does."""
-    if weight.dtype == torch.float32 and all(torch.equal(rows.bfloat16().float(), rows) for rows in weight.split(ROWS)):
-        return torch.bfloat16
-    return weight.dtype
+    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. A head
+    is compared in pieces, because copies of all of it would take 1.5 times its memory."""
+    if weight.dtype != torch.float32:
+        return weight.dtype
+    pieces = weight.split(max(1, COMPARED // weight.shape[1]))
+    return torch.bfloat16 if all(torch.equal(rows.bfloat16().float(), rows) for rows in pieces) else weight.dtype
 
 
 def pack_panels(weight: Tensor, packed: Tensor) -> None:

@@ -53,7 +53,8 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     """Returns the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
     unless products are in integers."""
 
-    size, multiply_some = fmt.size, _some_in_integers if form.integers else _some_in_fp32
+    # numba keeps no function on disk that has another one in a variable: `integers` chooses when it is compiled.
+    size, integers = fmt.size, form.integers
 
     def multiply(pointer):
         block = carray(pointer, 1)[0]
@@ -67,9 +68,14 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             while start < block.rows:
                 x, out = block.x + start * block.x_row, block.out + start * block.out_row + size * PANEL * panel
                 left = block.rows - start
-                start += multiply_some(
-                    form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
-                )
+                if integers:
+                    start += _some_in_integers(
+                        form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
+                    )
+                else:
+                    start += _some_in_fp32(
+                        form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
+                    )
                 ahead = w
             panel = following
 

@@ -33,7 +33,7 @@ from engine.sim.run import Setup
 
 RANKS = (4, 8, 8, 16)
 SIZES = argparse.Namespace(layers=8, hidden=512, experts=16, top_k=4, width=256)
-MODEL: dict[str, Any] = {"num_pages": 2049, "max_model_len": 2048, "speculation": "off"}
+ENGINE: dict[str, Any] = {"num_pages": 2049, "max_model_len": 2048, "speculation": "off"}
 
 
 def run_loops(real: RealEngine, folders: Sequence[Path], seconds: float, lesson: Lesson) -> Loops:
@@ -78,7 +78,7 @@ def main() -> None:
         save_model(folder, SIZES)
         folders = list(write_adapters(folder, Path(scratch), RANKS).values())
         state = str(default_data_dir(os.environ) / "engine")
-        with open_engine(EngineConfig(str(folder), state_dir=state, **MODEL)) as (real, runner):
+        with open_engine(EngineConfig(str(folder), state_dir=state, **ENGINE)) as (real, runner):
             lesson, measured = Lesson(real.core.chosen_experts), list[Measured]()
             run_loops(real, folders, args.loop, Lesson())
             before = run_loops(real, folders, args.loop, lesson)

@@ -1,7 +1,8 @@
 """The cache of compiled CPU kernels on disk: beside the sources if that directory is writable, else numba's own.
 
 To decide whether a cached function is stale, numba looks only at the function's own file and never at the functions it
-calls. The cache directory beside the sources is therefore named by a hash of all source files.
+calls. The cache directory beside the sources is therefore named by a hash of all source files: those of this package,
+and those above it, whose constants are in kernels.
 """
 
 from __future__ import annotations
@@ -50,6 +51,6 @@ def cached(decorate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @cache
 def _hash_sources() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(HERE.glob("*.py")):
+    for path in sorted([*HERE.parent.glob("*.py"), *HERE.glob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

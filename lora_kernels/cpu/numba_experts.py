@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import FORMATS, Format, load_as, rounded, size_of, store_as
-from lora_kernels.cpu.numba_lora import LoraArguments, cut_items, find_targets, scratch_bytes
+from lora_kernels.cpu.numba_lora import find_targets, group_arguments, scratch_bytes
 from lora_kernels.cpu.numba_routing import CutBlock, RouteBlock, cut_kernel, route_kernel
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.simd import LANES
@@ -88,31 +88,11 @@ class EntryLora:
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each entry's own adapter to `out` [entries, sum(out_features)] in place, like
         `NumbaLora.add`."""
-        targets, ranks, offsets = find_targets(group), self.table.host_ranks, self.table.host_offsets
         scratch = team.empty((torch.get_num_threads(), scratch_bytes(group.in_features)), torch.uint8)
-        num_items, item_targets = cut_items(len(self.tiles), targets, len(scratch))
-        block = LoraArguments(
-            num_items=num_items,
-            item_targets=item_targets,
-            num_targets=len(targets),
-            tiles=self.tiles.data_ptr(),
-            count=self.count.data_ptr(),
-            targets=targets.ctypes.data,
-            rows=self.numbers.data_ptr(),
-            x=x.data_ptr(),
-            x_row=x.stride(0) * x.element_size(),
-            out=out.data_ptr(),
-            out_row=out.stride(0) * out.element_size(),
-            arena=self.arena.data_ptr(),
-            in_features=group.in_features,
-            ranks=ranks.ctypes.data + layer * ranks.strides[1],
-            ranks_slot=ranks.strides[0],
-            offsets=offsets.ctypes.data + layer * offsets.strides[1],
-            offsets_slot=offsets.strides[0],
-            scratch=scratch.data_ptr(),
-            scratch_bytes=scratch.shape[1],
-        )
-        team.run(kernel, block, num_items)
+        block = group_arguments(self.arena, group, find_targets(group), len(self.tiles), scratch)
+        block.tiles, block.count, block.rows = (one.data_ptr() for one in (self.tiles, self.count, self.numbers))
+        block.point_to(out, x, self.table, layer)
+        team.run(kernel, block, block.num_items)
 
 
 class NumbaExperts:

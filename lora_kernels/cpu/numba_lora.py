@@ -57,6 +57,14 @@ class LoraArguments(ctypes.Structure):
     ]
     of_step = ("num_items", "item_targets", "tiles", "rows", "scratch", "scratch_bytes")
 
+    def point_to(self, out: Tensor, x: Tensor, table: LoraTable, layer: int) -> None:
+        """Points to the rows of a run, `out` and `x`, and to a layer's entries in the table."""
+        ranks, offsets = table.host_ranks, table.host_offsets
+        self.x, self.x_row = x.data_ptr(), x.stride(0) * x.element_size()
+        self.out, self.out_row = out.data_ptr(), out.stride(0) * out.element_size()
+        self.ranks, self.ranks_slot = ranks.ctypes.data + layer * ranks.strides[1], ranks.strides[0]
+        self.offsets, self.offsets_slot = offsets.ctypes.data + layer * offsets.strides[1], offsets.strides[0]
+
 
 def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:
     """Compiles the kernel for inputs and weights in `fmt` and outputs in `out_fmt`."""
@@ -102,12 +110,8 @@ class NumbaLora:
         `kernel`, from `make_kernel` for the dtypes of `x` and `out`, runs on `team`; without items, but still recorded,
         if no adapter of the step touches the group in the layer."""
         plan = self.plan(group)
-        block, table = plan.block, self.table
-        block.x, block.x_row = x.data_ptr(), x.stride(0) * x.element_size()
-        block.out, block.out_row = out.data_ptr(), out.stride(0) * out.element_size()
-        block.ranks = table.host_ranks.ctypes.data + layer * table.host_ranks.strides[1]
-        block.offsets = table.host_offsets.ctypes.data + layer * table.host_offsets.strides[1]
-        team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
+        plan.block.point_to(out, x, self.table, layer)
+        team.run(kernel, plan.block, plan.block.num_items if plan.touched[layer] else 0, group)
 
     def plan(self, group: ProjectionGroup) -> GroupPlan:
         """Returns the plan of a projection group, made on first use, which all layers share in this step."""
@@ -116,21 +120,8 @@ class NumbaLora:
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
         targets = find_targets(group)
         scratch = torch.empty(torch.get_num_threads(), scratch_bytes(group.in_features), dtype=torch.uint8)
-        num_items, item_targets = cut_items(len(self.tiles), targets, len(scratch))
-        block = LoraArguments(
-            num_items=num_items,
-            item_targets=item_targets,
-            num_targets=len(targets),
-            tiles=self.tiles.ctypes.data,
-            targets=targets.ctypes.data,
-            rows=self.rows.ctypes.data,
-            arena=self.arena.data_ptr(),
-            in_features=group.in_features,
-            ranks_slot=self.table.host_ranks.strides[0],
-            offsets_slot=self.table.host_offsets.strides[0],
-            scratch=scratch.data_ptr(),
-            scratch_bytes=scratch.shape[1],
-        )
+        block = group_arguments(self.arena, group, targets, len(self.tiles), scratch)
+        block.tiles, block.rows = self.tiles.ctypes.data, self.rows.ctypes.data
         plan = self.groups[group] = GroupPlan(block, targets, scratch, self._touched(group))
         return plan
 
@@ -166,10 +157,22 @@ def find_targets(group: ProjectionGroup) -> Int64Array:
     return np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
 
 
-def cut_items(num_tiles: int, targets: Int64Array, threads: int) -> tuple[int, int]:
-    """Returns the number of items of so many tiles of a group, and how many of its targets each has."""
-    whole = num_tiles >= TILES_A_THREAD * threads
-    return num_tiles * (1 if whole else len(targets)), len(targets) if whole else 1
+def group_arguments(
+    arena: Tensor, group: ProjectionGroup, targets: Int64Array, num_tiles: int, scratch: Tensor
+) -> LoraArguments:
+    """Returns the arguments of runs over so many tiles of a group, without tiles, rows and what
+    `LoraArguments.point_to` sets. `scratch` is uint8 [threads, bytes]."""
+    whole = num_tiles >= TILES_A_THREAD * len(scratch)
+    return LoraArguments(
+        num_items=num_tiles * (1 if whole else len(targets)),
+        item_targets=len(targets) if whole else 1,
+        num_targets=len(targets),
+        targets=targets.ctypes.data,
+        arena=arena.data_ptr(),
+        in_features=group.in_features,
+        scratch=scratch.data_ptr(),
+        scratch_bytes=scratch.shape[1],
+    )
 
 
 def scratch_bytes(in_features: int) -> int:

@@ -53,7 +53,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     """Returns the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
     unless products are in integers."""
 
-    # numba keeps no function on disk that has another one in a variable: `integers` chooses when it is compiled.
+    # The kernel must not have one of the two functions in a variable: numba would not keep the kernel on disk.
     size, integers = fmt.size, form.integers
 
     def multiply(pointer):

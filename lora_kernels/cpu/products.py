@@ -41,7 +41,7 @@ def _tiles(rows: int) -> list[tuple[range, range]]:
 
 def _vectors(rows: int) -> int:
     """Returns how many vectors of `rows` rows stay in registers as sums, beside the operands."""
-    return 4 if has_wide_vectors() else {1: 4, 2: 2}.get(rows, 1)
+    return 4 if has_wide_vectors() else MAX_ROWS // rows
 
 
 def _make_dots(rows: int) -> Any:

@@ -221,6 +221,19 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
+def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
+    """Reads experts that every layer has, as wide as the model's MLP, with weights that are normalised. `others` are
+    further fields of the result. Raises ValueError if config.json lacks a number, or chooses too many experts."""
+    return ExpertsSpec(
+        count=required(config, "num_local_experts"),
+        top_k=required(config, "num_experts_per_tok"),
+        width=spec.intermediate_size,
+        normalised=True,
+        layers=(True,) * spec.layers,
+        **others,
+    )
+
+
 def windows_by_type(kinds: list[str], window: int | None, layers: int) -> tuple[int | None, ...]:
     """Returns the window of each layer, `window` tokens where `layer_types` of config.json, `kinds`, says so. Raises
     ValueError if it does not name every layer's kind of attention."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.model.families.base import ExpertsSpec, Json, ModelSpec, Stacks, read_llama, required, windows_by_type
+from engine.model.families.base import Json, ModelSpec, Stacks, read_experts, read_llama, windows_by_type
 from lora_kernels.pointwise import BoundedSwiglu
 
 STACKS = Stacks("mlp.experts.gate_up_proj", "mlp.experts.down_proj", interleaved=True, transposed=True)
@@ -20,22 +20,12 @@ def read_gpt_oss(config: Json) -> ModelSpec:
     kinds = config.get("layer_types") or [
         "full_attention" if layer % 2 else "sliding_attention" for layer in range(spec.layers)
     ]
-    experts = ExpertsSpec(
-        count=required(config, "num_local_experts"),
-        top_k=required(config, "num_experts_per_tok"),
-        width=spec.intermediate_size,
-        normalised=True,
-        layers=(True,) * spec.layers,
-        biased=True,
-        router="router",
-        stacks=STACKS,
-    )
     return replace(
         spec,
         windows=windows_by_type(kinds, config.get("sliding_window", 128), spec.layers),
         sinks=True,
         wide_norms=True,
         activation=BoundedSwiglu(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
-        experts=experts,
+        experts=read_experts(config, spec, biased=True, router="router", stacks=STACKS),
         renames=(("mlp.gate", "mlp.router"),),
     )

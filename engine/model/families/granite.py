@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.model.families.base import ExpertsSpec, Json, ModelSpec, Stacks, read_llama, required
+from engine.model.families.base import Json, ModelSpec, Stacks, read_experts, read_llama
 
 BLOCK = "block_sparse_moe"
 STACKS = Stacks(f"{BLOCK}.input_linear.weight", f"{BLOCK}.output_linear.weight")
@@ -32,14 +32,5 @@ def read_granite(config: Json) -> ModelSpec:
 def read_granite_moe(config: Json) -> ModelSpec:
     """Reads a Granite model with experts."""
     spec = read_granite(config)
-    experts = ExpertsSpec(
-        count=required(config, "num_local_experts"),
-        top_k=required(config, "num_experts_per_tok"),
-        width=spec.intermediate_size,
-        normalised=True,
-        layers=(True,) * spec.layers,
-        module=BLOCK,
-        router="router",
-        stacks=STACKS,
-    )
+    experts = read_experts(config, spec, module=BLOCK, router="router", stacks=STACKS)
     return replace(spec, experts=experts, renames=(("mlp.gate", ROUTER), ("mlp", BLOCK)), aliases=ALIASES)

@@ -77,17 +77,30 @@ def test_tokens_equal_hugging_faces_and_pefts(family, tmp_path):
 
 @pytest.mark.parametrize("family", [*DENSE, "granitemoe", "gpt_oss"])
 def test_bf16_is_as_near_as_hugging_faces_own(family, tmp_path):
-    """Both are compared with the model in fp32, over some 50 rows of logits."""
-    exact, sequences = save_model(family, tmp_path), random_tokens(60, 60, 50, 50, 40, 40, 30, 20)
-    peer = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    ours, its = bf16_errors(family, tmp_path)
+    assert ours.mean() <= 1.1 * its.mean()
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_bf16_of_experts_is_as_near_as_hugging_faces_own(family, tmp_path):
+    """In about one row of a hundred, rounding chooses another expert, in which of both implementations is chance: most
+    rows are compared."""
+    ours, its = bf16_errors(family, tmp_path)
+    assert ours.mean(1).median() <= 1.1 * its.mean(1).median()
+
+
+def bf16_errors(family, folder):
+    """How far logits in bf16, [rows, vocab_size], are from those in fp32 over some 50 rows: ours and Hugging Face's."""
+    exact, sequences = save_model(family, folder), random_tokens(60, 60, 50, 50, 40, 40, 30, 20)
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     with torch.inference_mode():
         truth, theirs = ([model(torch.tensor([one])).logits[0].float() for one in sequences] for model in (exact, peer))
-    found = Replay(tmp_path, torch.bfloat16).run(sequences)
+    found = Replay(folder, torch.bfloat16).run(sequences)
     ours = torch.stack([(row.float() - truth[index][position]).abs() for (index, position), row in found.items()])
     its = torch.stack([(theirs[index][position] - truth[index][position]).abs() for index, position in found])
     print(f"bf16 |delta logit| of {family}: ours mean {ours.mean():.4f} max {ours.max():.4f}; ", end="")
     print(f"Hugging Face mean {its.mean():.4f} max {its.max():.4f}, {len(found)} rows")
-    assert ours.mean() <= 1.1 * its.mean()
+    return ours, its
 
 
 @pytest.mark.parametrize("length", [128, 129])

@@ -26,11 +26,11 @@ from engine.config import EngineConfig
 from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
-from engine.demo.random_adapters import write_adapters
 from engine.engine import Engine
-from engine.measure import open_engine
 from engine.model.prepare import prepare_model
+from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
+from engine.serve.measure import open_engine
 
 INVOCATION = (1, 520, 9531, 198)
 """Tokens with which an assistant's turn begins in SmolLM2's chat template."""

@@ -27,7 +27,7 @@ from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
 from engine.demo.dense import dense_folder
-from engine.demo.random_adapters import write_adapters
+from engine.model.random_adapters import write_adapters
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.measure import LaneResults, report

@@ -26,8 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.build import core_config
-from engine.config import EngineConfig
+from engine.config import EngineConfig, core_config
 from engine.core.commands import Abort, Submit
 from engine.core.config import POLICIES, CoreConfig
 from engine.core.state import EngineState

@@ -38,7 +38,7 @@ from benchmarks.server import launched, pinned
 from benchmarks.workload import answered
 from engine.core.config import INTERACTIVE_GOALS
 from engine.demo.dense import dense_folder
-from engine.demo.random_adapters import write_adapters
+from engine.model.random_adapters import write_adapters
 from gateway.bench.client import Target
 from gateway.bench.measure import report
 from gateway.bench.plan import BenchRequest
@@ -70,7 +70,7 @@ class Memory:
         for process in (self._server, *self._server.children(recursive=True)):
             try:
                 words = " ".join(process.cmdline())
-                if "engine.server" not in words and "valkey" not in words:
+                if "engine.serve.server" not in words and "valkey" not in words:
                     total += process.memory_full_info().uss
             except psutil.NoSuchProcess:
                 continue

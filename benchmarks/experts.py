@@ -26,8 +26,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from engine.build import core_config
-from engine.config import EngineConfig
+from engine.config import EngineConfig, core_config
 from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams

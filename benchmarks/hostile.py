@@ -183,7 +183,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
     url = f"http://127.0.0.1:{http_port}"
     with launched(Command(words, url, "/ready"), scratch / "server.log") as process:
         server = psutil.Process(process.pid)
-        engines = {child.pid for child in server.children() if "engine.server" in child.cmdline()}
+        engines = {child.pid for child in server.children() if "engine.serve.server" in child.cmdline()}
         target = f"127.0.0.1:{grpc_port}"
         phases = asyncio.run(all_phases(url, target, server, arguments, console))
         if not engines <= {child.pid for child in server.children()}:

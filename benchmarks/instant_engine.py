@@ -2,8 +2,8 @@
 
     python -m benchmarks.instant_engine --config JSON --address unix:PATH --until-stdin-closes [--cores 1]
 
-It accepts the arguments of `engine.server`, so that a gateway's own supervisor can start it, and answers through the
-same gRPC service: one message per step, with one token for every request. `--cores` names the cores that it runs on.
+It accepts the arguments of `engine.serve.server`, so that a gateway's own supervisor can start it, and answers through
+the same gRPC service: one message per step, with one token for every request. `--cores` names its cores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.command import core_set
 from engine.config import EngineConfig
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
+from engine.core.sizing import CPU_SEQS
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, TokenEvent
 from engine.pb import engine_pb2 as pb
@@ -32,7 +33,6 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.stopping import stop_with_stdin
 from engine.rpc.service import EngineService
 from engine.rpc.wire import PROTOCOL
-from engine.sizing import CPU_SEQS
 
 T = TypeVar("T")
 

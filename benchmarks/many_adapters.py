@@ -39,7 +39,7 @@ from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
 from engine.demo.dense import dense_folder
-from engine.demo.random_adapters import write_adapters
+from engine.model.random_adapters import write_adapters
 from engine.sim.synthetic import Zipf
 from gateway.bench.client import Target
 from gateway.bench.measure import report

@@ -171,7 +171,7 @@ class Callers:
 def engine_of(server: psutil.Process) -> psutil.Process | None:
     for child in server.children():
         with suppress(psutil.NoSuchProcess):  # the process may end at this moment
-            if "engine.server" in child.cmdline():
+            if "engine.serve.server" in child.cmdline():
                 return child
     return None
 

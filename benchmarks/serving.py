@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.server import KEY, serving
 from benchmarks.workload import answered, requests
 from engine.demo.dense import dense_folder
-from engine.demo.random_adapters import write_adapters
+from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
 from gateway.bench.client import Target
 from gateway.bench.measure import LaneResults, report

@@ -29,8 +29,7 @@ from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from engine.build import core_config
-from engine.config import EngineConfig, Speculation
+from engine.config import EngineConfig, Speculation, core_config
 from engine.core.commands import Submit
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState

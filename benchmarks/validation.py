@@ -1,7 +1,7 @@
 """Compares simulations with the engine itself: `make bench-validation`.
 
 The same workloads run on this machine's engine in real time and in the simulator, whose device is measured in the same
-minutes: each round measures closed loops (`engine.measure`) between the workloads, with other requests than theirs.
+minutes: each round measures closed loops (`engine.serve.measure`) between the workloads, with requests of their own.
 The table shows simulated / real figures over all rounds. The last two rows are what `plan` computes by arithmetic for
 an engine that is always busy, with the base model and with 64 adapters.
 
@@ -32,11 +32,11 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.config import EngineConfig
-from engine.demo.random_adapters import write_adapters
 from engine.executor.cost import CostModel, DeviceSpec, StepWork, read_device
-from engine.measure import Lesson, describe, full_steps, loops, open_engine
 from engine.model.prepare import prepare_model
+from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
+from engine.serve.measure import Lesson, describe, full_steps, loops, open_engine
 from engine.sim.capacity import Demand, serve
 from engine.sim.replay import RealEngine, replay
 from engine.sim.report import Report

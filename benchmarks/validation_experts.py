@@ -24,10 +24,10 @@ from benchmarks.experts import save_model
 from benchmarks.validation import Loops, Measured, Tail, by_arithmetic, device_from, saturated
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
-from engine.demo.random_adapters import write_adapters
 from engine.executor.cost import StepWork
-from engine.measure import Lesson, describe, full_steps, loops, open_engine
+from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
+from engine.serve.measure import Lesson, describe, full_steps, loops, open_engine
 from engine.sim.replay import RealEngine, replay
 from engine.sim.run import Setup
 

@@ -28,15 +28,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.build import core_config
-from engine.config import EngineConfig
+from engine.config import EngineConfig, core_config
 from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
 from engine.demo.dense import dense_folder
-from engine.demo.random_adapters import write_adapters
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
+from engine.model.random_adapters import write_adapters
 from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.process.files import default_data_dir

@@ -8,7 +8,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, CoreConfig, LaneGoals, Scheduling
+from engine.core.sizing import GIB
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -18,6 +19,9 @@ KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
 SPECULATIONS = ("off", "auto")
 WEIGHTS = ("auto", "int8", "int4", "fp8")
+GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
+"""Memory in bytes for compiled grammars, for each sequence that may run at once: each may follow a grammar of its own,
+and as many more grammars may be ready for the requests that start next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class EngineConfig:
     block_size: int = 16
     max_seqs: int = 0
     """Maximum number of sequences that run at once. 0 means 32 on a CPU, and on a GPU what its speed and memory allow
-    (`engine.sizing`)."""
+    (`engine.core.sizing`)."""
     max_model_len: int = 0
     """Maximum length of a sequence in tokens. 0 means the length that the model was made for, at most 8192."""
     token_budget: int = 0
@@ -212,3 +216,32 @@ class EngineConfig:
         values: dict[str, Any] = json.loads(text)
         nested = {name: kind for name, kind in NESTED.items() if isinstance(values.get(name), dict)}
         return cls(**values | {name: kind(**values[name]) for name, kind in nested.items()})
+
+
+def core_config(
+    config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+) -> CoreConfig:
+    """Return the scheduler's configuration: `config`, which leaves no size to the engine, and the sizes given.
+    `max_model_len` is cut to what the page pool can hold."""
+    return CoreConfig(
+        num_pages=num_pages,
+        block_size=config.block_size,
+        max_seqs=config.max_seqs,
+        max_model_len=min(max_model_len, (num_pages - 1) * config.block_size),
+        token_budget=config.token_budget,
+        max_resident_adapters=config.max_resident_adapters,
+        min_kv_pages=config.min_kv_pages,
+        max_adapter_pages=config.max_adapter_pages,
+        adapter_half_life_s=config.adapter_half_life_s,
+        grammar_bytes=config.max_seqs * GRAMMAR_BYTES_OF_A_SEQUENCE,
+        max_fetches=max(2, config.fetch_threads),  # one is reserved for the interactive lane
+        host_adapter_bytes=int(config.host_adapter_gb * GIB),
+        eos_token_ids=eos_token_ids,
+        prefix_caching=config.prefix_caching,
+        share_prefixes=config.share_prefixes,
+        speculation=config.speculation != "off",
+        host_pages=host_pages,
+        interactive=config.interactive,
+        batch=config.batch,
+        scheduling=config.scheduling,
+    )

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from engine.core.adapters import HostAdapter
 from engine.core.apply import apply_commands
 from engine.core.commands import AddAdapter, Command, DropAdapter
 from engine.core.commit import abort_users, absorb, commit
@@ -20,7 +21,7 @@ from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import AdapterHash, TokenEvent
-from engine.executor.base import Executor, HostAdapter
+from engine.executor.base import Executor
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ SERVER = {
 }
 """Series -> the Prometheus metric whose samples are summed for it."""
 PAGES = ("kv pages", "adapter pages", "cached pages", "free pages")
-ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.serve.worker", "worker"))
+ROLES = (("engine.serve.server", "engine"), ("valkey-server", "valkey"), ("gateway.serve.worker", "worker"))
 """Pairs of a part of a command line and the role of that process; a process that matches none is the gateway."""
 Reading = dict[str, float]
 

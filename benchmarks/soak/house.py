@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.server import Command, free_port
-from engine.demo.random_adapters import write_adapters
+from engine.model.random_adapters import write_adapters
 
 KEYS = {"acme": "sk-soak-acme-key", "small": "sk-soak-small-key"}
 ADMIN_KEY = "sk-soak-admin-key"

@@ -37,6 +37,22 @@ def begin_of(invocation: Sequence[int], prompt_ids: Sequence[int]) -> int | None
     return None if place < 0 else place // mark.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class HostAdapter:
+    """Describes an adapter whose folder has been read and validated, so that it can be served."""
+
+    adapter_hash: AdapterHash
+    rank: int
+    """Largest rank among the adapter's projections."""
+    target_modules: tuple[str, ...]
+    num_pages: int
+    num_bytes: int
+    """Packed size in bytes, in host memory."""
+    invocation: tuple[int, ...] = ()
+    """Token ids that activate the adapter: it applies from their last occurrence in a prompt on. Empty means that it
+    applies to all tokens."""
+
+
 class HostCopy(Enum):
     """State of an adapter's copy in host memory: absent, being fetched (perhaps with an order to stop), or present."""
 

@@ -14,11 +14,25 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from engine.core.types import HostPageId, KvSource, PrefixKey
 
 MOST_IMPORTS = 64
 """Maximum number of fetches under way, each of which takes the mover a thread."""
+
+
+class PageMemory(Protocol):
+    """The host pages to which plans save KV, for moves between engines. Any thread may use it."""
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def page(self, host_page: HostPageId) -> memoryview:
+        """Return the bytes of a host page, which may be written."""
+
+    def settle(self) -> None:
+        """Wait until all copies of the plans submitted so far between the device and host pages are done."""
 
 
 class FetchEnd(Enum):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from engine.core.adapters import HostAdapter
 from engine.core.commands import Answer
+from engine.core.kv_moves import PageMemory
 from engine.core.step import Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash, HostPageId
 
 
 class RankDied(RuntimeError):
@@ -24,38 +24,9 @@ Report = Callable[[Answer], None]
 """Callback for the answers to adapter fetches and grammar preparations. The executor may call it from any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostAdapter:
-    """Describes an adapter whose folder has been read and validated, so that it can be served."""
-
-    adapter_hash: AdapterHash
-    rank: int
-    """Largest rank among the adapter's projections."""
-    target_modules: tuple[str, ...]
-    num_pages: int
-    num_bytes: int
-    """Packed size in bytes, in host memory."""
-    invocation: tuple[int, ...] = ()
-    """Token ids that activate the adapter: it applies from their last occurrence in a prompt on. Empty means that it
-    applies to all tokens."""
-
-
 Claim = Callable[[HostAdapter], bool]
 """Callback that makes an adapter, which has just been read, known to the engine. Returns whether host memory was
 reserved for it, and raises ValueError to reject the adapter."""
-
-
-class PageMemory(Protocol):
-    """The host pages to which plans save KV, for moves between engines. Any thread may use it."""
-
-    @property
-    def page_bytes(self) -> int: ...
-
-    def page(self, host_page: HostPageId) -> memoryview:
-        """Return the bytes of a host page, which may be written."""
-
-    def settle(self) -> None:
-        """Wait until all copies of the plans submitted so far between the device and host pages are done."""
 
 
 class Executor(Protocol):

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
+from engine.core.adapters import HostAdapter
 from engine.core.commands import AdapterFetched, GrammarReady
 from engine.core.step import (
     Admission,
@@ -29,7 +30,7 @@ from engine.core.step import (
     StepResult,
 )
 from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
-from engine.executor.base import Claim, HostAdapter, Report
+from engine.executor.base import Claim, Report
 from engine.executor.verify import verified
 
 FAKE_HIDDEN = 8

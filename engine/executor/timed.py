@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
 
+from engine.core.adapters import HostAdapter
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
 from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.core.types import AdapterHash
-from engine.executor.base import Claim, HostAdapter, Report
+from engine.executor.base import Claim, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, follow, measure
 from engine.executor.verify import verified
 

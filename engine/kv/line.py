@@ -8,13 +8,31 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.kv_moves import FetchEnd
-from engine.process.pem import show, trust
+from engine.core.kv_moves import FetchEnd, MoveReport, PageMemory
+from engine.rpc.pem import show, trust
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
 
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """What moves need of the engine of this process.
+
+    Attributes:
+        identity: see `EngineInfo.kv_identity`.
+        memory: the host pages.
+        report: passes a report to the engine.
+        clock: the engine's clock, in seconds.
+    """
+
+    identity: str
+    memory: PageMemory
+    report: Callable[[MoveReport], None]
+    clock: Clock
 
 
 class MoveFailed(Exception):

@@ -17,9 +17,8 @@ import structlog
 
 from engine.core.kv_moves import EndExport, ExportOver, ExportPages, FetchEnd, PagesReady, PagesSent
 from engine.core.types import HostPageId
-from engine.kv.line import Line, MoveFailed, listen, server_context
+from engine.kv.line import Line, MoveFailed, OwnEngine, listen, server_context
 from engine.kv.messages import FRAME, TAKEN, Answer, Kind, Reason, Want, hello, read_hello, read_keys
-from engine.kv.own_engine import OwnEngine
 from engine.kv.transports import SharedTransport, StreamTransport, Transport, can_share, shared_memory
 from engine.rpc.target import UNIX, EngineTls
 

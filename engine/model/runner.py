@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.core.adapters import HostAdapter
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.step import AdapterFetch, Admission, Launch, StepPlan, StepResult
 from engine.core.types import AdapterHash
-from engine.executor.base import Claim, HostAdapter, Report
+from engine.executor.base import Claim, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch import HostBatch

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import grpc
 import structlog
 
+from engine.core.adapters import HostAdapter
 from engine.core.commands import Abort, FetchKv, Submit
 from engine.core.config import LaneGoals
 from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import Lane, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
-from engine.executor.base import HostAdapter
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.load_attempts import LoadAttempts

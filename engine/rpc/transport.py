@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import structlog
 
-from engine.process.pem import Stamp, read_certificates, read_key, show, stamp_of, trust
+from engine.rpc.pem import Stamp, read_certificates, read_key, show, stamp_of, trust
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
 
 log = structlog.get_logger("engine.rpc.transport")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core.adapters import HostAdapter
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import (
     ErrorCode,
@@ -19,7 +20,6 @@ from engine.core.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from engine.executor.base import HostAdapter
 from engine.pb import engine_pb2 as pb
 
 PROTOCOL = 1

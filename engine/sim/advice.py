@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
+from engine.core.sizing import GIB
 from engine.executor.cost import DeviceSpec
 from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
-from engine.sizing import GIB
 
 LENGTH_MARGIN = 1.1
 """Multiple of the 99th percentile of whole lengths that sequences may have at least."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.core.sizing import micro_batches
 from engine.executor.cost import RooflineCost, StepWork
-from engine.sizing import micro_batches
 
 
 @dataclass(frozen=True, slots=True)

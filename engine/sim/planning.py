@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from engine.capacity import HEADROOM
-from engine.capacity import sequences as fit
+from engine.core.capacity import HEADROOM
+from engine.core.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
 from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, StepWork
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from engine.capacity import HEADROOM
+from engine.core.capacity import HEADROOM
+from engine.core.sizing import GIB
 from engine.sim.capacity import prefill_s, rate_within, serve
 from engine.sim.device import copy_bytes_per_s
 from engine.sim.links import Link
 from engine.sim.planning import Candidate, Wish
-from engine.sizing import GIB
 
 HOST_BYTES = 16 * GIB
 """Host memory of an engine for KV that comes and goes: with it, some 130,000 tokens of Llama 3.1 8B."""

@@ -58,7 +58,7 @@ def _explain(config: Config, data_dir: Path) -> None:
 
 
 def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Path) -> dict[str, Any]:
-    """Run `engine.explain` in a process of its own, because it needs torch, and return its answer about the base
+    """Run `engine.serve.explain` in a process of its own, because it needs torch, and return its answer about the base
     model that a section describes. `state` is the folder of what its engines have learned. Ends the command with an
     error if this machine cannot serve the model."""
     try:
@@ -66,7 +66,7 @@ def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Pa
     except ModelNotFound as error:
         exit_with_error(f"{section}.source: {error}")
     folder = prepared_folder(settings.model.source, data_dir)
-    command = [sys.executable, "-m", "engine.explain", settings.engine_config(folder, state).to_json()]
+    command = [sys.executable, "-m", "engine.serve.explain", settings.engine_config(folder, state).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
         reasons = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from engine.core.config import LaneGoals
+from engine.core.sizing import GIB
 from engine.sim.accelerators import ACCELERATORS, FORMS
 from engine.sim.advice import round_up
 from engine.sim.analysis import analyze
@@ -31,7 +32,6 @@ from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, Shape, find_shape
 from engine.sim.synthetic import RANKS, Sizes
 from engine.sim.trace_formats import FORMATS
-from engine.sizing import GIB
 from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.plan_choices import Choices
 from gateway.cli.plan_tables import candidates_table, plan_table
@@ -119,7 +119,7 @@ def plan(
 
 def _measured(model: str, out: Path) -> Path:
     """Measure this machine with a model, write the device's file, and return the model's folder."""
-    from engine.measure import measure_model  # it imports what runs models, which the rest does without
+    from engine.serve.measure import measure_model  # it imports what runs models, which the rest does without
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with Progress(console=console, transient=True) as bars:

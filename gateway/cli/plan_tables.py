@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from engine.core.sizing import GIB
 from engine.core.step_time import share_read
 from engine.sim.planning import (
     HEADROOM,
@@ -17,7 +18,6 @@ from engine.sim.planning import (
     weights_of,
 )
 from engine.sim.tables import MISSING, duration, share
-from engine.sizing import GIB
 
 MILLION = 1e6
 

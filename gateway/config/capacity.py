@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from engine.capacity import HEADROOM, Capacity
 from engine.config import EngineConfig
+from engine.core.capacity import HEADROOM, Capacity
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import CONFIG_FILE
 from gateway.config.models import ModelSettings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from engine.process.pem import KeyMismatch, Stamp, read_certificates, read_key, show, stamp_of, trust
+from engine.rpc.pem import KeyMismatch, Stamp, read_certificates, read_key, show, stamp_of, trust
 from gateway.config.file import ConfigError
 from gateway.config.tls import TlsConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.capacity import Capacity
+from engine.core.capacity import Capacity
 from engine.core.types import Lane
 from engine.rpc.target import is_loopback
 from gateway.config.capacity import capacity_rows, preloaded_ranks
@@ -32,7 +32,7 @@ LIMITS = {
 def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (topic, sentence) for each part of a configuration, and then (`note`, warning) for each risk of it.
     `data_dir` is the gateway's data directory; `engines` has an engine's report on the machine, from
-    `engine.explain`, for each base model."""
+    `engine.serve.explain`, for each base model."""
     for name, settings in config.served.items():
         if len(config.served) > 1:
             yield "base model", name

@@ -16,9 +16,9 @@ import structlog
 
 from engine.config import NESTED, EngineConfig
 from engine.grammar_check.pool import GrammarPool
-from engine.local import LocalEngine, prepared_model
 from engine.process.files import default_data_dir
 from engine.process.openmp import load_torch
+from engine.serve.local import LocalEngine, prepared_model
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry

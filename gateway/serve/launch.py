@@ -16,7 +16,7 @@ from gateway.config.whole import Config
 
 T = TypeVar("T")
 
-ENGINE = ("engine.server",)
+ENGINE = ("engine.serve.server",)
 
 
 class StartError(Exception):

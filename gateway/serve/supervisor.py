@@ -65,7 +65,7 @@ class Backoff:
 
 
 class EngineSupervisor:
-    """Async context manager that starts `python -m engine.server`, on a Unix socket by default, restarts it with
+    """Async context manager that starts `python -m engine.serve.server`, on a Unix socket by default, restarts it with
     backoff when it dies or hangs, and stops it when the block ends. If the gateway is killed, the engine's standard
     input, a pipe, closes and the engine stops by itself.
 
@@ -81,7 +81,7 @@ class EngineSupervisor:
         self,
         config: EngineConfig,
         socket: Path,
-        program: Sequence[str] = ("engine.server",),
+        program: Sequence[str] = ("engine.serve.server",),
         env: Mapping[str, str] = MappingProxyType({}),
         listen: EngineTarget | None = None,
     ) -> None:

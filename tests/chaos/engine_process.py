@@ -1,4 +1,4 @@
-"""The engine's own server with hooks for what no signal can do: `engine.server`'s arguments, and `--hooks FOLDER`.
+"""`engine.serve.server` with hooks for what no signal can do: it takes the same arguments, and `--hooks FOLDER`.
 
 It listens in that folder; where a gateway looks for it lies a link to the proxy. A file `kv_ports` there says where the
 engine listens for others that fetch KV, and where those find the proxy; with files in `kv_tls`, engines use mutual TLS
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from engine import build as engine_build
-from engine import server
 from engine.config import EngineConfig
+from engine.core.kv_moves import PageMemory
 from engine.core.step import StepResult
-from engine.executor.base import Executor, PageMemory
+from engine.executor.base import Executor
 from engine.kv.mover import KvMover
 from engine.kv.transports import SharedTransport
 from engine.rpc.target import EngineTarget, EngineTls
+from engine.serve import build as engine_build
+from engine.serve import server
 from tests.chaos.paged_executor import PagedExecutor
 
 STEP_SECONDS = 0.004

@@ -22,7 +22,7 @@ CHAT = {
 }
 
 
-def family(process, member="engine.server"):
+def family(process, member="engine.serve.server"):
     """The processes that one has started, once one that runs the module `member` is among them."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and process.poll() is None:
@@ -79,7 +79,7 @@ def test_a_second_ctrl_c_kills_what_has_not_ended(tiny_model, tmp_path):
     with started(tmp_path, "--model", str(tiny_model), *PORTS) as (process, log):
         heard(process, log, "Ctrl-C stops it")
         children = family(process)
-        [engine] = [child for child in children if "engine.server" in command(child)]
+        [engine] = [child for child in children if "engine.serve.server" in command(child)]
         engine.suspend()
         process.send_signal(signal.SIGINT)
         heard(process, log, "stopping: running requests have")

@@ -73,7 +73,7 @@ def test_a_stream_outlives_a_rank_and_no_rank_outlives_the_engine(config, tmp_pa
         assert len(others) == 3 and first not in others
         assert stream(url, lambda count: None) == disturbed
         assert "rank 2 of 4 was ended by SIGKILL" in log.read_text()
-        [engine] = [child for child in family(process) if "engine.server" in command(child)]
+        [engine] = [child for child in family(process) if "engine.serve.server" in command(child)]
         process.kill()  # which would start another engine
         engine.kill()
         assert psutil.wait_procs(others, timeout=SECONDS)[1] == []

@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from engine import server
 from engine.executor.fake import FakeExecutor
+from engine.serve import server
 
 load_host = FakeExecutor.load_host
 

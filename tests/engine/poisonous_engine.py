@@ -3,9 +3,9 @@
 import os
 import time
 
-from engine import server
 from engine.executor.fake import FakeExecutor
 from engine.process import lives
+from engine.serve import server
 
 CRASH, HANG = 666, 667
 """Seeds of requests that end the process, or make a step that never ends."""

@@ -9,12 +9,11 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, fake_token
-from engine.kv.mover import start_mover
 from engine.pb import engine_pb2 as pb
 from engine.rpc.service import EngineService
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import PROTOCOL
-from engine.server import _listen
+from engine.serve.server import _listen, start_mover
 from gateway.engines.pool import EnginePool
 from gateway.requests.resumption import ResumingStream
 from gateway.routing.news import Role

@@ -18,10 +18,10 @@ from engine.core.config import Scheduling
 from engine.core.draft_asks import Wanted
 from engine.core.proposer import Guess, PromptLookup
 from engine.core.types import Request, SamplingParams
-from engine.explain import explain
 from engine.model.draft_folder import find_draft
 from engine.model.runner import ModelRunner
 from engine.model.spec import read_spec
+from engine.serve.explain import explain
 
 DRAFT_BLOCK = 4
 TIGHT = {"num_pages": 70, "max_seqs": 4, "host_pages": HOST_PAGES, "scheduling": Scheduling(preemption="swap")}

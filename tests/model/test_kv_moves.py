@@ -12,6 +12,7 @@ from engine.core.commands import Abort, FetchKv, Submit
 from engine.core.kv_moves import FetchEnd
 from engine.core.types import KvSource, Request, SamplingParams
 from engine.kv import sender
+from engine.kv.line import OwnEngine
 from engine.kv.mover import KvMover
 
 PROMPT = tuple(range(4, 42))
@@ -20,16 +21,21 @@ GREEDY = SamplingParams(12, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(12, temperature=0.9, seed=5, ignore_eos=True)
 
 
+def moving(one, listen):
+    """Return the mover of an engine, which gives pages at `listen`."""
+    own = OwnEngine(one.runner.kv_identity, one.runner.page_memory, one.engine.inbox.put, one.engine.clock)
+    mover = KvMover(own, listen)
+    one.engine.connect(mover)
+    return mover
+
+
 class Pair:
     """Two engines of one model: the first computes prompts and gives pages, the second generates."""
 
     def __init__(self, model, adapter, path):
         self.first, self.second = (TinyEngine(model, adapter, token_budget=8) for _ in range(2))
         self.path = path
-        self.movers = [
-            KvMover(one.engine, one.runner.kv_identity, one.runner.page_memory, listen)
-            for one, listen in ((self.first, f"unix:{path}"), (self.second, ""))
-        ]
+        self.movers = [moving(self.first, f"unix:{path}"), moving(self.second, "")]
         self.count = 0
 
     @property

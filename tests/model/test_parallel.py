@@ -26,7 +26,6 @@ from engine.core.state import EngineState
 from engine.core.step import Admission, ScheduledChunk
 from engine.core.types import Lane, Pooling, PoolingKind, Request, SamplingParams
 from engine.engine import Engine
-from engine.explain import explain
 from engine.model.batch_state import BatchState
 from engine.model.checkpoints.stored import WeightsError
 from engine.model.parallel.leader import Leader
@@ -39,7 +38,8 @@ from engine.model.sizes import count_weights
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights, parameter_shapes
 from engine.rpc.target import EngineTarget
-from engine.server import serve
+from engine.serve.explain import explain
+from engine.serve.server import serve
 from lora_kernels.quantized import INT8, dense, quantize
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 128, 8, 2, 16, 5, 271
@@ -376,7 +376,7 @@ def test_a_refusal_at_the_start_is_its_reason_alone(model, monkeypatch):
     def refuse(config, tell):
         Shard(0, 3).spec(read_spec(Path(config.model)))
 
-    monkeypatch.setattr("engine.server.build_real", refuse)
+    monkeypatch.setattr("engine.serve.server.build_real", refuse)
     with pytest.raises(SystemExit, match=r"^error: engine\.tensor_parallel 3 does not divide"):
         serve(EngineConfig(str(model)), EngineTarget("unix:/nowhere"), fake=False, until_stdin_closes=False)
 

@@ -10,17 +10,7 @@ from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
-from engine.model import sizes
-from engine.model.arena import page_shape
-from engine.model.gpu_facts import count_gpus, describe, find_gpu
-from engine.model.graph_plan import row_bytes
-from engine.model.memory import count_pages
-from engine.model.parallel.shard import Shard
-from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
-from engine.model.sizes import count_weight_bytes, fill_sizes, multiplied_share
-from engine.model.spec import parse_spec
-from engine.sim.device import find_device
-from engine.sizing import (
+from engine.core.sizing import (
     GIB,
     LEAST_ADAPTER_BYTES,
     MOST_SEQS,
@@ -36,6 +26,16 @@ from engine.sizing import (
     token_s,
     tokens_by_speed,
 )
+from engine.model import sizes
+from engine.model.arena import page_shape
+from engine.model.gpu_facts import count_gpus, describe, find_gpu
+from engine.model.graph_plan import row_bytes
+from engine.model.memory import count_pages
+from engine.model.parallel.shard import Shard
+from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
+from engine.model.sizes import count_weight_bytes, fill_sizes, multiplied_share
+from engine.model.spec import parse_spec
+from engine.sim.device import find_device
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 GPUS = {  # compute capability, multiprocessors, MHz, MHz of memory, bits, free GiB

@@ -21,7 +21,7 @@ from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
 from engine.model.warm_up import KINDS, StepLimits, warm_up
 from engine.model.weights import open_weights
-from engine.server import keep_compiled_kernels
+from engine.serve.server import keep_compiled_kernels
 from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.launch import Launcher, Ready
 from lora_kernels.gpu.triton_attention import PagedAttention

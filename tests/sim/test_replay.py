@@ -8,7 +8,7 @@ import pytest
 from engine.core.config import CoreConfig
 from engine.executor.cost import LinearCost, StepWork
 from engine.executor.fake import FakeExecutor
-from engine.measure import Lesson, cost_of, loops
+from engine.serve.measure import Lesson, cost_of, loops
 from engine.sim.device import FOLDER, find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.synthetic import Sizes

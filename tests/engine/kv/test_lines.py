@@ -26,9 +26,9 @@ from engine.core.types import KvSource
 from engine.executor.fake import FakePages
 from engine.kv import receiver as receiving
 from engine.kv import sender as sending
+from engine.kv.line import OwnEngine
 from engine.kv.messages import HELLO, MAGIC, MOST_HELLO, VERSION
 from engine.kv.mover import listen_address
-from engine.kv.own_engine import OwnEngine
 from engine.kv.receiver import Receiver
 from engine.kv.sender import Sender
 from engine.kv.transports import shared_memory

@@ -16,7 +16,7 @@ from engine.rpc.client import EngineClient
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import PROTOCOL
-from engine.server import _listen
+from engine.serve.server import _listen
 
 
 class FailingLoads(FakeExecutor):

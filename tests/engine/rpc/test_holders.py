@@ -42,7 +42,7 @@ def test_a_gateway_that_is_gone_wants_nothing():
 @pytest.fixture
 async def engine(tmp_path):
     config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as supervisor:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as supervisor:
         yield supervisor.address
 
 

@@ -22,7 +22,7 @@ from engine.rpc.link import EngineLink, Unreachable
 from engine.rpc.service import EngineService
 from engine.rpc.target import EngineTls
 from engine.rpc.wire import PROTOCOL
-from engine.server import _listen
+from engine.serve.server import _listen
 from tests.engine.rpc.test_transport import files, free_port
 from tests.gateway.certificates import Authority
 

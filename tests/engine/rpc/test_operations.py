@@ -24,7 +24,7 @@ LONG = 100_000
 @pytest.fixture
 async def supervisor(tmp_path):
     config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as running:
         yield running
 
 
@@ -117,7 +117,7 @@ async def test_a_lane_is_paused_drained_and_opened_for_every_gateway(gateways):
 
 async def test_an_engine_with_one_queue_says_so(tmp_path):
     config = EngineConfig(model="fake", num_pages=100, max_model_len=256, scheduling=Scheduling(policy="fcfs"))
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as running:
         client = EngineClient(running.address)
         await client.start()
         await asyncio.wait_for(client.wait_ready(), 120)

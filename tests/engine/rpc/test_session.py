@@ -20,7 +20,7 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.service import EngineService
 from engine.rpc.session import PIECE_BYTES, GatewaySession
 from engine.rpc.wire import request_to_pb
-from engine.server import _listen
+from engine.serve.server import _listen
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from engine.rpc.client import EngineClient
 from engine.rpc.service import EngineService
 from engine.rpc.target import EngineTls
 from engine.rpc.wire import PROTOCOL
-from engine.server import _listen
+from engine.serve.server import _listen
 from tests.gateway.certificates import Authority
 
 

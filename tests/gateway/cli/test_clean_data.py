@@ -76,7 +76,7 @@ async def test_it_refuses_while_a_gateway_keeps_its_store_there(data_dir, capsys
 @pytest.mark.slow
 async def test_it_refuses_while_an_engine_runs_there_though_redis_is_elsewhere(data_dir, tmp_path, capsys):
     config = EngineConfig(model="fake", num_pages=100, block_size=4, state_dir=str(data_dir / "engine"))
-    async with EngineSupervisor(config, tmp_path / "socket", ("engine.server", "--fake")) as running:
+    async with EngineSupervisor(config, tmp_path / "socket", ("engine.serve.server", "--fake")) as running:
         client = EngineClient(running.address)
         await client.start()
         await client.wait_ready()

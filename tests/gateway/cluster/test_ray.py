@@ -59,7 +59,7 @@ def engine_process(address):
     port = address.rpartition(":")[2]
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "engine.server" in line and any(word.endswith(f":{port}") for word in line):
+        if "engine.serve.server" in line and any(word.endswith(f":{port}") for word in line):
             return process
     raise AssertionError(f"no engine listens at {address}")
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from engine.capacity import Capacity, decode_seconds, prompt_within
+from engine.core.capacity import Capacity, decode_seconds, prompt_within
 from engine.core.config import CoreConfig
 from engine.core.step_time import StepFeatures, StepTimeModel
 from engine.pb import engine_pb2 as pb

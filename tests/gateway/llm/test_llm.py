@@ -18,9 +18,9 @@ import torch
 from loralane import LLM, ApiError, AsyncLLM, EngineFailed, SamplingParams
 from transformers import AutoModelForCausalLM
 
-from engine.build import build_fake
 from engine.core import proposals
-from engine.local import LocalEngine
+from engine.serve.build import build_fake
+from engine.serve.local import LocalEngine
 from gateway.llm import async_llm, setup
 from gateway.openai.schema import ChatRequest, CompletionRequest
 

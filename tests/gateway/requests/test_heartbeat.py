@@ -90,7 +90,7 @@ async def test_a_stopped_engine_process_is_noticed_and_said(tmp_path, monkeypatc
     monkeypatch.setattr(heartbeat, "HANG_SECONDS", 1.0)
     monkeypatch.setattr(heartbeat, "ASK_SECONDS", 0.05)
     config = EngineConfig(model="fake", num_pages=1000, block_size=4, max_seqs=8, max_model_len=1000)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as supervisor:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as supervisor:
         client = EngineClient(supervisor.address)
         await client.start()
         await asyncio.wait_for(client.wait_ready(), 120)

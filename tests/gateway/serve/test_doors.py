@@ -65,7 +65,7 @@ def launch(authority, tmp_path_factory) -> Launch:
         grpc=GrpcConfig(port=0, tls=tls),
         admin=AdminConfig((hash_key(ADMIN_KEY),), port=0, grpc_port=0, tls=both_ways),
     )
-    return Launch(config, folder, tmp_path_factory.mktemp("data"), ("engine.server", "--fake"))
+    return Launch(config, folder, tmp_path_factory.mktemp("data"), ("engine.serve.server", "--fake"))
 
 
 @asynccontextmanager

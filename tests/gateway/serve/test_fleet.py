@@ -53,7 +53,7 @@ def launch(smollm2, tmp_path_factory):
         admin=AdminConfig((hash_key(key_of("admin")),)),
         gateways=PROCESSES,
     )
-    return Launch(config, smollm2, tmp_path_factory.mktemp("data"), ("engine.server", "--fake"))
+    return Launch(config, smollm2, tmp_path_factory.mktemp("data"), ("engine.serve.server", "--fake"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

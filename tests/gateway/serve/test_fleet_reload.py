@@ -101,7 +101,7 @@ async def until_all(look, wanted):
 
 @pytest.mark.parametrize("serving", [alone, together])
 async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(smollm2, tmp_path, serving):
-    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
+    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.serve.server", "--fake"))
     async with serving(launch) as app:
         assert {answer.status_code for answer in await chats(app, GLOBEX, "pirate")} == {401}
         failed = await app.apply(AFTER)
@@ -115,7 +115,7 @@ async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(sm
 
 
 async def test_gateways_that_are_starting_meanwhile_or_come_later_begin_with_what_can_be_served(smollm2, tmp_path):
-    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
+    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.serve.server", "--fake"))
     async with together(launch) as fleet:
         victim = fleet.members[0]
         victim._process.kill()

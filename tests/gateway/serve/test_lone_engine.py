@@ -28,7 +28,7 @@ from gateway.serve.stopping import Stop
 from tests.engine.rpc.test_transport import files
 from tests.gateway.certificates import Authority
 
-FAKE = ("engine.server", "--fake")
+FAKE = ("engine.serve.server", "--fake")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def launch(tmp_path) -> Launch:
         admin=AdminConfig((hash_key(ADMIN_KEY),)),
         observability=ObservabilityConfig(request_log=False),
     )
-    return Launch(config, None, tmp_path / "data", ("engine.server", "--fake"))
+    return Launch(config, None, tmp_path / "data", ("engine.serve.server", "--fake"))
 
 
 def body(number: int) -> dict:

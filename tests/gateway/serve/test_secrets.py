@@ -50,7 +50,7 @@ from gateway.serve.process import configure_logging
 
 async def serve():
     config = load_config(Path(sys.argv[1]), os.environ)
-    launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), ("engine.server", "--fake"))
+    launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), ("engine.serve.server", "--fake"))
     async with running(launch) as app:
         print("repr", config, launch, file=sys.stderr)
         app.gateway.frame._settle = None  # something breaks for real, with a traceback
@@ -157,7 +157,7 @@ def test_a_walk_leaves_no_secret_anywhere(env, server, tmp_path, model):
         )
         port = int(process.stdout.readline())
         lines = command_lines(process.pid)
-        engine = environments_of("engine.server", process.pid)
+        engine = environments_of("engine.serve.server", process.pid)
         said = walk(f"http://127.0.0.1:{port}")
         server.terminate()
         said += walk(f"http://127.0.0.1:{port}")

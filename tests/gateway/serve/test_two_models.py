@@ -71,7 +71,7 @@ def launch(tmp_path_factory) -> Launch:
         admin=AdminConfig((hash_key(ADMIN_KEY),)),
         observability=ObservabilityConfig(request_log=False),
     )
-    return Launch(config, None, tmp_path_factory.mktemp("data"), ("engine.server", "--fake"))
+    return Launch(config, None, tmp_path_factory.mktemp("data"), ("engine.serve.server", "--fake"))
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ def spins_unset(monkeypatch):
 @pytest.fixture
 async def supervisor(tmp_path):
     config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as running:
         yield running
 
 
@@ -49,7 +49,7 @@ async def client(supervisor):
 
 async def test_an_engine_that_is_started_without_a_model_waits_for_its_name(tmp_path):
     config = EngineConfig(model="", num_pages=64, max_model_len=512)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as supervisor:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as supervisor:
         client = EngineClient(supervisor.address)
         await client.start()
         with pytest.raises(TimeoutError):
@@ -68,7 +68,7 @@ async def test_an_engine_that_is_started_without_a_model_waits_for_its_name(tmp_
 
 
 async def test_an_engine_that_waits_for_a_model_ends_with_its_standard_input(tmp_path):
-    command = [sys.executable, "-m", "engine.server", "--fake", "--config", EngineConfig(model="").to_json()]
+    command = [sys.executable, "-m", "engine.serve.server", "--fake", "--config", EngineConfig(model="").to_json()]
     command += ["--address", f"unix:{tmp_path / 'engine.sock'}"]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -180,7 +180,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client, supervi
 
 FAILING_ENGINE = """
 import sys
-from engine import server
+from engine.serve import server
 from engine.config import EngineConfig
 from engine.executor.fake import FakeExecutor
 from engine.rpc.target import EngineTarget
@@ -219,7 +219,8 @@ async def test_a_failing_step_ends_the_process(tmp_path, loop):
 
 SIGNALLED_ENGINE = """
 import signal, sys, threading
-from engine import engine, server
+from engine import engine
+from engine.serve import server
 from engine.config import EngineConfig
 from engine.rpc.target import EngineTarget
 

@@ -1,6 +1,6 @@
 """Computes an engine's device, dtype and sizes on this machine from its configuration, without loading the model.
 
-`python -m engine.explain JSON` prints the answer as JSON; `loralane check --explain` shows it.
+`python -m engine.serve.explain JSON` prints the answer as JSON; `loralane check --explain` shows it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from engine.build import core_config
-from engine.capacity import Capacity, capacity_of, decode_seconds, prompt_within
-from engine.config import EngineConfig
+from engine.config import EngineConfig, core_config
+from engine.core.capacity import Capacity, capacity_of, decode_seconds, prompt_within
 from engine.core.step_time import StepTimeModel
 from engine.model.draft_folder import draft_block
 from engine.model.identity import hash_model
@@ -39,7 +38,7 @@ from engine.model.sizes import (
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import name_weights, open_weights
 from engine.process.cores import usable_cores
-from engine.process.step_store import step_store
+from engine.serve.step_store import step_store
 from lora_kernels.attention_choice import require_attention
 
 

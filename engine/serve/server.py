@@ -1,4 +1,4 @@
-"""Main module of the engine process: `python -m engine.server --config JSON --address unix:PATH`.
+"""Main module of the engine process: `python -m engine.serve.server --config JSON --address unix:PATH`.
 
 The process loads the model, then serves `engine.proto` and runs steps until it is told to stop: by SIGTERM or SIGINT
 or, if `--until-stdin-closes` is given, by the end of its standard input, so that it never outlives the gateway that
@@ -24,23 +24,33 @@ from pathlib import Path
 import grpc
 import structlog
 
-from engine.build import Progress, build_fake, build_real, describe_predictions, describe_sizes
 from engine.config import EngineConfig
+from engine.core.kv_moves import PageMemory
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import RankDied
-from engine.kv.mover import start_mover
+from engine.kv.line import OwnEngine
+from engine.kv.mover import KvMover, listen_address
+from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.files import in_use
-from engine.process.lives import describe_life, heart
 from engine.process.load_attempts import LoadAttempts
 from engine.process.lossy_log import log_renderers, lossy_loggers
 from engine.process.pulse import Loading, write_loading
-from engine.process.step_store import StepStore, step_store
 from engine.process.stopping import read_line_of_stdin, stop_with_signals, stop_with_stdin
 from engine.rpc.service import MAX_GATEWAYS, EngineService
 from engine.rpc.target import EngineTarget, EngineTls
 from engine.rpc.transport import open_port, server_options
+from engine.serve.build import (
+    Progress,
+    build_fake,
+    build_real,
+    describe_life,
+    describe_predictions,
+    describe_sizes,
+    heart,
+)
+from engine.serve.step_store import StepStore, step_store
 
 log = structlog.get_logger("engine")
 
@@ -84,7 +94,7 @@ def serve(
         fake: run without a model.
         until_stdin_closes: stop when standard input ends.
         loading: file in which the start records how far it is (see `engine.process.pulse`).
-        pulse: file for the beats of the step loop (see `engine.process.lives.heart`).
+        pulse: file for the beats of the step loop (see `engine.serve.build.heart`).
         previous: the engine process before this one, a `PreviousLife` as JSON; empty if there was none.
     """
     tell = _teller(loading)
@@ -123,6 +133,27 @@ def serve(
     attempts.forget()
     if store is not None:
         store.save(engine.state.ledger.model.to_json())
+
+
+def start_mover(
+    engine: Engine, info: pb.EngineInfo, memory: PageMemory | None, setting: str, target: EngineTarget
+) -> KvMover | None:
+    """Let an engine fetch KV pages and, unless `setting` (`engine.kv_listen`) is empty, give them; fill in where in
+    `info`. Returns None for an engine that has no host pages. Raises ValueError, which names the setting, if it cannot
+    listen there."""
+    if memory is None or not engine.state.host.num_pages:
+        if setting:
+            raise ValueError("engine.kv_listen needs host pages, for which too little memory is free")
+        info.kv_identity = ""
+        return None
+    try:
+        own = OwnEngine(info.kv_identity, memory, engine.inbox.put, engine.clock)
+        mover = KvMover(own, listen_address(setting, target), target.tls)
+    except OSError as error:
+        raise ValueError(f"engine.kv_listen: {error}") from error
+    engine.connect(mover)
+    info.kv_address = mover.address
+    return mover
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:
@@ -170,7 +201,9 @@ def _teller(loading: Path | None) -> Progress:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m engine.server", description="Runs one loralane engine process.")
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.serve.server", description="Runs one loralane engine process."
+    )
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--address", required=True, help="unix:/path/to/socket, or HOST:PORT")
     tls_help = "PEM files for mutual TLS, which other hosts than 127.0.0.1 need"

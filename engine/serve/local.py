@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from engine.build import Build, Progress, build_real, describe_sizes
 from engine.config import EngineConfig
 from engine.core.commands import Abort, Submit
 from engine.core.config import LaneGoals
@@ -32,6 +31,7 @@ from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
 from engine.rpc.stream import Arrivals, EngineLost, EngineUnavailable, Handover
 from engine.rpc.wire import adapter_to_pb
+from engine.serve.build import Build, Progress, build_real, describe_sizes
 
 T = TypeVar("T")
 

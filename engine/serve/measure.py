@@ -21,8 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from engine.build import core_config
-from engine.config import EngineConfig
+from engine.config import EngineConfig, core_config
 from engine.core.config import CoreConfig
 from engine.core.step_time import Prices, StepFeatures, StepTimeModel
 from engine.executor.cost import TERMS, StepWork
@@ -141,7 +140,7 @@ def measure_model(
 def measure_device(folder: Path, name: str, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
     """Return the contents of the file of this machine, as measured with a prepared model's folder. Raises ValueError if
     the engine cannot serve the model here."""
-    from engine.demo.random_adapters import write_adapters
+    from engine.model.random_adapters import write_adapters
 
     state = str(default_data_dir(os.environ) / "engine")
     with (

@@ -1,28 +1,38 @@
-"""Builds what an engine consists of: the scheduler's configuration, the executor, and the engine's description."""
+"""Builds what an engine consists of: the executor, the engine's description for its gateways, and its pulse."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from engine.capacity import decode_seconds, prompt_within
-from engine.config import EngineConfig
+from google.protobuf import json_format
+
+from engine.config import EngineConfig, core_config
+from engine.core.capacity import decode_seconds, prompt_within
 from engine.core.config import CoreConfig
+from engine.core.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
+from engine.core.state import EngineState
 from engine.core.step_time import StepTimeModel
 from engine.executor.base import Executor
 from engine.executor.fake import FAKE_HIDDEN, FakeExecutor
 from engine.pb import engine_pb2 as pb
+from engine.process.pulse import Pulse
 from engine.rpc.wire import PROTOCOL
-from engine.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
 
 Progress = Callable[[str, int, int], None]
 """Callback for the progress of a start: what is done, how much of it is done, and how much there is."""
 Build = Callable[[EngineConfig, Progress], tuple[CoreConfig, Executor, pb.EngineInfo]]
 """Makes the parts of an engine: `build_real`, or `build_fake` in tests."""
 
-GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
-"""Memory in bytes for compiled grammars, for each sequence that may run at once: each may follow a grammar of its own,
-and as many more grammars may be ready for the requests that start next."""
+CPU_PATIENCE_S = 5.0
+"""Seconds that one iteration of the step loop may take on a CPU before the engine counts as hung. A step takes at most
+a quarter of a second, or a few seconds on a machine under load."""
+GPU_PATIENCE_S = 30.0
+"""Seconds that one iteration may take on a GPU, where a step may compile a kernel for a shape absent in warm-up."""
+PREDICTIONS = 3.0
+"""An iteration may take longer than the patience by this multiple of the predicted duration of the steps under way."""
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
@@ -79,35 +89,6 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     return core, executor, info
 
 
-def core_config(
-    config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
-) -> CoreConfig:
-    """Return the scheduler's configuration: `config`, which leaves no size to the engine, and the sizes given.
-    `max_model_len` is cut to what the page pool can hold."""
-    return CoreConfig(
-        num_pages=num_pages,
-        block_size=config.block_size,
-        max_seqs=config.max_seqs,
-        max_model_len=min(max_model_len, (num_pages - 1) * config.block_size),
-        token_budget=config.token_budget,
-        max_resident_adapters=config.max_resident_adapters,
-        min_kv_pages=config.min_kv_pages,
-        max_adapter_pages=config.max_adapter_pages,
-        adapter_half_life_s=config.adapter_half_life_s,
-        grammar_bytes=config.max_seqs * GRAMMAR_BYTES_OF_A_SEQUENCE,
-        max_fetches=max(2, config.fetch_threads),  # one is reserved for the interactive lane
-        host_adapter_bytes=int(config.host_adapter_gb * GIB),
-        eos_token_ids=eos_token_ids,
-        prefix_caching=config.prefix_caching,
-        share_prefixes=config.share_prefixes,
-        speculation=config.speculation != "off",
-        host_pages=host_pages,
-        interactive=config.interactive,
-        batch=config.batch,
-        scheduling=config.scheduling,
-    )
-
-
 def describe_sizes(info: pb.EngineInfo, core: CoreConfig) -> None:
     """Fill in what `info` says about the scheduler's sizes, and the version of the protocol. Mutates `info`."""
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
@@ -121,3 +102,32 @@ def describe_predictions(info: pb.EngineInfo, core: CoreConfig, model: StepTimeM
     """Fill in what a step-time model predicts, which is nothing before it has seen steps. Mutates `info`."""
     info.outlook.decode_seconds = decode_seconds(model, core)
     info.outlook.prompt_tokens = prompt_within(model, core, core.interactive.ttft_s)
+
+
+def describe_life(info: pb.EngineInfo, previous: str) -> None:
+    """Fill in `info.life`, a new random id of this engine process, and `info.previous`, the description of its
+    predecessor, parsed from `previous`: a `PreviousLife` as JSON, empty if there was none. The supervisor of both knows
+    how the predecessor ended and, from its pulse file, which requests it was computing, so that gateways learn which of
+    their requests may have caused a crash. Mutates `info`."""
+    info.life = uuid.uuid4().hex
+    if previous:
+        json_format.Parse(previous, info.previous)
+
+
+def heart(info: pb.EngineInfo, path: Path | None) -> Callable[[EngineState], None]:
+    """Create the pulse file at `path` and return the function that the step loop calls in each iteration. It writes a
+    beat: the requests of the steps under way, and the seconds within which the next beat will follow.
+
+    If `path` is None, no process watches the engine, and the function does nothing.
+    """
+    if path is None:
+        return lambda state: None
+    pulse = Pulse(path, info.life)
+    patience = GPU_PATIENCE_S if info.device.startswith("cuda") else CPU_PATIENCE_S
+
+    def beat(state: EngineState) -> None:
+        steps = state.under_way
+        predicted = sum(step.plan.predicted for step in steps)
+        pulse.beat(patience + PREDICTIONS * predicted, (name for step in steps for name in step.sequences))
+
+    return beat

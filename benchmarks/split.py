@@ -27,8 +27,7 @@ from engine.sim.capacity import Demand, serve
 from engine.sim.compare import run_apart
 from engine.sim.device import find_device
 from engine.sim.links import LINKS
-from engine.sim.plot import check_available
-from engine.sim.plot_traffic import tokens_label
+from engine.sim.plot import check_available, tokens_label
 from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import Sizes

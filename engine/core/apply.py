@@ -1,9 +1,10 @@
-"""Applies the commands that arrive between two steps: new and aborted requests, added and dropped adapters, and the
-outcomes of adapter fetches and grammar preparations."""
+"""Changes the state between two steps: applies commands (new and aborted requests, added and dropped adapters, and the
+outcomes of adapter fetches and grammar preparations), and what an operator does with lanes and requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from engine.core.adapters import begin_of
 from engine.core.admission import fetch_failed, fitted, queue_full, refuse, turn_away
@@ -24,14 +25,14 @@ from engine.core.commands import (
 from engine.core.commit import abort, finish_early
 from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
 from engine.core.commit_moves import begin_import, cancel_imports, hurry_imports, take_report
-from engine.core.config import goal_of
+from engine.core.config import LaneGoals, goal_of
 from engine.core.grammars import Grammar
 from engine.core.kv_moves import EndExport, ExportPages, FetchEnded, PagesCame, PagesSent
 from engine.core.prefix import realm_of
 from engine.core.proposals import proposer_for
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, TokenEvent
+from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
@@ -157,3 +158,27 @@ def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
     if state.grammars.take_answer(grammar):
         for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
+
+
+def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
+    """Set the mode of a lane in the state, effective from the next plan on. Raises ValueError if the policy has one
+    queue for all lanes, so that no single lane can be stopped."""
+    policy = state.config.scheduling.policy
+    if policy != "lanes":
+        raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
+    state.modes[lane] = mode
+
+
+def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:
+    """Replace the goals of a lane in `state.config`. Due times of tokens already expected do not change."""
+    interactive, batch = (goals if each is lane else state.config.goals[each] for each in Lane)
+    state.config = replace(state.config, interactive=interactive, batch=batch)
+
+
+def cancel(state: EngineState, request_ids: Iterable[str]) -> int:
+    """End the live requests among `request_ids`, waiting or running, with an error event of code CANCELLED. Returns how
+    many were ended: unknown ids are ignored, and duplicate ids count once."""
+    found = [state.sequences[request_id] for request_id in dict.fromkeys(request_ids) if request_id in state.sequences]
+    for seq in found:
+        finish_early(state, seq, Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request"))
+    return len(found)

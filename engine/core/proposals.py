@@ -2,7 +2,7 @@
 
 A decoding sequence may have proposals after its newest token: those that its grammar forces, then what its proposer or
 the draft model guesses. The step computes them like further decodes and samples from every row; the tokens up to the
-first that differs from its proposal are kept (see executor/verify.py). What is kept equals what single steps would have
+first that differs from its proposal are kept (see `verified`). What is kept equals what single steps would have
 sampled, also of forced tokens, because a model may choose other tokens for the same text. Sequences, pages, prefix keys
 and counts therefore know accepted tokens only, and later steps overwrite the KV of refused ones.
 
@@ -12,7 +12,8 @@ mostly wait for weights, so that more rows are almost free, and large ones do no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Listed
 from itertools import repeat
 
 from engine.core.config import CoreConfig
@@ -22,7 +23,7 @@ from engine.core.prediction import Prediction
 from engine.core.proposer import AnswerMemories, Guess, PromptLookup, Proposer
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.step import ScheduledChunk, StepPlan, StepResult
+from engine.core.step import SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.core.step_budget import StepBudget
 from engine.core.types import Request
 from engine.core.under_way import StepUnderWay
@@ -212,3 +213,28 @@ def _judged(acceptance: float, guessed: int, refused: int) -> float:
     if not guessed or refused > guessed:
         return acceptance
     return updated(acceptance, guessed - refused, is_refused=refused > 0)
+
+
+def verified(sampled: Iterable[SampledToken], proposals: Mapping[str, Listed[int]]) -> list[SampledToken]:
+    """Return each request's tokens, in order, up to the first one that differs from the proposal at its place.
+
+    An executor samples from every row of a chunk as if the proposals before it were right. A draw depends on the row's
+    logits, the request's seed and the position only, so that a kept token is the one that would have been sampled
+    without proposals, whatever the temperature. Comparing tokens is therefore enough, and no rejection sampling is
+    needed.
+
+    Args:
+        sampled: the tokens of the step's rows. A request's rows are in the order of their positions.
+        proposals: request id -> proposals. A request without an entry has one row.
+    """
+    left = {request_id: list(reversed(tokens)) for request_id, tokens in proposals.items()}
+    refused: set[str] = set()
+    kept = []
+    for one in sampled:
+        if one.request_id in refused:
+            continue
+        kept.append(one)
+        rest = left.get(one.request_id)
+        if not rest or rest.pop() != one.token:
+            refused.add(one.request_id)
+    return kept

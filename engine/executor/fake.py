@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.core.adapters import HostAdapter
 from engine.core.commands import AdapterFetched, GrammarReady
+from engine.core.proposals import verified
 from engine.core.step import (
     Admission,
     DraftAsk,
@@ -31,7 +32,6 @@ from engine.core.step import (
 )
 from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
 from engine.executor.base import Claim, Report
-from engine.executor.verify import verified
 
 FAKE_HIDDEN = 8
 """Elements of a fake vector."""

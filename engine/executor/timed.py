@@ -10,11 +10,11 @@ from random import Random
 
 from engine.core.adapters import HostAdapter
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
+from engine.core.proposals import verified
 from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.core.types import AdapterHash
 from engine.executor.base import Claim, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, follow, measure
-from engine.executor.verify import verified
 
 TOKEN_MASK = 2**31 - 1
 HOST_NOISE = 0.3

@@ -1,9 +1,12 @@
-"""The messages between a grammar pool and its worker processes, and the limits under which a worker compiles."""
+"""The messages between a grammar pool and its worker processes, the limits under which a worker compiles, and a cache
+of verdicts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import IO
@@ -14,6 +17,11 @@ from engine.grammar_check.source import told
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20
 """Stack size in bytes of the engine's threads that compile grammars, each after a worker process has survived it."""
+KEPT = 4096
+"""Maximum number of remembered verdicts; each takes less than a kilobyte."""
+DEATH_SECONDS = 600.0
+"""Seconds for which a verdict whose reason is in `DEATHS` is remembered. The worker's death may have had another cause
+than the grammar, such as a machine that was out of memory."""
 
 
 class Reason(Enum):
@@ -149,3 +157,38 @@ def read_frame(file: IO[bytes]) -> bytes | None:
     length = int.from_bytes(head, "big")
     body = file.read(length)
     return body if len(body) == length else None
+
+
+class Verdicts:
+    """LRU cache of at most `kept` verdicts by grammar hash, so that a grammar is compiled only once. Verdicts that say
+    nothing about the grammar (UNDECIDED, QUEUE) are not kept, and those in `DEATHS` expire after `DEATH_SECONDS`.
+    `clock` returns seconds. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._known: OrderedDict[Key, tuple[Verdict, float]] = OrderedDict()
+        """Key -> (verdict, time on the clock at which it expires), the least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: Key) -> Verdict | None:
+        """Return the remembered verdict on a grammar, now the most recently used. None: there is none or it expired."""
+        found = self._known.get(key)
+        if found is None:
+            return None
+        if found[1] <= self._clock():
+            del self._known[key]
+            return None
+        self._known.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Key, verdict: Verdict) -> None:
+        if verdict.reason in (Reason.UNDECIDED, Reason.QUEUE):
+            return
+        lasts = DEATH_SECONDS if verdict.reason in DEATHS else float("inf")
+        self._known[key] = (verdict, self._clock() + lasts)
+        self._known.move_to_end(key)
+        if len(self._known) > self._kept:
+            self._known.popitem(last=False)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from engine.core.grammars import Grammar
-from engine.grammar_check.job import DEATHS, Key, Reason, Verdict, WorkerLimits
+from engine.grammar_check.job import DEATHS, KEPT, Key, Reason, Verdict, Verdicts, WorkerLimits
 from engine.grammar_check.process import WorkerLost, WorkerProcess
 from engine.grammar_check.turns import QueueFull, TenantTurns
-from engine.grammar_check.verdicts import KEPT, Verdicts
 
 log = structlog.get_logger("grammars")
 

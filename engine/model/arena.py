@@ -1,7 +1,8 @@
-"""The device memory: one pool of pages that hold KV cache and adapters alike."""
+"""The device memory: one pool of pages that hold KV cache and adapters alike, and which of them steps use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.step import PageCopy
 from engine.core.types import AdapterHash, PageId
 from engine.model.adapter_copies import Flags, make_copies
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS
 from engine.model.memory import populate, zeros
-from engine.model.page_uses import PageArray
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import KvCoding
 from lora_kernels.layout import MAX_ELEMENTS, AdapterLayout, LoraTable
 from lora_kernels.pinned import upload
+
+PageArray = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +159,28 @@ class Arena:
     def adapter_pages(self, adapter_slot: int) -> PageArray:
         """Returns the pages (int64) of the adapter in a slot. Raises KeyError if the slot is free."""
         return self._adapter_pages[adapter_slot]
+
+
+@dataclass(frozen=True, slots=True)
+class PageUses:
+    """The pages that one step's work in the kernels' order reads or writes, so that a copy to other pages need not wait
+    for the step. Making it only takes references, because few steps are followed by a load of an adapter, before which
+    `used_pages` looks through them.
+
+    Attributes:
+        copies: the step's saves and restores of KV.
+        arrays: pages in arrays of any shape: the block tables of the step's sequences, and its adapters' pages.
+    """
+
+    copies: tuple[PageCopy, ...] = ()
+    arrays: Sequence[PageArray] = ()
+
+
+def used_pages(uses: Iterable[PageUses], num_pages: int) -> NDArray[np.bool_]:
+    """Returns, for each of a pool's `num_pages` pages, whether any of the uses includes it."""
+    used = np.zeros(num_pages, dtype=np.bool_)
+    for use in uses:
+        for array in use.arrays:
+            used[array] = True
+        used[[copy.page for copy in use.copies]] = True
+    return used

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.model.decoder import Decoder, Layer, Norms, Rope
-from engine.model.ends import ScaledEmbedding
 from engine.model.feed_forward import Experts, FeedForward, Mlp, SharedMlp
 from engine.model.lora import ProjectionGroups, projection_groups
-from engine.model.parallel.layers import SharedEmbedding, SharedHead
 from engine.model.parallel.ranks import ALONE, Ranks
-from engine.model.parallel.shard import WHOLE, Shard
+from engine.model.parallel.shard import WHOLE, Cut, Shard
 from engine.model.rope import RopeSpec
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource, mlp_path
@@ -187,3 +186,47 @@ def _build_feed_forward(
         if experts.shared
         else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledEmbedding:
+    """An embedding whose rows are multiplied by `scale`."""
+
+    part: Embedding
+    scale: float
+
+    def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns rows [num_rows, hidden_size]: `out`, if it is given."""
+        return self.part(token_ids, out).mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEmbedding:
+    """The embedding of all tokens, of which this rank has those of `tokens` in `part`."""
+
+    part: Embedding
+    tokens: Cut
+    ranks: Ranks
+
+    def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns rows [num_rows, hidden_size]: `out`, if it is given. Each is the sum of one rank's row and of zeros,
+        which is exact."""
+        ids = token_ids - self.tokens.start
+        others = (ids < 0) | (ids >= self.tokens.stop - self.tokens.start)
+        rows = self.part(ids.masked_fill(others, 0)).masked_fill_(others[:, None], 0)
+        total = self.ranks.sum(rows, rows.dtype)
+        return total if out is None else out.copy_(total)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHead:
+    """The head of all tokens, of which this rank has a part."""
+
+    part: Linear
+    vocab_size: int
+    ranks: Ranks
+
+    @torch.inference_mode()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the logits of all tokens, [num_rows, vocab_size], on every rank."""
+        return self.ranks.join_columns(self.part(x), self.vocab_size)

@@ -22,7 +22,7 @@ from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.step import AdapterFetch, Admission, Launch, StepPlan, StepResult
 from engine.core.types import AdapterHash
 from engine.executor.base import Claim, Report
-from engine.model.arena import Arena, page_shape
+from engine.model.arena import Arena, PageUses, page_shape, used_pages
 from engine.model.assembly import build_decoder
 from engine.model.batch import HostBatch
 from engine.model.batch_state import BatchState
@@ -40,7 +40,6 @@ from engine.model.lora import target_names
 from engine.model.masks import TokenMasks
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
-from engine.model.page_uses import PageUses, used_pages
 from engine.model.parallel.ranks import ALONE, Ranks, threads_of_rank
 from engine.model.parallel.stages import find_shard
 from engine.model.peft_loader import target_shapes

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.step import DraftAsk, SampledToken
+from engine.model.arena import PageUses
 from engine.model.grammar import GrammarEnd
-from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
 from engine.model.scorer import Scores

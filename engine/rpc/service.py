@@ -9,9 +9,9 @@ import grpc
 import structlog
 
 from engine.core.adapters import HostAdapter
+from engine.core.apply import cancel, set_goals, set_mode
 from engine.core.commands import Abort, FetchKv, Submit
 from engine.core.config import LaneGoals
-from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import Lane, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
 from engine.pb import engine_pb2 as pb

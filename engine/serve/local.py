@@ -16,9 +16,9 @@ from typing import TypeVar
 from rich.console import Console
 
 from engine.config import EngineConfig
+from engine.core.apply import cancel, set_goals, set_mode
 from engine.core.commands import Abort, Submit
 from engine.core.config import LaneGoals
-from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Lane, LaneMode, Request, TokenEvent
 from engine.engine import Engine, EngineStopped

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.core.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED
-from engine.executor.cost import DeviceSpec, RooflineCost
+from engine.core.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED, micro_batches
+from engine.executor.cost import DeviceSpec, RooflineCost, StepWork
 from engine.model.parallel.stages import split_layers
 from engine.sim.links import LINK_SHARE
-from engine.sim.pipeline import PipelineCost
 from engine.sim.shapes import Shape
 from lora_kernels.layout import ALIGN, RANK_TILE, plan_layout
 
@@ -221,3 +220,43 @@ def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks
     )
     hop = shape.hidden * 2 / (accelerator.link_bytes_per_s / 2 * LINK_SHARE)
     return PipelineCost(layers, stages, STEP_OVERHEAD_S, head_bytes, cost.flop_per_sample, EXCHANGE_S, hop)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCost:
+    """A `CostModel` of a model whose layers are divided among `stages` stages, of one or several devices each.
+
+    A step's rows are cut into m micro-batches, and s stages take m + s - 1 turns: each reads a stage's weights and
+    computes one micro-batch. The first stage embeds rows and, when they are back from the last one, computes the output
+    head.
+    """
+
+    layers: RooflineCost
+    """All layers, on the devices of one stage. Its overhead is what exchanges between these devices take however small
+    they are."""
+    stages: int
+    step_overhead_s: float
+    head_bytes: float
+    flop_per_sample: float
+    hop_s: float
+    """Seconds from one stage to the next, however few rows."""
+    hop_s_per_token: float
+
+    def seconds(self, work: StepWork) -> float:
+        """Return the duration in seconds of a step with this work, without noise."""
+        if not work.tokens:
+            return self.layers.seconds(work) / self.stages
+        count = self.micro_batches(work.tokens)
+        part = StepWork._make(amount / count for amount in work)
+        turn = self.layers.seconds(part) / self.stages + self.hop_s + part.tokens * self.hop_s_per_token
+        return self.step_overhead_s + (count + self.stages - 1) * turn + self._head_s(work)
+
+    def micro_batches(self, rows: int) -> int:
+        """Return into how many micro-batches a step of so many rows is cut."""
+        weights_s = (self.layers.weight_bytes + self.layers.expert_bytes) / self.layers.bandwidth
+        row_s = (self.layers.flop_per_token + self.layers.expert_flop_per_token) / self.layers.speed
+        return micro_batches(rows, self.stages, weights_s / row_s)
+
+    def _head_s(self, work: StepWork) -> float:
+        read_s = self.head_bytes / self.layers.bandwidth
+        return max(read_s, work.samples * self.flop_per_sample / self.layers.speed)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from engine.sim.histogram import percentile
 from engine.sim.reuse import Reuse, measure_reuse
-from engine.sim.trace_formats import Trace
+from engine.sim.traces import Trace
 
 MINUTE = 60.0
 SHORTEST = 1.0

@@ -20,7 +20,7 @@ from engine.sim.collect import Collector
 from engine.sim.handover import Handover, Handovers, place_pages
 from engine.sim.links import LINKS, Link, Transfers
 from engine.sim.run import PROGRESS_PARTS, STALL_S, TICK_S, Progress, Setup, Stalled, make_engine, no_collection
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
 
 NEWS_S = 0.1

@@ -18,7 +18,7 @@ from engine.executor.cost import DeviceSpec
 from engine.executor.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
 
 TICK_S = 0.001

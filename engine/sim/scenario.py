@@ -17,8 +17,7 @@ from engine.sim.synthetic import (
     with_tenants,
     with_tide,
 )
-from engine.sim.trace_formats import Trace
-from engine.sim.traces import cut, read_trace, scale_rate
+from engine.sim.traces import Trace, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0

@@ -12,8 +12,7 @@ from engine.sim.analysis import Analysis
 from engine.sim.compare import Advance, Run, run_all
 from engine.sim.report import Report
 from engine.sim.run import Setup
-from engine.sim.trace_formats import Trace
-from engine.sim.traces import cut, scale_rate
+from engine.sim.traces import Trace, cut, scale_rate
 from engine.sim.workload import Workload
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)

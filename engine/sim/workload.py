@@ -12,7 +12,7 @@ from random import Random
 from engine.core.types import Lane, Request, SamplingParams
 from engine.executor.timed import position_token
 from engine.sim.synthetic import Shares, Sizes, Zipf, adapter_ranks
-from engine.sim.trace_formats import BLOCK_TOKENS, Arrival, Trace
+from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
 """Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from engine.sim.plot import PlotUnavailable, check_available
-from engine.sim.trace_formats import FORMATS as TRACES
+from engine.sim.traces import FORMATS as TRACES
 from gateway.bench.dataset import FORMATS
 from gateway.bench.spec import SpecError, override, parse_lane, parse_range
 from gateway.terminal.output import LOCAL_URL, check_writable, exit_with_error, integer_parser

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle
 
 from engine.sim.synthetic import Zipf, gap
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from gateway.bench.dataset import OWN_TEXTS, Message, Sample
 from gateway.bench.prompts import OwnTexts, PromptSource, Samples, TokenIds
 from gateway.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError

@@ -8,7 +8,7 @@ from itertools import chain
 from random import Random
 from typing import NamedTuple, Protocol
 
-from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
+from engine.sim.traces import BLOCK_TOKENS, Arrival
 from gateway.bench.dataset import Message, Sample
 from gateway.bench.spec import LaneSpec, SpecError
 from gateway.bench.texts import write_question, write_text

@@ -19,11 +19,10 @@ from engine.sim.advice import Advice, advise
 from engine.sim.analysis import Analysis, Spread
 from engine.sim.analysis import analyze as analysis_of
 from engine.sim.device import device_names
-from engine.sim.plot_traffic import draw_traffic
+from engine.sim.plot import draw_traffic
 from engine.sim.run import Setup
 from engine.sim.tables import MISSING, duration, share, side_by_side
-from engine.sim.trace_formats import FORMATS
-from engine.sim.traces import read_trace
+from engine.sim.traces import FORMATS, read_trace
 from engine.sim.tuning import LOAD, Tuned, trial_names
 from engine.sim.tuning import tune as tune_for
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl

@@ -31,7 +31,7 @@ from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, Shape, find_shape
 from engine.sim.synthetic import RANKS, Sizes
-from engine.sim.trace_formats import FORMATS
+from engine.sim.traces import FORMATS
 from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.plan_choices import Choices
 from gateway.cli.plan_tables import candidates_table, plan_table

@@ -24,7 +24,7 @@ from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import FlashCrowd, Shares, Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
-from engine.sim.trace_formats import FORMATS
+from engine.sim.traces import FORMATS
 from engine.sim.workload import Backlog
 from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate_cluster import SPLITS, Cluster, compare_routers, shown_progress

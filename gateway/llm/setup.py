@@ -16,8 +16,8 @@ import structlog
 
 from engine.config import NESTED, EngineConfig
 from engine.grammar_check.pool import GrammarPool
+from engine.process.cores import load_torch
 from engine.process.files import default_data_dir
-from engine.process.openmp import load_torch
 from engine.serve.local import LocalEngine, prepared_model
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS

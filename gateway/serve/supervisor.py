@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
-from engine.process.openmp import wait_settings
+from engine.process.cores import wait_settings
 from engine.process.pulse import Loading, read_beat, read_loading
 from engine.rpc.target import EngineTarget
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.core.adapters import HostCopy
+from engine.core.apply import cancel, set_mode
 from engine.core.check import leftovers, violations
 from engine.core.commands import (
     Abort,
@@ -24,7 +25,6 @@ from engine.core.commands import (
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig
 from engine.core.grammars import Stage
-from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
 from engine.core.prefix import realm_of, root_key
 from engine.core.types import FinishReason, Lane, LaneMode, Pooling, PoolingKind, Request, SamplingParams

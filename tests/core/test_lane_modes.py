@@ -2,9 +2,9 @@
 
 import pytest
 
+from engine.core.apply import cancel, set_goals, set_mode
 from engine.core.check import leftovers, violations
 from engine.core.config import BATCH_GOALS, LaneGoals, Scheduling
-from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import FinishReason, Lane, LaneMode
 from tests.core.virtual import SteppedEngine
 

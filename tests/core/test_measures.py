@@ -3,8 +3,8 @@ yields."""
 
 import pytest
 
-from engine.core.buckets import Buckets
 from engine.core.config import Scheduling
+from engine.core.state import Buckets
 from engine.core.types import Lane
 from tests.core.virtual import SteppedEngine
 

@@ -13,7 +13,7 @@ from engine.core import apply, proposals
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
-from engine.core.proposals import MOST_DECODES, proposer_for
+from engine.core.proposals import MOST_DECODES, proposer_for, verified
 from engine.core.proposer import (
     LONGEST_REMEMBERED,
     MOST_CANDIDATES,
@@ -27,7 +27,6 @@ from engine.core.sequence import FIRST_ACCEPTANCE
 from engine.core.step import SampledToken
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import fake_token
-from engine.executor.verify import verified
 from tests.core import virtual
 from tests.core.memory import (
     arrivals,

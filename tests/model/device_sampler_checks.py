@@ -19,10 +19,9 @@ from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.prompt_logprobs import unpack
 from engine.core.step import SampledToken
 from engine.core.types import SamplingParams
-from engine.model.device_sampler import DeviceSampler
+from engine.model.device_sampler import DeviceSampler, RowUploads
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits
-from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import Sampler
 from engine.model.scorer import pack_on_cpu, pack_on_gpu
 from lora_kernels.gpu.triton_sampling import SamplingTiles, sample

@@ -26,10 +26,10 @@ from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
 from engine.model import grammar as rooms
+from engine.model.arena import PageUses
 from engine.model.grammar import MOST_FORCED, GrammarCache, GrammarRoom
 from engine.model.grammar_compiler import Compiler, Unproven
 from engine.model.masks import TokenMasks, num_words, pack_bits
-from engine.model.page_uses import PageUses
 from engine.model.runner import ModelRunner
 from engine.model.sampling import HostSample
 from engine.model.submitted import SubmittedStep

@@ -17,9 +17,9 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.adapter_copies import CudaQueue, QueuedCopies
+from engine.model.arena import PageUses
 from engine.model.host_pages import HostPages
 from engine.model.memory import CPU
-from engine.model.page_uses import PageUses
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps, forward_over
 from engine.model.submitted import CudaClock

@@ -12,11 +12,11 @@ from engine.sim.advice import advise, round_up
 from engine.sim.analysis import Spread, analyze, fit_zipf
 from engine.sim.capacity import Demand, mixed_step_s, most_seqs, prefill_s, rate_within, serve
 from engine.sim.device import find_device
-from engine.sim.plot_traffic import draw_traffic, tokens_label
+from engine.sim.plot import draw_traffic, tokens_label
 from engine.sim.reuse import measure_reuse
 from engine.sim.run import Setup, simulate
 from engine.sim.synthetic import Sizes, arrivals, with_adapters
-from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
+from engine.sim.traces import BLOCK_TOKENS, Arrival
 from engine.sim.workload import Workload
 
 

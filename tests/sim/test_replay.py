@@ -12,7 +12,7 @@ from engine.serve.measure import Lesson, cost_of, loops
 from engine.sim.device import FOLDER, find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.synthetic import Sizes
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from engine.sim.workload import Backlog, Workload
 
 CORE = CoreConfig(num_pages=200, host_pages=50, max_seqs=4, token_budget=64, max_model_len=512)

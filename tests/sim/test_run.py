@@ -13,7 +13,7 @@ from engine.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_al
 from engine.sim.goals import judge
 from engine.sim.run import simulate
 from engine.sim.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from engine.sim.workload import Backlog, Workload
 
 pytestmark = pytest.mark.slow

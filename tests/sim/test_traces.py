@@ -9,8 +9,7 @@ import pytest
 
 from engine.core.types import Lane
 from engine.sim.synthetic import RANKS, Sizes, adapter_ranks, arrivals, with_adapters, with_batch_share, with_tenants
-from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
-from engine.sim.traces import cut, read_trace, scale_rate
+from engine.sim.traces import BLOCK_TOKENS, Arrival, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, RequestMaker, Workload, backlog_arrivals
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

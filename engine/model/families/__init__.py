@@ -9,10 +9,8 @@ from engine.model.families.base import Json, ModelSpec, read_llama
 from engine.model.families.gemma import read_gemma, read_gemma2, read_gemma3
 from engine.model.families.gpt_oss import read_gpt_oss
 from engine.model.families.granite import read_granite, read_granite_moe
-from engine.model.families.mistral import read_mistral
-from engine.model.families.mixtral import read_mixtral
-from engine.model.families.olmo2 import read_olmo2
-from engine.model.families.olmoe import read_olmoe
+from engine.model.families.mistral import read_mistral, read_mixtral
+from engine.model.families.olmo import read_olmo2, read_olmoe
 from engine.model.families.phi3 import read_phi3
 from engine.model.families.qwen import read_qwen2, read_qwen2_moe, read_qwen3, read_qwen3_moe
 from engine.model.families.smollm3 import read_smollm3

@@ -2,7 +2,7 @@
 
 import os
 
-from engine.process.openmp import SPINS, load_torch, wait_settings
+from engine.process.cores import SPINS, load_torch, wait_settings
 
 
 def test_an_operators_settings_stay():

@@ -13,7 +13,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
-from engine.process.openmp import SPINS
+from engine.process.cores import SPINS
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.target import EngineTarget

@@ -19,7 +19,7 @@ from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.pb import engine_pb2 as pb
 from engine.rpc.snapshot import snapshot
 from engine.sim.synthetic import Sizes, arrivals
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker
 from gateway.batches.eta import batch_speed
 from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from engine.sim.trace_formats import Arrival
+from engine.sim.traces import Arrival
 from gateway.bench.document import Settings
 from gateway.bench.plan import Plan, arrivals
 from gateway.bench.spec import LaneSpec, LatencyObjective, Lengths, SpecError, parse_lane, parse_lengths, parse_range

@@ -13,10 +13,9 @@ import pytest
 from fakes import BASE, build_gateway_app
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.grammar_check.job import Key, Reason, Verdict, WorkerLimits
+from engine.grammar_check.job import DEATH_SECONDS, Key, Reason, Verdict, Verdicts, WorkerLimits
 from engine.grammar_check.pool import GrammarPool
 from engine.grammar_check.turns import QueueFull, TenantTurns
-from engine.grammar_check.verdicts import DEATH_SECONDS, Verdicts
 
 pytestmark = pytest.mark.slow
 

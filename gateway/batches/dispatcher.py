@@ -16,9 +16,9 @@ from gateway.batches.gate import Gate
 from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
 from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
-from gateway.batches.shard_quota import ShardQuota
 from gateway.batches.store import ModelFilter
 from gateway.batches.tasks import ControlTask
+from gateway.batches.tenant_turns import ShardQuota
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5

@@ -1,7 +1,9 @@
-"""Order in which batches are searched for work: entries of the shared index, and the turns of tenants."""
+"""How the batches of tenants share one gateway process: the order in which they are searched for work, and how many
+shards of each base model and of each tenant the process holds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,6 +12,8 @@ from gateway.core.eta import urgency
 
 CREATING_SECONDS = 3600
 """Seconds after the end of its window when an index entry without a batch is removed: the batch was never created."""
+MAX_SHARDS = 64
+"""Maximum number of held shards that have lines of one base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,19 @@ def parse_candidates(found: Sequence[bytes]) -> list[Candidate]:
     """Parse index entries, each followed by its deadline, as `look.lua` returns them."""
     places = [entry.decode().partition("/") for entry in found[::2]]
     return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]
+
+
+class ShardQuota:
+    """Divides MAX_SHARDS shards of each base model among tenants. A tenant gets another shard only while more are free
+    than it holds: it leaves as many to others as it takes, and a tenant that holds none gets the last one."""
+
+    def __init__(self, held: Iterable[tuple[str, str]]) -> None:
+        """`held` has the base model and the tenant of each held shard."""
+        self._held = Counter(held)
+        self._total = Counter[str]()
+        for (model, _), shards in self._held.items():
+            self._total[model] += shards
+
+    def admits(self, model: str, tenant: str) -> bool:
+        """Return whether a tenant gets another shard of a base model."""
+        return self._held[model, tenant] < MAX_SHARDS - self._total[model]

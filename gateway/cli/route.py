@@ -19,9 +19,8 @@ from gateway.cli.outputs import check_outputs, failures
 from gateway.route_training import fit
 from gateway.route_training.asking import AskError
 from gateway.route_training.collect import Collecting, Training
-from gateway.route_training.curve import Arm, Point, choose, curve
+from gateway.route_training.curve import Arm, Point, choose, curve, draw
 from gateway.route_training.examples import Json, read_examples
-from gateway.route_training.plot import draw
 from gateway.routes.features import NAMES
 from gateway.routes.router import RouterFile, content_hash, encode_router
 from gateway.serve.process import run_loop

@@ -12,7 +12,7 @@ import structlog
 
 from engine.rpc.pem import KeyMismatch, Stamp, read_certificates, read_key, show, stamp_of, trust
 from gateway.config.file import ConfigError
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TlsConfig
 
 log = structlog.get_logger("tls")
 

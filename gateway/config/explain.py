@@ -15,8 +15,7 @@ from gateway.config.cluster import RayConfig
 from gateway.config.keys import DEMO_HASHES
 from gateway.config.lanes import LaneConfig
 from gateway.config.models import EnginesConfig, ModelSettings
-from gateway.config.sections import TenantConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TenantConfig, TlsConfig
 from gateway.config.upstreams import UpstreamConfig
 from gateway.config.whole import Config
 

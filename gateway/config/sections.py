@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.safe_url import check_origins
@@ -48,6 +47,18 @@ def _url_prefix(value: str) -> None:
         raise ValueError(f"urls cannot hold {value!r}: name the folder in roots")
     if found["scheme"] in WEB_SCHEMES:
         raise ValueError(f"urls cannot hold {value!r}: a web server can redirect to anywhere; use an object store")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Paths of the PEM files of a port that accepts TLS 1.2 and 1.3."""
+
+    cert: Path
+    """Certificate chain: the server's certificate, followed by the intermediate certificates up to its authority."""
+    key: Path
+    """Private key of the certificate, without a password."""
+    client_ca: Path | None = None
+    """Certificates of authorities. If set, each client must present a certificate that one of them has signed."""
 
 
 @dataclass(frozen=True, slots=True)

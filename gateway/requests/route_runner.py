@@ -31,8 +31,7 @@ from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import earliest
 from gateway.requests.member_run import MemberRun
 from gateway.requests.observers import ArrivingRequest
-from gateway.requests.prompt_facts import prompt_facts
-from gateway.requests.prompt_vector import prompt_vector
+from gateway.requests.prompt_features import prompt_facts, prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun
 from gateway.requests.served_model import ServedModels

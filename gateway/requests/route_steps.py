@@ -14,7 +14,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
 from gateway.requests.member_run import MemberRun
-from gateway.requests.prompt_facts import last_question
+from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs
 from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
 from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree

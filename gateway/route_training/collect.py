@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from rich.progress import Progress
 
-from gateway.route_training.agreement import agree
 from gateway.route_training.asking import Asker, gather_all
 from gateway.route_training.examples import Example, Json, Label, unlabelled
 from gateway.route_training.fit import Bools, Floats
+from gateway.routes import acceptance
+from gateway.routes.acceptance import HeldAnswer
 from gateway.routes.features import text_features
+
+Message = Mapping[str, Any]
 
 
 class Training(Struct, frozen=True):
@@ -98,3 +101,14 @@ class Collecting:
             lambda: self._bars.advance(task),
         )
         return np.hstack((rows, np.array([found[number] for number in range(len(rows))])))
+
+
+def agree(small: Message, large: Message) -> bool:
+    """Return whether two assistant messages of the chat API say the same, by the rule of cascades."""
+    return acceptance.agree(_answer(small), _answer(large))
+
+
+def _answer(message: Message) -> HeldAnswer:
+    functions = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+    calls = [(str(function.get("name")), str(function.get("arguments", ""))) for function in functions]
+    return HeldAnswer(str(message.get("content") or ""), "", calls=calls)

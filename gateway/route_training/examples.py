@@ -13,7 +13,7 @@ from gateway.core.errors import ApiError
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.schema import ChatRequest, CompletionRequest
-from gateway.requests.prompt_facts import prompt_facts
+from gateway.requests.prompt_features import prompt_facts
 from gateway.routes.features import PromptFacts
 
 MOST_LINE_BYTES = 1 << 20

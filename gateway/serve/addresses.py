@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gateway.config.certificates import Certificate
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TlsConfig
 from gateway.config.whole import Config
 from gateway.core.part import ApiSurface
 from gateway.serve.launch import StartError

@@ -11,7 +11,7 @@ from rich.text import Text
 from gateway.config.capacity import capacity_of_info, capacity_rows
 from gateway.config.keys import DEMO_HASHES, DEMO_KEYS
 from gateway.config.models import ModelSettings
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TlsConfig
 from gateway.config.whole import Config
 from gateway.core.tenants import hash_key
 from gateway.requests.served_model import ServedModel

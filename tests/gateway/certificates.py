@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TlsConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fakes import ACME, BASE, FakeEngine
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
-from gateway.batches import dispatcher, shard, shard_quota
+from gateway.batches import dispatcher, shard, tenant_turns
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.lease import Lease
 from gateway.batches.line_models import LineModels
@@ -215,7 +215,7 @@ async def test_a_model_with_enough_lines_takes_no_places_from_another(cluster):
 
 async def test_a_tenant_leaves_places_to_others(cluster, monkeypatch):
     """Its batches are due first, their lines are in the engine for long, and there is room for more lines."""
-    monkeypatch.setattr(shard_quota, "MAX_SHARDS", 8)
+    monkeypatch.setattr(tenant_turns, "MAX_SHARDS", 8)
     member = await cluster.add_member()
     engine = member.gateway_app.engine
     engine.go_on = asyncio.Event()

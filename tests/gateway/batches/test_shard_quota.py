@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from gateway.batches.dispatcher import by_tenant_turns
-from gateway.batches.shard_quota import MAX_SHARDS, ShardQuota
+from gateway.batches.tenant_turns import MAX_SHARDS, ShardQuota
 
 
 def claimed_in_turns(*tenants: str) -> list[str]:

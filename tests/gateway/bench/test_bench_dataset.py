@@ -7,8 +7,8 @@ import pytest
 
 from gateway.bench.dataset import OWN_TEXTS, Sample, plain_text, read_samples
 from gateway.bench.plan import Plan
+from gateway.bench.prompts import WORDS_PER_TOKEN, write_question, write_text
 from gateway.bench.spec import SpecError, parse_lane
-from gateway.bench.texts import WORDS_PER_TOKEN, write_question, write_text
 
 USER = {"role": "user", "content": "What is it?!"}  # 12 bytes: 3 tokens
 

@@ -13,8 +13,8 @@ from fakes import BASE, build_gateway_app
 from engine.core.types import Pooling, PoolingKind
 from engine.executor.fake import fake_vector
 from gateway.route_training import asking
-from gateway.route_training.agreement import agree
 from gateway.route_training.asking import Asker, AskError, gather_all
+from gateway.route_training.collect import agree
 from gateway.route_training.curve import Arm, choose, curve
 from gateway.route_training.examples import Label, read_example, read_examples
 

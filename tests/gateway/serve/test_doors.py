@@ -23,8 +23,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelConfig
-from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, TlsConfig
 from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc

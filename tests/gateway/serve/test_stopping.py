@@ -18,8 +18,7 @@ from fakes import BASE, GatewayApp, build_gateway_app, principal
 
 from engine.model.prepare import NoSpace, prepare_model
 from engine.process.files import filling, partial_prefix, partials, remove_abandoned
-from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig, TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery

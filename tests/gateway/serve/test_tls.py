@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.config.certificates import Certificate
 from gateway.config.file import ConfigError
-from gateway.config.tls import TlsConfig
+from gateway.config.sections import TlsConfig
 from gateway.config.whole import parse_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.listeners import http_port

@@ -1,4 +1,5 @@
-"""The vector of a request's prompt, from which a learned router decides which member of a virtual model answers."""
+"""What a learned router decides from which member of a virtual model answers: facts about a request's prompt, and its
+vector."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from engine.core.types import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
 from gateway.requests.member_run import MemberRun
-from gateway.requests.types import GenerateRequest, Generation
+from gateway.requests.types import Chat, GenerateRequest, Generation, PromptInput
+from gateway.routes.features import PromptFacts
 from gateway.routes.policy import NoVector, Vector
 
 Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
@@ -57,3 +59,23 @@ async def prompt_vector(
     except ApiError as error:
         raise NoVector(error.message) from error
     raise NoVector("the run ended without a vector")
+
+
+def prompt_facts(request: GenerateRequest) -> PromptFacts:
+    """Return the facts about the first prompt of a request. Of token ids only their number is known, as if each were a
+    word of one letter."""
+    prompt, schema = request.prompts[0], request.sampling.grammar is not None
+    if not isinstance(prompt, Chat):
+        text = prompt if isinstance(prompt, str) else "x " * len(prompt)
+        return PromptFacts((text,), text, schema=schema)
+    texts = [str(message.get("content") or "") for message in prompt.messages]
+    roles = [message.get("role") for message in prompt.messages]
+    return PromptFacts(texts, last_question(prompt), "system" in roles, len(prompt.tools), schema)
+
+
+def last_question(prompt: PromptInput) -> str:
+    """Return the text of the last user message, or the prompt if it is a text; token ids have none."""
+    if not isinstance(prompt, Chat):
+        return prompt if isinstance(prompt, str) else ""
+    said = [message for message in prompt.messages if message.get("role") == "user"]
+    return str(said[-1].get("content") or "") if said else ""

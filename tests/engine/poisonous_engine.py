@@ -4,8 +4,7 @@ import os
 import time
 
 from engine.executor.fake import FakeExecutor
-from engine.process import lives
-from engine.serve import server
+from engine.serve import build, server
 
 CRASH, HANG = 666, 667
 """Seeds of requests that end the process, or make a step that never ends."""
@@ -35,7 +34,7 @@ def slowly(collect):
 
 def main():
     """Serve. Nothing is patched before: tests import this module for its seeds."""
-    lives.CPU_PATIENCE_S = 1.0
+    build.CPU_PATIENCE_S = 1.0
     FakeExecutor._sample = sample_or_die
     FakeExecutor.collect = slowly(FakeExecutor.collect)
     server.main()

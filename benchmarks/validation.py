@@ -36,7 +36,7 @@ from engine.executor.cost import CostModel, DeviceSpec, StepWork, read_device
 from engine.model.prepare import prepare_model
 from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from engine.serve.measure import Lesson, describe, full_steps, loops, open_engine
+from engine.serve.measure import Lesson, Lessons, describe, lessons, loops, open_engine
 from engine.sim.capacity import Demand, serve
 from engine.sim.replay import RealEngine, replay
 from engine.sim.report import Report
@@ -152,7 +152,7 @@ class Rounds:
     """Figures of all rounds, of the engine and of the simulation of the same workloads."""
 
     def __init__(self, real: RealEngine, folders: Sequence[Path], seconds: float) -> None:
-        self._real, self._full, self._folders, self._seconds = real, full_steps(real), folders, seconds
+        self._real, self._folders, self._seconds = real, folders, seconds
         self.lesson = Lesson(real.core.chosen_experts)
         self.measured: list[Measured] = []
 
@@ -161,22 +161,22 @@ class Rounds:
         workloads = make_workloads(self._seconds, seed)
         if not seed:
             workloads |= {"busy: base": saturated(0, seed), "busy: 64 adapters": saturated(ADAPTERS, seed)}
-        lessons = [(one, loop) for loop in loops(self._real.core, LOOP_S) for one in (self._real, self._full)]
-        Random(seed).shuffle(lessons)
-        before = self._loop(lessons[len(workloads) - 1 :: len(workloads)], seed)
+        closed = lessons(self._real, LOOP_S)
+        Random(seed).shuffle(closed)
+        before = self._loop(closed[len(workloads) - 1 :: len(workloads)], seed)
         for number, (name, workload) in enumerate(workloads.items()):
             tail = Tail(BUSY_S)
             report = replay(self._real, workload, self.adapters(workload), tail.see)
-            after = self._loop(lessons[number :: len(workloads)], seed)
+            after = self._loop(closed[number :: len(workloads)], seed)
             real = (tail.rate,) if workload.trace == [] else figures(report)
             self.measured.append(Measured(name, workload, real, (before, after)))
             before = after
             yield name
 
-    def _loop(self, lessons: Sequence[tuple[RealEngine, Workload]], seed: int) -> Loops:
+    def _loop(self, closed: Lessons, seed: int) -> Loops:
         """Run closed loops, and return their steps."""
         steps: Loops = []
-        for one, loop in lessons:
+        for one, loop in closed:
 
             def see(work: StepWork, seconds: float) -> None:
                 steps.append((work, seconds))

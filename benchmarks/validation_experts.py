@@ -27,7 +27,7 @@ from engine.core.config import CoreConfig
 from engine.executor.cost import StepWork
 from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from engine.serve.measure import Lesson, describe, full_steps, loops, open_engine
+from engine.serve.measure import Lesson, describe, lessons, open_engine
 from engine.sim.replay import RealEngine, replay
 from engine.sim.run import Setup
 
@@ -43,10 +43,9 @@ def run_loops(real: RealEngine, folders: Sequence[Path], seconds: float, lesson:
         steps.append((work, taken))
         lesson.see(work, taken)
 
-    for loop in loops(real.core, seconds):
-        loop = replace(loop, adapters=min(loop.adapters, len(folders)))
-        for one in (real, full_steps(real)):
-            replay(one, loop, folders[: loop.adapters], see)
+    for one, loop in lessons(real, seconds):
+        used = folders[: loop.adapters]
+        replay(one, replace(loop, adapters=len(used)), used, see)
     return steps
 
 

@@ -8,7 +8,7 @@ import pytest
 from engine.core.config import CoreConfig
 from engine.executor.cost import LinearCost, StepWork
 from engine.executor.fake import FakeExecutor
-from engine.serve.measure import Lesson, cost_of, loops
+from engine.serve.measure import DECODED, Lesson, cost_of, lessons, loops
 from engine.sim.device import FOLDER, find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.synthetic import Sizes
@@ -82,6 +82,16 @@ def test_closed_loops_reach_the_maximum_of_sequences_and_fit_into_the_pages():
     tight = CoreConfig(num_pages=80, host_pages=0, max_seqs=32, token_budget=64, max_model_len=512)
     assert max(loop.backlog.size for loop in loops(tight, 1.0)) == 2
     assert all(loop.backlog.prompt.high + loop.backlog.output.high < 512 for loop in loops(tight, 1.0))
+
+
+def test_a_third_of_the_loops_mostly_decode_all_sequences_at_the_same_time(real):
+    pairs = lessons(real, 0.1)
+    assert sum(one.core.scheduling.policy == "fcfs" for one, _ in pairs) == len(pairs) / 3
+    decoding = [loop for _, loop in pairs if (loop.backlog.prompt, loop.backlog.output) == DECODED]
+    assert [(loop.backlog.size, loop.adapters) for loop in decoding] == [(n, a) for n in (1, 2, 4) for a in (0, 8)]
+    steps = []
+    replay(real, decoding[-2], seen=lambda work, _: steps.append(work))
+    assert sum(work.decode_tokens == 4 and not work.prefill_tokens for work in steps) > len(steps) / 2
 
 
 def test_steps_with_prompts_and_many_tokens_cost_more():

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from gateway.batches.gate import AdmissionQueue, EnginePlace, LineGate, Order
 from gateway.core.tenants import Tenant
 
-MOST_AT_UPSTREAMS = 64
+MOST_AT_UPSTREAMS = 32
 """Maximum number of lines of virtual models with upstreams that run at the same time for this process, besides those
-that engines admit. It is the default `max_requests` of one upstream."""
+that engines admit. It is half of the default `max_requests` of one upstream, so that other requests find room."""
 
 
 class UpstreamGate:

@@ -48,7 +48,8 @@ class UpstreamConfig:
     """Lanes whose requests may use it."""
     price: UpstreamPrice | None = None
     max_requests: int = 64
-    """Maximum number of requests in progress, in each gateway process."""
+    """Maximum number of requests in progress, in each gateway process. Beyond it, tenants have the requests of their
+    shares of it by weight."""
     connect_timeout_s: float = 5.0
     first_token_timeout_s: float = 30.0
     """Maximum time from sending a request to the first piece of its answer."""

@@ -123,7 +123,11 @@ class RouteRunner:
             arrival.identify(principal)
             runs: list[MemberRun] = []
             asked = self._asked(policy, principal, request, runs)
-            steps = await policy.plan(asked) if asked.members else ()
+            try:
+                steps = await policy.plan(asked) if asked.members else ()
+            except BaseException:  # the caller has left
+                self._observe(policy, runs, None, asked.lane, request.model.model)
+                raise
             if not steps:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
@@ -162,7 +166,7 @@ class RouteRunner:
             session=conversation(request),
             request=new_id(),
             members=[member for member in policy.members if self._may_use(principal.tenant, member, lane)],
-            state=self._state,
+            state=partial(self._state, principal.tenant),
             facts=partial(prompt_facts, request),
             vector=vector,
         )
@@ -178,9 +182,9 @@ class RouteRunner:
         upstream = self._table.upstreams.get(member)
         return member if upstream is None else f"upstream {upstream.model}"
 
-    def _state(self, member: str) -> MemberState:
+    def _state(self, tenant: Tenant, member: str) -> MemberState:
         if member in self._upstreams:
-            return MemberState(ready=self._table.upstreams[member].ready)
+            return MemberState(ready=self._table.upstreams[member].is_ready(tenant))
         return self._table.state(member)
 
     def _may_use(self, tenant: Tenant, member: str, lane: Lane) -> bool:

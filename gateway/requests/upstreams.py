@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -39,18 +40,17 @@ class Upstream(Protocol):
     model: str
     """Name of the model there."""
 
-    @property
-    def ready(self) -> bool:
-        """Return whether it takes requests now, as far as is known."""
+    def is_ready(self, tenant: Tenant) -> bool:
+        """Return whether it takes a tenant's requests now, as far as is known."""
 
     def permits(self, tenant: Tenant, lane: Lane) -> bool:
         """Return whether a tenant's requests in a lane may be sent to it."""
 
-    def check(self, request: GenerateRequest) -> None:
-        """Raise ApiError: UNSUPPORTED_PARAMETER, the upstream cannot do what a request asks for; LANE_QUEUE_FULL,
-        UPSTREAM_UNAVAILABLE, it takes no request now."""
+    def check(self, request: GenerateRequest, tenant: Tenant) -> None:
+        """Raise ApiError: UNSUPPORTED_PARAMETER, the upstream cannot do what a tenant's request asks for;
+        LANE_QUEUE_FULL, UPSTREAM_UNAVAILABLE, it takes no request now."""
 
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+    def stream(self, request: GenerateRequest, tenant: Tenant) -> AsyncGenerator[GenerationChunk, None]:
         """Send a request, and yield the chunks of all answers as they come. The first one, which may be empty, says
         that the answer has begun; the very last one has the usage, with 0 tokens where the upstream told none. Closing
         the generator cancels the request. Raises ApiError: UPSTREAM_UNAVAILABLE, INVALID_REQUEST,
@@ -85,23 +85,28 @@ class UpstreamServer:
             record.n, record.max_tokens = request.n, request.asked_tokens or 0
             async with self._frame.timer(request, lane, record) as timer:
                 principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
-                upstream.check(request)
-                record.prompt_tokens = await self._estimated_prompt(request)
+                upstream.check(request, principal.tenant)
+                record.prompt_tokens = await self._estimated_prompt(record.tenant, request)
                 wanted = self._wanted(request, record, run)
                 reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
-                async with reserved as headers, aclosing(self._run(upstream, request, record, timer)) as chunks:
+                stream = upstream.stream(request, principal.tenant)
+                async with reserved as headers, aclosing(self._run(stream, request, record, timer)) as chunks:
                     first = await anext(chunks)
                     yield Generation(self._admitted(request, record, lane, headers), first, chunks)
 
     async def _run(
-        self, upstream: Upstream, request: GenerateRequest, record: RequestRecord, timer: Timer
+        self,
+        stream: AsyncGenerator[GenerationChunk, None],
+        request: GenerateRequest,
+        record: RequestRecord,
+        timer: Timer,
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of the upstream, and keep the record. The answer's tokens are estimated until the upstream
-        tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller
-        who leaves is charged, and that of one who asked for what the upstream did not give."""
+        """Yield the chunks of an upstream's stream, and keep the record. The answer's tokens are estimated until the
+        upstream tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller who
+        leaves is charged, and that of one who asked for what the upstream did not give."""
         record.submitted = self._frame.clock()
         try:
-            async with aclosing(upstream.stream(request)) as chunks:
+            async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     now = self._frame.clock()
                     record.admitted = record.admitted or now
@@ -131,11 +136,12 @@ class UpstreamServer:
             self._outputs.add(record.tenant, record.served_name, record.completion_tokens / answers)
         record.end(finish, 200)
 
-    async def _estimated_prompt(self, request: GenerateRequest) -> int:
-        """Return about how many tokens the prompts have, for chats from the texts of their messages and tools."""
+    async def _estimated_prompt(self, tenant: str, request: GenerateRequest) -> int:
+        """Return about how many tokens a tenant's prompts have; of chats, the texts of messages and tools."""
         ids = [len(prompt) for prompt in request.prompts if isinstance(prompt, tuple)]
         texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
-        return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts], sum(ids))
+        encode = partial(self._tokenizer.encode, special=False, tenant=tenant)
+        return sum([len(await encode(text)) for text in texts], sum(ids))
 
     def _wanted(self, request: GenerateRequest, record: RequestRecord, run: MemberRun) -> ReserveRequest:
         answers = len(request.prompts) * request.n

@@ -60,8 +60,8 @@ class Acceptance:
     logprob: float | None = None
     """Least mean log probability of an output token, in nats, at most 0."""
     valid: bool = True
-    """The answer must have ended by itself. Under a JSON schema it must be JSON; tool calls must have objects as
-    arguments."""
+    """The answer must not be empty, and must have ended by itself. Under a JSON schema it must be JSON; tool calls must
+    have objects as arguments."""
     agreement: bool = False
     """Two samples of the answer must agree."""
     agreement_temperature: float = 0.7
@@ -102,14 +102,14 @@ def mean_logprob(logprobs: Sequence[float]) -> float:
 
 
 def is_valid(answer: HeldAnswer, grammar: Grammar | None) -> bool:
-    """Return whether an answer ended by itself, is JSON where the request's grammar is a JSON schema, and has JSON
-    objects as arguments of its tool calls. The engine enforces the schema itself."""
+    """Return whether an answer is not empty and ended by itself, is JSON where the request's grammar is a JSON schema,
+    and has JSON objects as arguments of its tool calls. The engine enforces the schema itself."""
     if answer.finish == "length":
         return False
     if answer.calls:
         return all(isinstance(_parsed(arguments), Mapping) for _, arguments in answer.calls)
     is_json = grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
-    return not is_json or _parsed(answer.text) is not _NONE
+    return _parsed(answer.text) is not _NONE if is_json else bool(answer.text.strip())
 
 
 def agree(first: HeldAnswer, second: HeldAnswer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -12,15 +13,16 @@ import httpx
 import structlog
 from msgspec.structs import replace
 
+from engine.core.shares import Shares
 from engine.core.types import Lane
 from gateway.config.upstreams import UpstreamConfig
-from gateway.core.breaker import Breaker
-from gateway.core.errors import MAX_QUOTED, ApiError, Fault, unavailable
+from gateway.core.errors import MAX_QUOTED, ApiError, Fault, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
 from gateway.requests.types import Chat, GenerateRequest, GenerationChunk
 from gateway.upstreams import vectors, wire
+from gateway.upstreams.breaker import SharedBreaker
 from gateway.upstreams.vectors import Vectors
-from gateway.upstreams.wire import UpstreamFailed
+from gateway.upstreams.wire import CallNumbers, TooLong, UpstreamFailed
 
 MAX_LINE_BYTES = 2**20
 """Maximum size of one line of a stream."""
@@ -55,33 +57,38 @@ class UpstreamClient:
         """`transport` replaces the network in tests. `clock` returns monotonic seconds."""
         self.name, self.model = name, config.model
         self._config = config
-        self._breaker = Breaker(config.failures, config.pause_s, clock)
-        self._running = 0
+        self._breaker = SharedBreaker(config.failures, config.pause_s, clock)
+        self._running = Shares()
+        """Requests in progress by tenant."""
         self._limit_field = wire.LIMIT
         """Field of chats for the maximum number of output tokens."""
         timeout = httpx.Timeout(config.idle_timeout_s, connect=config.connect_timeout_s)
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {config.key}"} if config.key else {})
-        limits = httpx.Limits(max_connections=config.max_requests, max_keepalive_connections=config.max_requests)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=config.max_requests)
         self._http = httpx.AsyncClient(
             headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
         )
 
-    @property
-    def ready(self) -> bool:
-        return not self._breaker.is_shut and self._running < self._config.max_requests
+    def is_ready(self, tenant: Tenant) -> bool:
+        return not self._breaker.is_shut(tenant.name) and self._has_room(tenant)
 
     def permits(self, tenant: Tenant, lane: Lane) -> bool:
         return self._config.permits(self.name, tenant, lane)
 
-    def check(self, request: GenerateRequest) -> None:
+    def check(self, request: GenerateRequest, tenant: Tenant) -> None:
         wire.check(request)
-        self._check_ready()
+        self._check_ready(tenant)
 
-    def _check_ready(self) -> None:
-        if self._running >= self._config.max_requests:
+    def _has_room(self, tenant: Tenant) -> bool:
+        """Return whether another request of a tenant may be in progress: within the maximum or the tenant's share of
+        it, so that slow requests of one tenant do not keep the others out."""
+        return self._running.admits(tenant.name, 1, self._config.max_requests)
+
+    def _check_ready(self, tenant: Tenant) -> None:
+        if not self._has_room(tenant):
             most = self._config.max_requests
             raise unavailable(Fault.LANE_QUEUE_FULL, f"{self.name} has {most} requests in progress, its maximum")
-        if self._breaker.is_shut:
+        if self._breaker.is_shut(tenant.name):
             raise self._paused()
 
     def _paused(self) -> ApiError:
@@ -90,39 +97,37 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
-        self._check_ready()  # again: others may have begun meanwhile
-        if not self._breaker.allows():
+    async def stream(self, request: GenerateRequest, tenant: Tenant) -> AsyncGenerator[GenerationChunk, None]:
+        self._check_ready(tenant)  # again: others may have begun meanwhile
+        if not self._breaker.allows(tenant.name):
             raise self._paused()
-        self._running += 1
+        self._running.add(tenant.name, tenant.weight, 1)
         try:
             async with aclosing(self._answer(request)) as chunks:
                 async for chunk in chunks:
                     if chunk.usage is not None:  # not sooner, or an upstream that always breaks off would stay in use
-                        self._breaker.succeeded()
+                        self._breaker.succeeded(tenant.name)
                     yield chunk
         except UpstreamFailed as error:
             if error.is_counted:
-                self._breaker.failed()
+                self._breaker.failed(tenant.name)
             else:
-                self._breaker.given_up()
+                self._breaker.given_up(tenant.name)
             log.warning("upstream_failed", upstream=self.name, reason=str(error))
             raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} failed: {error}") from error
         except BaseException:
-            self._breaker.given_up()
+            self._breaker.given_up(tenant.name)
             raise
         finally:
-            self._running -= 1
+            self._running.remove(tenant.name, 1)
 
     async def _answer(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of all answers. Raises like `_begun`."""
         name, num_answers = self._config.model, len(request.prompts) * request.n
         if request.pooling is not None:
-            async with self._begun("embeddings", vectors.body_of(request, name), self._read_vectors) as found:
-                yield GenerationChunk(0)
-                async for answer in found:
-                    for chunk in vectors.chunks_of(answer, request):
-                        yield chunk
+            async with aclosing(self._vectors(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             return
         path = "chat/completions" if isinstance(request.prompts[0], Chat) else "completions"
         async with (
@@ -131,6 +136,22 @@ class UpstreamClient:
         ):
             async for chunk in chunks:
                 yield chunk
+
+    async def _vectors(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of a request for vectors. Raises like `_begun`, and ApiError (UNSUPPORTED_PARAMETER) if the
+        answer is too long or has vectors of another length."""
+        try:
+            body = vectors.body_of(request, self._config.model)
+            async with self._begun("embeddings", body, self._read_vectors) as found:
+                yield GenerationChunk(0)
+                async for answer in found:
+                    for chunk in vectors.chunks_of(answer, request):
+                        yield chunk
+        except TooLong as error:
+            yield GenerationChunk(0)  # the upstream has read the prompts, which are therefore charged
+            most, field = self._config.max_response_bytes, request.prompt_field(0).split("[")[0]
+            why = f"is too much for {self.name}, whose answer has more than {most} bytes; send fewer texts at once"
+            raise unsupported_parameter(field, why) from error
 
     @asynccontextmanager
     async def _begun(self, path: str, body: wire.Json, read: Reader[T]) -> AsyncIterator[AsyncIterator[T]]:
@@ -162,7 +183,7 @@ class UpstreamClient:
             async with self._http.stream("POST", self._config.endpoint(path), json=body) as response:
                 if response.status_code != 200:
                     raise await self._refused(response, body)
-                if response.headers.get("content-encoding", "identity").lower() != "identity":
+                if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
                     raise UpstreamFailed("a compressed answer, which was not asked for", is_transient=False)
                 async with aclosing(read(response)) as parts:
                     yield parts
@@ -190,7 +211,7 @@ class UpstreamClient:
             async for piece in response.aiter_raw():
                 text += piece
                 if len(text) > self._config.max_response_bytes:
-                    raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
+                    raise TooLong
         yield vectors.read_vectors(bytes(text))
 
     async def _read_events(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
@@ -204,7 +225,7 @@ class UpstreamClient:
                 total += len(piece)
                 line += piece
                 if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES + len(piece):
-                    raise UpstreamFailed("an answer that is too long", is_transient=False, is_counted=False)
+                    raise TooLong
                 if b"\n" not in piece:
                     continue
                 *lines, rest = bytes(line).split(b"\n")
@@ -226,11 +247,12 @@ class UpstreamClient:
         last: GenerationChunk | None = None
         usage: wire.Usage | None = None
         unfinished = set(range(num_answers))
+        calls: defaultdict[int, CallNumbers] = defaultdict(CallNumbers)
         yield GenerationChunk(0)
         async for event in events:
             usage = event.usage or usage
             for choice in event.choices:
-                chunk = wire.chunk_of(choice, num_answers)
+                chunk = wire.chunk_of(choice, num_answers, calls)
                 if chunk.answer not in unfinished:
                     continue
                 if chunk.finish_reason is not None:

@@ -27,6 +27,8 @@ MOST_TOKENS = 10_000_000
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
 """Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's models
 which reason take."""
+MOST_CALLS = 1024
+"""Maximum number of tool calls of an answer."""
 MOST_ANSWERS, MOST_VECTORS = 128, 2048
 """Maximum numbers of answers and of vectors of a request, as many as engines give."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
@@ -41,6 +43,13 @@ class UpstreamFailed(Exception):
     def __init__(self, reason: str, *, is_transient: bool = True, is_counted: bool = True) -> None:
         super().__init__(reason)
         self.is_transient, self.is_counted = is_transient, is_counted
+
+
+class TooLong(UpstreamFailed):
+    """The answer is longer than `max_response_bytes`, which is due to what the request asks for."""
+
+    def __init__(self) -> None:
+        super().__init__("an answer that is too long", is_transient=False, is_counted=False)
 
 
 def check(request: GenerateRequest) -> None:
@@ -157,7 +166,16 @@ class CalledText(Struct):
 
 class CallDelta(Struct):
     index: int = 0
+    id: str | None = None
     function: CalledText | None = None
+
+
+class ToldCall(Struct):
+    """A tool call of which an upstream has told."""
+
+    number: int
+    id: str = ""
+    is_named: bool = False
 
 
 class Delta(Struct):
@@ -213,8 +231,31 @@ def read_event(data: bytes) -> Event:
     return event
 
 
-def chunk_of(choice: ChoiceDelta, num_answers: int) -> GenerationChunk:
-    """Return what a choice of an event adds to an answer. Raises UpstreamFailed if there is no such answer."""
+class CallNumbers:
+    """Numbers the tool calls of one answer from 0. Some servers repeat a call's name in all of its parts, count from 1,
+    or give all calls the index 0."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, ToldCall] = {}
+        """The last call of each index that the upstream has told."""
+        self._count = 0
+
+    def part(self, delta: CallDelta) -> ToolCallPart:
+        """Return a part of a call as clients get it. Raises UpstreamFailed if the answer has too many calls."""
+        function, call = delta.function or CalledText(), self._calls.get(delta.index)
+        if call is None or (function.name and delta.id and call.id and delta.id != call.id):
+            if self._count == MOST_CALLS:
+                raise UpstreamFailed(f"more than {MOST_CALLS} tool calls", is_transient=False, is_counted=False)
+            call = self._calls[delta.index] = ToldCall(self._count)
+            self._count += 1
+        name = "" if call.is_named else function.name or ""
+        call.id, call.is_named = call.id or delta.id or "", call.is_named or bool(name)
+        return ToolCallPart(call.number, name, function.arguments or "")
+
+
+def chunk_of(choice: ChoiceDelta, num_answers: int, calls: Mapping[int, CallNumbers]) -> GenerationChunk:
+    """Return what a choice of an event adds to an answer. `calls` number the tool calls of each answer. Raises
+    UpstreamFailed if there is no such answer."""
     if not 0 <= choice.index < num_answers:
         raise UpstreamFailed("an answer that was not asked for", is_transient=False)
     delta, reason = choice.delta or Delta(), choice.finish_reason
@@ -222,14 +263,9 @@ def chunk_of(choice: ChoiceDelta, num_answers: int) -> GenerationChunk:
         choice.index,
         (choice.text or "") + (delta.content or "") + (delta.refusal or ""),
         reasoning=delta.reasoning_content or "",
-        calls=tuple(map(_part, delta.tool_calls or ())),
+        calls=tuple(map(calls[choice.index].part, delta.tool_calls or ())),
         finish_reason=FINISHES.get(reason, "stop") if reason else None,
     )
-
-
-def _part(call: CallDelta) -> ToolCallPart:
-    function = call.function or CalledText()
-    return ToolCallPart(call.index, function.name or "", function.arguments or "")
 
 
 def usage_of(usage: Usage | None) -> TokenUsage:

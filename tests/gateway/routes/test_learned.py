@@ -100,6 +100,19 @@ async def test_the_vector_leaves_its_pages_and_is_charged(make_room, tmp_path):
     ]  # fmt: skip
 
 
+async def test_a_caller_who_leaves_before_the_decision_is_reported_with_the_vector(make_room, tmp_path):
+    room = await make_room(Learned(write_router(tmp_path / "r.json", FAKE_HIDDEN), SMALL, BASE, patience=99.0))
+    room.small.admit = asyncio.Event()
+    asking = asyncio.create_task(room.ask(SHORT))
+    while not room.small.requests:
+        await asyncio.sleep(0.002)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    [outcome] = room.outcomes
+    assert (outcome.member, outcome.reason, [run.member for run in outcome.runs]) == ("", "failed", [SMALL])
+    assert room.charged == {SMALL: SHORT_PROMPT} == {run.member: run.prompt for run in outcome.runs}
+
+
 @pytest.mark.parametrize("undecided", ["small", "large"])
 async def test_a_vector_that_is_late_is_given_up(make_room, tmp_path, undecided):
     path = write_router(tmp_path / "r.json", FAKE_HIDDEN)

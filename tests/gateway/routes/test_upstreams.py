@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_upstream import ANSWER, USAGE, FakeUpstream, delta, running_upstream
-from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app, key_ring
+from fakes import ACME, BASE, GLOBEX, INITECH, GatewayApp, build_gateway_app, key_ring
 from grpc_app import as_key, open_grpc_app
 from structlog.testing import capture_logs
 
@@ -33,12 +33,14 @@ from gateway.routes.fallback import Fallback
 from gateway.routes.policy import Policy, Shadow
 from gateway.routes.split import Split
 from gateway.upstreams import client as client_module
+from gateway.upstreams.breaker import SharedBreaker
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.wire import MOST_TOKENS
 
 CLOUD, ROUTE, KEY = "cloud", "auto", "sk-of-the-cloud"
 OPEN = replace(ACME, upstreams=("clo*",))
-"""A tenant whose data may leave."""
+OTHER = replace(INITECH, upstreams=("*",))
+"""Tenants whose data may leave."""
 ALONE = Split({CLOUD: 1})
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -83,7 +85,7 @@ async def make_place(tmp_path: Path, monkeypatch):
             )
             table = RouteTable({ROUTE: policy}, upstreams={CLOUD: client}, billing=billing, observe=outcomes.append)
             app = await build_gateway_app(tmp_path, routes=table)
-            owners = {"sk-acme": OPEN, "sk-closed": ACME, "sk-globex": GLOBEX}
+            owners = {"sk-acme": OPEN, "sk-closed": ACME, "sk-globex": GLOBEX, "sk-other": OTHER}
             app.app = create_app(app.gateway, key_ring(owners), metrics=app.metrics)
             places.append(Place(app, cloud, client, outcomes))
             places[-1].table = table
@@ -238,24 +240,54 @@ async def test_an_upstream_that_keeps_breaking_off_is_left_alone(make_place):
 async def test_what_one_tenant_asks_for_does_not_keep_the_upstream_from_others(make_place, path, body, answer):
     place = await make_place(settings={"failures": 1, "retries": 0, "max_response_bytes": 1024}, **answer)
     assert (await place.post(body, f"/v1/{path}")).status_code != 200
-    assert place.client.ready
-    assert (place.charged.get(CLOUD, 0) > 0) == ("dimensions" in body)  # of an answer that fits no wish
+    assert place.client.is_ready(OPEN)
+    assert (place.charged.get(CLOUD, 0) > 0) == (path == "embeddings")  # the upstream has read those prompts
+
+
+async def test_slow_requests_of_one_tenant_do_not_keep_the_upstream_from_others(make_place):
+    settings = {"first_token_timeout_s": 0.05, "retries": 0, "failures": 2}
+    place = await make_place(settings=settings, go_on=asyncio.Event(), hold_at=0)
+    assert [(await place.chat()).status_code for _ in range(3)] == [503] * 3
+    assert len(place.cloud.bodies) == 2
+    place.cloud.go_on = None
+    assert (await place.chat(key="sk-other")).status_code == 200
+    assert (await place.chat()).status_code == 503 and not place.client.is_ready(OPEN)
+
+
+def test_failures_of_several_tenants_in_a_row_stop_all():
+    now = 0.0
+    breaker = SharedBreaker(5, 30.0, lambda: now)
+    for _ in range(9):
+        breaker.failed("a")
+    assert not breaker.allows("a") and breaker.allows("b")
+    breaker.failed("b")
+    assert not breaker.is_shut("b")
+    breaker.failed("b")
+    assert breaker.is_shut("b") and breaker.is_shut("c")
+    now = 31.0
+    assert breaker.allows("a") and not breaker.allows("c")
+    breaker.failed("a")  # whose failures say nothing new
+    assert not breaker.allows("a") and breaker.allows("c") and not breaker.allows("b")
+    breaker.succeeded("c")
+    assert breaker.allows("b") and not breaker.allows("a")
+    breaker.failed("b")
+    assert not breaker.is_shut("c")
 
 
 async def test_a_caller_that_leaves_leaves_the_probe_to_the_next(make_place):
     settings = {"failures": 1, "retries": 0, "pause_s": 0.05}
     place = await make_place(statuses=[500], settings=settings, go_on=asyncio.Event())
-    assert (await place.chat()).status_code == 503 and not place.client.ready
+    assert (await place.chat()).status_code == 503 and not place.client.is_ready(OPEN)
     await asyncio.sleep(0.05)
-    place.client._breaker._cooldown = 99.0
+    place.client._breaker._own["acme"]._cooldown = 99.0
     probing = asyncio.create_task(place.chat())
     while len(place.cloud.bodies) < 2:
         await asyncio.sleep(0.001)
-    assert not place.client.ready
+    assert not place.client.is_ready(OPEN)
     probing.cancel()
     await asyncio.wait([probing])
     place.cloud.go_on = None
-    assert (await place.chat()).status_code == 200 and place.client.ready
+    assert (await place.chat()).status_code == 200 and place.client.is_ready(OPEN)
 
 
 async def test_the_last_member_s_failure_is_the_answer(make_place):
@@ -278,7 +310,7 @@ async def test_what_the_upstream_refuses_is_the_caller_s_error(make_place, statu
     answer = await place.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
     assert error.get("message", "413") in answer.json()["error"]["message"]
-    assert len(place.cloud.bodies) == 1 and place.client.ready
+    assert len(place.cloud.bodies) == 1 and place.client.is_ready(OPEN)
 
 
 async def test_a_limit_of_tokens_is_sent_in_the_field_that_the_upstream_s_model_takes(make_place):
@@ -370,7 +402,11 @@ async def test_only_so_many_requests_run_at_once(make_place):
     while not place.cloud.bodies:
         await asyncio.sleep(0.001)
     assert (await place.chat()).json()["x_loralane"]["model"] == BASE
+    other = asyncio.create_task(place.chat(key="sk-other"))  # whose share is not taken by the first tenant
+    while len(place.cloud.bodies) < 2:
+        await asyncio.sleep(0.001)
     place.cloud.go_on.set()
+    assert (await other).json()["x_loralane"]["model"] == CLOUD
     assert (await first).json()["x_loralane"]["model"] == CLOUD
 
 
@@ -410,6 +446,22 @@ async def test_tool_calls_come_and_go_in_every_protocol(make_place, tmp_path):
     said = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     message = (await place.post(said, "/v1/messages")).json()
     assert (message["content"][0]["input"], message["stop_reason"]) == ({"a": 1}, "tool_use")
+
+
+async def test_calls_are_numbered_and_named_once_however_the_upstream_tells_them(make_place):
+    def told(index, id, name, arguments):
+        call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return delta(tool_calls=[call])
+
+    first = (told(2**64, "a", "add", ""), told(2**64, "a", "add", '{"a": '), told(2**64, None, None, "1}"))
+    second = (told(2**64, "b", "add", "{"), told(2**64, "b", "", "}"))
+    place = await make_place(events=(*first, *second, delta(finish="tool_calls"), USAGE, "[DONE]"))
+    answer = await place.chat(tools=[TOOL], stream=True)
+    pieces = [json.loads(line[6:])["choices"] for line in answer.text.splitlines() if line.startswith("data: {")]
+    calls = [call for [choice] in pieces for call in choice["delta"].get("tool_calls", [])]
+    assert [(call["index"], call["function"]["name"]) for call in calls if "id" in call] == [(0, "add"), (1, "add")]
+    arguments = ["".join(call["function"]["arguments"] for call in calls if call["index"] == at) for at in (0, 1)]
+    assert arguments == ['{"a": 1}', "{}"]
 
 
 async def test_a_schema_is_sent_as_a_schema(make_place):
@@ -512,6 +564,18 @@ async def test_a_compressed_answer_is_refused_before_it_is_read(make_place, enco
     place = await make_place(encoding=encoding, settings={"retries": 0})
     assert (await place.chat()).json()["error"]["code"] == "upstream_unavailable"
     assert "accept-encoding: identity" in place.cloud.headers[0].lower()
+
+
+@pytest.mark.parametrize("encoding", [" ", "Identity"])
+async def test_an_answer_that_is_not_compressed_may_say_so(make_place, encoding):
+    assert (await (await make_place(encoding=encoding)).chat()).status_code == 200
+
+
+async def test_an_answer_with_too_many_vectors_goes_to_the_next_member_or_is_the_caller_s_error(make_place):
+    place = await make_place(body=vectors_body([0.5] * 400), settings={"max_response_bytes": 1024})
+    error = (await place.post({"input": "a"}, "/v1/embeddings")).json()["error"]
+    assert (error["code"], error["param"], len(place.cloud.bodies)) == ("unsupported_parameter", "input", 1)
+    assert "more than 1024 bytes" in error["message"]
 
 
 async def test_texts_are_compared_by_the_vectors_of_an_upstream(make_place):

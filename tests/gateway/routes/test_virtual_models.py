@@ -231,6 +231,12 @@ async def test_a_cascade_refuses_answers_that_were_cut_off(make_room):
     assert answer_of(await room.chat(n=2, max_tokens=20))[1:] == (SMALL, "accepted")
 
 
+async def test_a_cascade_refuses_answers_that_say_nothing(make_room):
+    room = await make_room(Cascade((SMALL, BASE)))
+    room.engines[SMALL].reply = lambda request: " \n"
+    assert answer_of(await room.chat())[1:] == (BASE, "invalid")
+
+
 async def test_a_cascade_wants_two_samples_to_agree(make_room):
     room = await make_room(Cascade((SMALL, BASE), Acceptance(agreement=True)))
     assert answer_of(await room.chat(temperature=0))[1:] == (SMALL, "accepted")

@@ -63,7 +63,7 @@ class TokensApi:
             )
             encoding = tokenizer.encode_chat(tenant.name, messages, tools, options)
         else:
-            encoding = tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
+            encoding = tokenizer.encode(body.prompt or "", special=body.add_special_tokens, tenant=tenant.name)
         async with self._gateway.encoding:
             ids = await encoding
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None

@@ -165,9 +165,8 @@ class AsyncLLM:
         parts = await self._running()
         with parts.failures():
             request = make(await parts.folders.name_of(adapter), streams=streams)
-            reader = tool_call_reader(request, parts.model.speech)
             async with parts.gateway.generate(CALLER, request) as generation:
-                yield Opened(generation, reader)
+                yield Opened(generation, tool_call_reader(request, generation.admitted.speech))
 
 
 async def _vectors(parts: Parts, request: GenerateRequest) -> list[Embedding]:

@@ -38,8 +38,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
 MOST_PARTS = 10_000
-"""Maximum number of messages or items in a request, with the parts of their content. The longest sessions of agents
-have hundreds. The 280,000 that fit into 8 MiB would hold up the event loop for more than a second."""
+"""Maximum number of messages or items in a request, with the parts of their content and their tool calls. The longest
+sessions of agents have hundreds. The 280,000 parts or 90,000 calls that fit into 8 MiB would hold up the event loop for
+more than a second."""
 EXACT = 2**53
 """Bound of magnitude below which a float represents every integer exactly."""
 
@@ -84,14 +85,16 @@ def decode_json(body: bytes) -> Any:
 
 
 def check_parts(document: Any, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body and the lists in its members' `content` have
-    more than `MOST_PARTS` members together."""
+    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body and the lists in its members' `content` and
+    `tool_calls` have more than `MOST_PARTS` members together."""
     members = document.get(field) if isinstance(document, dict) else None
     if not isinstance(members, list):
         return
-    contents = [member.get("content") for member in members[:MOST_PARTS] if isinstance(member, dict)]
-    if len(members) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
-        raise invalid_request(f"{field} may have at most {MOST_PARTS} members and parts of their content", field)
+    dicts = [member for member in members[:MOST_PARTS] if isinstance(member, dict)]
+    lists = [member.get(name) for member in dicts for name in ("content", "tool_calls")]
+    if len(members) + sum(len(parts) for parts in lists if isinstance(parts, list)) > MOST_PARTS:
+        message = f"{field} may have at most {MOST_PARTS} members, parts of their content and tool calls"
+        raise invalid_request(message, field)
 
 
 def check_texts(document: Any, field: str) -> None:

@@ -15,7 +15,7 @@ from gateway.openai.messages import AssistantCall, Tool, ToolChoice
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
-from gateway.text.tools.dialect import Dialect, spoken_dialect
+from gateway.text.tools.dialect import Dialect, schemas_of, spoken_dialect
 from gateway.text.tools.parser import Part, ToolParser
 from gateway.text.tools.rule import ToolRule
 
@@ -144,7 +144,7 @@ class ToolCalls:
             parallel: whether an answer may make several calls; otherwise all calls but the first are dropped.
         """
         self._dialect = dialect
-        self._tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        self._tools = schemas_of(tools)
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
         self._called: set[int] = set()

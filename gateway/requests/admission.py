@@ -34,6 +34,10 @@ PROMPTS_AT_ONCE = 16
 
 CHARACTERS_PER_TOKEN = 8
 """Number of characters that are encoded for each token that a prediction may have; most texts have about 4."""
+PREDICTED_PER_TOKEN, LEAST_PREDICTED = 4, 512
+"""Tokens of a prediction for each output token that an answer may have, which leaves parts of it out, and the number of
+them that any answer may have. A prediction is sent to the engine for each answer and charged for none: with 128 answers
+of a token, one as long as the context would take hundreds of megabytes there."""
 
 
 class RequestIntake:
@@ -80,9 +84,9 @@ class RequestIntake:
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools.
         """
         if isinstance(prompt, Chat):
-            realm = f"{tenant.name}\0{cache_salt}" if cache_salt else tenant.name
-            return await self._tokenizer.encode_chat(realm, prompt.messages, prompt.tools, prompt.options)
-        prompt_ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            chat = (prompt.messages, prompt.tools, prompt.options)
+            return await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt)
+        prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name) if isinstance(prompt, str) else prompt
         if not prompt_ids:
             raise invalid_request("the prompt is empty" if field == "prompt" else f"{field} is empty", field)
         self.check_ids(prompt_ids, field)
@@ -119,18 +123,18 @@ class RequestIntake:
             await self._wait_for_engine(self._settings.engine_wait if engine_wait is None else engine_wait)
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         budget = await self._budget(request, thinking)
-        calls = tuple(self.dialect.marks) if self.dialect is not None and request.offering is not None else ()
-        prediction = await self._predicted(request)
-        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, calls, prediction)
+        dialect = self.dialect if request.offering is not None else None
+        prediction = await self._predicted(tenant, request, max(one.max_tokens for one in params))
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, dialect, prediction)
 
-    async def _predicted(self, request: GenerateRequest) -> tuple[int, ...]:
-        """Return the token ids of the request's prediction, as many as the context has room for. Of a very
-        long text, only the beginning is encoded."""
-        most = self._engine.info.max_model_len
+    async def _predicted(self, tenant: Tenant, request: GenerateRequest, max_tokens: int) -> tuple[int, ...]:
+        """Return the token ids of the request's prediction, as many as the context has room for and answers of
+        `max_tokens` may need. Of a very long text, only the beginning is encoded."""
         if not (request.prediction and request.speculates):
             return ()
+        most = min(self._engine.info.max_model_len, PREDICTED_PER_TOKEN * max_tokens + LEAST_PREDICTED)
         text = request.prediction[: most * CHARACTERS_PER_TOKEN]
-        return (await self._tokenizer.encode(text, special=False))[:most]
+        return (await self._tokenizer.encode(text, special=False, tenant=tenant.name))[:most]
 
     async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
         """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway

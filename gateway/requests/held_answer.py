@@ -12,6 +12,7 @@ from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech
 from gateway.routes.acceptance import HeldAnswer
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
+from gateway.text.tools.dialect import schemas_of
 from gateway.text.tools.parser import Part, ToolParser
 
 
@@ -41,7 +42,7 @@ def _answer(chunk: GenerationChunk, speech: Speech, tools: Sequence[ToolSchema])
     logprobs = [values.logprob for values in chunk.logprobs]
     if not tools or speech.dialect is None:
         return HeldAnswer(chunk.text, chunk.finish_reason or "", logprobs, _joined(chunk.calls))
-    parser = ToolParser(speech.dialect, {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
+    parser = ToolParser(speech.dialect, schemas_of(tools))
     parts = [*parser.push(chunk.text), *parser.flush()]
     text = "".join(part for part in parts if isinstance(part, str))
     return HeldAnswer(text, chunk.finish_reason or "", logprobs, _joined(parts))

@@ -12,6 +12,8 @@ from gateway.requests.record import RequestRecord
 from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.reasoning.parser import Thinking
+from gateway.text.tools.dialect import Dialect, schemas_of
+from gateway.text.tools.parser import ToolParser
 
 SEED_BITS = 64
 """Number of bits of a seed of random draws."""
@@ -31,8 +33,8 @@ class GenerationJob(Struct, frozen=True):
     """How the answers' reasoning begins. None means that they have none, or that it is part of their text."""
     budget: ThinkingBudget | None = None
     """Limits the reasoning of each answer. None means no limit."""
-    call_marks: tuple[str, ...] = ()
-    """Marks of tool calls that are read from the answers, which their text has even if they are special tokens."""
+    dialect: Dialect | None = None
+    """Dialect of the tool calls that are read from the answers. None means that the request offers no tools."""
     prediction: tuple[int, ...] = ()
     """Tokens that the answers will repeat for the most part."""
     average_output: int = 1
@@ -42,6 +44,23 @@ class GenerationJob(Struct, frozen=True):
     def adapter_hash(self) -> AdapterHash | None:
         """Content hash of the adapter. None means the base model."""
         return self.adapter.version if self.adapter else None
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """Marks of tool calls, which the answers' text has even if they are special tokens."""
+        return tuple(self.dialect.marks) if self.dialect else ()
+
+    @property
+    def calls_apart(self) -> bool:
+        """Return whether chunks have tool calls apart from their text, so that no stop string is found in a call."""
+        return self.dialect is not None and bool(self.request.stop)
+
+    def call_parser(self) -> ToolParser | None:
+        """Return a parser of one answer's tool calls if chunks are to have them apart."""
+        offering = self.request.offering
+        if self.dialect is None or offering is None or not self.calls_apart:
+            return None
+        return ToolParser(self.dialect, schemas_of(offering.tools))
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -41,8 +41,9 @@ from gateway.requests.record import RequestRecord, engine_failures, refuse_faile
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
-from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, merge_streams
+from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, Speech, merge_streams
 from gateway.requests.upstreams import UpstreamServer
+from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 
 MOST_ENCODING = 2
@@ -222,7 +223,7 @@ class Gateway:
             fingerprint=model.intake.fingerprint(job.adapter),
             prompt_ids=job.prompt_ids,
             rate_headers=headers,
-            speech=model.speech,
+            speech=Speech(model.tokenizer, None, calls_apart=True) if job.calls_apart else model.speech,
         )
 
     async def _run(
@@ -231,7 +232,10 @@ class Gateway:
         """Submit the request if it is not yet, and yield the chunks of all answers as they come; the very last carries
         the usage. Also reports progress to the timer, and at the end completes the record."""
         streams = submission.begin()
-        answers = [self._answer(model.tokenizer, job, index, record, stream) for index, stream in enumerate(streams)]
+        stops = StopStrings(job.request.stop) if job.request.stop else None
+        answers = [
+            self._answer(model.tokenizer, job, index, record, stream, stops) for index, stream in enumerate(streams)
+        ]
         unfinished = len(answers)
         merged = answers[0] if unfinished == 1 else merge_streams(answers, self._settings.max_choices)
         async with aclosing(merged) as chunks:
@@ -254,15 +258,21 @@ class Gateway:
             self._outputs.add(record.tenant, record.served_name, record.completion_tokens / job.num_answers)
 
     async def _answer(
-        self, tokenizer: Tokenizer, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
+        self,
+        tokenizer: Tokenizer,
+        job: GenerationJob,
+        index: int,
+        record: RequestRecord,
+        stream: EventStream,
+        stops: StopStrings | None,
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield chunks of text from one engine stream until the engine or a stop string ends the answer, and update the
         record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
         detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index), job.marks)
-        reasoning = job.thinking.parser() if job.thinking else None
+        reasoning, calls = job.thinking.parser() if job.thinking else None, job.call_parser()
         prompt = job.prompt_reader(prompt_index)
-        answer = AnswerDecoder(index, detokenizer, job.request, reasoning, prompt, job.call_marks)
+        answer = AnswerDecoder(index, detokenizer, job.request, stops, reasoning, prompt, job.call_marks, calls)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:

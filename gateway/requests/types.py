@@ -196,7 +196,7 @@ class GenerationChunk(Struct, frozen=True):
     answer: int
     """Number of the answer in its request: prompt number * n + number among the prompt's answers."""
     text: str = ""
-    """New text of the answer. It may be empty while a character or a possible stop string is incomplete."""
+    """New text of the answer. It may be empty while a character, a mark or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log probabilities, one item for each token id; empty if the caller did not ask for them."""

@@ -14,6 +14,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
+from gateway.openai.parse import MOST_PARTS
 from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -163,13 +164,26 @@ def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
 
 def _chat(message: pb.Chat) -> Chat:
     """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP. Raises ApiError:
-    INVALID_REQUEST, a message, tool or tool choice is invalid; UNSUPPORTED_PARAMETER, a role is `function`."""
+    INVALID_REQUEST, a message, tool or tool choice is invalid, or there are too many; UNSUPPORTED_PARAMETER, a role is
+    `function`."""
+    _check_size(message)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
     rule = tool_rule(tools, choice, parallel)
     options = template_options(None, None, effort_variables(message.reasoning_effort or None))
     return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule, options)
+
+
+def _check_size(chat: pb.Chat) -> None:
+    """Raise ApiError (INVALID_REQUEST) if a chat has more messages and tool calls, or more tools, than over HTTP: the
+    million messages that fit into 8 MiB would hold up the event loop for seconds."""
+    parts = len(chat.messages)
+    if parts <= MOST_PARTS:
+        parts += sum(len(message.tool_calls) for message in chat.messages)
+    for field, count in (("messages", parts), ("tools", len(chat.tools))):
+        if count > MOST_PARTS:
+            raise invalid_request(f"{field} may have at most {MOST_PARTS} members and tool calls", field)
 
 
 def _message(message: pb.ChatMessage) -> ChatMessage:

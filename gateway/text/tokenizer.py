@@ -9,6 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tokenizers.decoders import DecodeStream
 
@@ -30,6 +31,10 @@ from gateway.text.reasoning.harmony import CHANNEL
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
 
+TENANT_THREADS = 2
+"""Maximum number of threads in which long texts of one tenant are encoded at the same time. Limits of requests apply
+only once the tokens are known, and 8 MiB take seconds, so that one tenant could keep all threads from the others."""
+
 PRIME_TOKENS = 8
 """Number of last prompt tokens that a detokenizer reads, to know whether the answer continues a word or begins one."""
 
@@ -47,6 +52,8 @@ class Tokenizer:
         self._backend.no_padding()
         self._special = frozenset(hf_tokenizer.all_special_ids)
         self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
+        self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Threads that each tenant has left, as long as it uses any."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
         for template in filter(None, {self.template, self.tool_template}):
@@ -72,10 +79,10 @@ class Tokenizer:
             check_template(tokenizer, chat_template)
         return cls(tokenizer)
 
-    async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text. `special` adds the special tokens that the model expects, such as BOS. A long
-        text is encoded in a thread."""
-        [ids] = await self._encode_all((text,), special)
+    async def encode(self, text: str, *, special: bool = True, tenant: str = "") -> tuple[int, ...]:
+        """Return the token ids of a tenant's text. `special` adds the special tokens that the model expects, such as
+        BOS. A long text is encoded in a thread."""
+        [ids] = await self._encode_all((text,), special, tenant)
         return ids
 
     @property
@@ -97,22 +104,24 @@ class Tokenizer:
 
     async def encode_chat(
         self,
-        realm: str,
+        tenant: str,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
+        cache_salt: str = "",
     ) -> tuple[int, ...]:
-        """Return the token ids of a chat, up to where the answer begins. Pieces that the realm (a tenant) has sent
-        before are taken from a cache, which keeps the new ones.
+        """Return the token ids of a chat, up to where the answer begins. Pieces that the tenant has sent before with
+        the same salt are taken from a cache, which keeps the new ones.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
                 template does not support tools.
         """
+        realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         pieces = self._pieces.cut(self.render_chat(messages, tools, options))
         known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
         new = [piece for piece, ids in known.items() if ids is None]
-        for piece, ids in zip(new, await self._encode_all(new, special=False), strict=True):
+        for piece, ids in zip(new, await self._encode_all(new, False, tenant), strict=True):
             known[piece] = self._pieces.remember(realm, piece, ids)
         return tuple(chain.from_iterable(known[piece] or () for piece in pieces))
 
@@ -177,10 +186,15 @@ class Tokenizer:
         ids = {token_id: mark for mark in marks if (token_id := self.token_id(mark)) is not None}
         return {token_id: mark for token_id, mark in ids.items() if not self.decode((token_id,))}
 
-    async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
+    async def _encode_all(self, texts: Sequence[str], special: bool, tenant: str) -> list[tuple[int, ...]]:
         if sum(map(len, texts)) <= THREAD_CHARACTERS:
             return [self._encode(text, special) for text in texts]
-        return await asyncio.to_thread(lambda: [self._encode(text, special) for text in texts])
+        if (threads := self._threads.get(tenant)) is None:
+            threads = self._threads[tenant] = asyncio.Semaphore(TENANT_THREADS)
+        await threads.acquire()
+        work = asyncio.ensure_future(asyncio.to_thread(lambda: [self._encode(text, special) for text in texts]))
+        work.add_done_callback(lambda _: threads.release())  # not sooner: a thread goes on if the caller leaves
+        return await asyncio.shield(work)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets
@@ -269,83 +283,6 @@ class Detokenizer:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-
-class StopMatcher:
-    """Finds the first occurrence of any stop string in a text that comes in pieces (Aho and Corasick, 1975).
-
-    The depth of the automaton's state is the length of the longest suffix that may still become a stop string, which is
-    exactly what must be held back. The work is linear in the length of the text, for any number of stop strings.
-    """
-
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        """Initialize the matcher.
-
-        Args:
-            stops: the stop strings, none of them empty.
-            keep: whether the shown text includes the stop string that ends it.
-        """
-        self._keep = keep
-        self._next: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        self._depth = [0]
-        self._match = [0]
-        """Length of the longest stop string that ends in each state; 0 means that none does."""
-        for stop in stops:
-            self._insert(stop)
-        self._link()
-        self._state = 0
-        self._held = ""
-        self.found: str | None = None
-        """The stop string that ended the text. None means that none has ended it."""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Append a piece of text. Return the text that can be shown now, and whether a stop string was found, which
-        ends the text. A possible beginning of a stop string is held back; text after a stop string is dropped."""
-        known = self._held + text
-        for position in range(len(self._held), len(known)):
-            self._state = self._step(self._state, known[position])
-            if self._match[self._state]:
-                self._held = ""
-                end = position + 1
-                begin = end - self._match[self._state]
-                self.found = known[begin:end]
-                return known[: end if self._keep else begin], True
-        safe = len(known) - self._depth[self._state]
-        self._held = known[safe:]
-        return known[:safe], False
-
-    def flush(self) -> str:
-        """Return the text that is still held back, after the last piece, and reset the matcher."""
-        held, self._held, self._state = self._held, "", 0
-        return held
-
-    def _insert(self, stop: str) -> None:
-        state = 0
-        for character in stop:
-            if character not in self._next[state]:
-                self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._fail.append(0)
-                self._depth.append(self._depth[state] + 1)
-                self._match.append(0)
-            state = self._next[state][character]
-        self._match[state] = len(stop)
-
-    def _link(self) -> None:
-        """Compute, breadth first, for each state the state in which to continue when a character does not match, and
-        pass on to each state the match of that state if it has none of its own."""
-        queue = list(self._next[0].values())
-        for state in queue:
-            for character, child in self._next[state].items():
-                self._fail[child] = self._step(self._fail[state], character)
-                self._match[child] = self._match[child] or self._match[self._fail[child]]
-                queue.append(child)
-
-    def _step(self, state: int, character: str) -> int:
-        while state and character not in self._next[state]:
-            state = self._fail[state]
-        return self._next[state].get(character, 0)
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:

@@ -17,12 +17,13 @@ START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN = MARKS = tuple(
     f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return")
 )
 """Marks around messages and in their headers, which are special tokens."""
-ASSISTANT, ANALYSIS, FINAL = "assistant", "analysis", "final"
+ASSISTANT, TO, ANALYSIS, FINAL = "assistant", "to=", "analysis", "final"
 FINAL_OPENING = f"{CHANNEL}{FINAL}{MESSAGE}"
 CALL_OPENING = f"{CHANNEL}commentary to="
 """What a tool call begins with, before the tool's name."""
 MOST_HEADER = 256
 """Maximum number of characters of a header."""
+LONGEST_MARK = max(map(len, MARKS))
 ANY_MARK = re.compile("|".join(map(re.escape, MARKS)))
 RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")
 
@@ -47,7 +48,8 @@ class HarmonyParser:
     kind are put together with a new line between them.
 
     A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`. Other parts have no
-    marks, except those that the removal of marks puts together. What resembles a message without being one is text."""
+    marks. What resembles a message without being one is text, also where the model leaves out the header after its
+    reasoning: callers would otherwise wait for an answer that is part of the reasoning."""
 
     def __init__(self, *, begun: bool, calls: bool) -> None:
         """Initialize the parser.
@@ -57,8 +59,6 @@ class HarmonyParser:
             calls: whether tool calls are read from the text. Otherwise their contents are text.
         """
         self._place = _Place.TEXT if begun else _Place.OPEN
-        self._last = _Place.TEXT
-        """Kind of the last message that had begun."""
         self._calls = calls
         self._held = ""
         """Text that may be the beginning of a mark."""
@@ -69,7 +69,10 @@ class HarmonyParser:
         self._spoken: set[_Place] = set()
         """Kinds of messages that had content."""
         self._apart: set[_Place] = set()
-        """Kinds of messages whose next content follows that of an earlier message."""
+        """Kinds of messages whose next content begins a new line, because it follows that of an earlier message, or
+        because it would make a mark with the end of that content."""
+        self._tails: dict[_Place, str] = {}
+        """Last characters of the content of each kind, as many as begin a mark at most."""
         self.num_tokens = 0
         """Number of reasoning tokens so far, with those of the marks and headers of such messages."""
 
@@ -125,14 +128,20 @@ class HarmonyParser:
             return ended
         elif mark in (CHANNEL, CONSTRAIN) and self._place in HEADERS:
             self._place, self._header = _Place.HEADER, self._header + mark
+        else:
+            self._part()
         return NOTHING
+
+    def _part(self) -> None:
+        """Keep what comes next from making a mark with what has been shown."""
+        self._apart |= {kind for kind, tail in self._tails.items() if any(begun_mark(tail, mark) for mark in MARKS)}
 
     def _end(self, following: _Place) -> Split:
         """End the message that is open, if any."""
         text = self._unopened().text if following is _Place.BETWEEN else ""
         rest = text + self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")
         if self._place in (_Place.REASONING, _Place.TEXT):
-            self._last, self._apart = self._place, self._spoken.copy()
+            self._apart = self._spoken.copy()
         self._place, self._header = following, ""
         return Split("", rest)
 
@@ -157,7 +166,7 @@ class HarmonyParser:
         """Read text without marks."""
         if self._place in HEADERS:
             self._header += text
-            return NOTHING if self._may_be_header() else self._resume(ANY_MARK.sub("", self._header))
+            return NOTHING if self._may_be_header() else self._resume(self._without_role())
         if self._place is _Place.CALL:
             return self._call(text)
         if self._place is _Place.BETWEEN:
@@ -165,15 +174,31 @@ class HarmonyParser:
         return self._say(text, self._place)
 
     def _may_be_header(self) -> bool:
+        """Return whether the header may still become complete."""
+        if len(self._header) > MOST_HEADER:
+            return False
         begun = self._header.lstrip()
-        words = (ASSISTANT, "to=") if self._place is _Place.OPEN else ("",)
-        return len(self._header) <= MOST_HEADER and any(begun.startswith(one) or one.startswith(begun) for one in words)
+        if self._place is _Place.OPEN:
+            return any(begun.startswith(word) or word.startswith(begun) for word in (ASSISTANT, TO))
+        if CHANNEL in begun or CONSTRAIN in begun:
+            return True
+        role = begun.removeprefix(START).lstrip()
+        if not role.startswith(ASSISTANT):  # some other role, or its beginning
+            return True
+        rest = role.removeprefix(ASSISTANT).lstrip()
+        return rest.startswith(TO) or TO.startswith(rest)
+
+    def _without_role(self) -> str:
+        """Return the header without its marks and, if it has begun with the mark of a message, without the role."""
+        text = ANY_MARK.sub("", self._header)
+        return text.lstrip().removeprefix(ASSISTANT).lstrip() if self._header.startswith(START) else text
 
     def _resume(self, text: str) -> Split:
-        """Go on with the last message, with text that belongs to no other."""
-        self._place, self._header = self._last, ""
-        self._apart.discard(self._last)
-        return self._say(text, self._place)
+        """Go on with text that belongs to no message."""
+        self._place, self._header = _Place.TEXT, ""
+        self._apart.discard(_Place.TEXT)
+        self._part()
+        return self._say(text, _Place.TEXT)
 
     def _call(self, text: str) -> Split:
         """Read the content of a call: a JSON object, or text if it is none or nothing reads calls."""
@@ -194,6 +219,7 @@ class HarmonyParser:
             self._apart.discard(kind)
             text = "\n" + text
         self._spoken.add(kind)
+        self._tails[kind] = (self._tails.get(kind, "") + text)[-LONGEST_MARK:]
         return Split(text, "") if kind is _Place.REASONING else Split("", text)
 
 

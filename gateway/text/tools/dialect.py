@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gateway.core.errors import unsupported_parameter
+from gateway.text.chat_template import ToolSchema
 from gateway.text.marks import before_white, begun_mark
 from gateway.text.tools.calls import CallReader
 from gateway.text.tools.frame import CallFrame
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the offered tools' arguments, by the tools' names."""
+
+
+def schemas_of(tools: Sequence[ToolSchema]) -> ToolSchemas:
+    """Return the schemas of some tools, which are in the form that chat templates read."""
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
 
 
 class Place(NamedTuple):

@@ -49,6 +49,13 @@ def test_defaults_are_openais():
     assert completion().default_max_tokens == 16
 
 
+def test_calls_count_as_parts_of_a_chat():
+    calls = calling("{}")["tool_calls"] * 5000
+    two = [{"role": "assistant", "tool_calls": calls}] * 2
+    assert "at most 10000 members" in refusal(chat, messages=two).message
+    assert len(chat(messages=two[:1]).prompts[0].messages[0]["tool_calls"]) == 5000
+
+
 def test_everything_arrives():
     request = chat(
         max_tokens=9,

@@ -9,8 +9,10 @@ from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refu
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
+from gateway.requests import service
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.types import Chat, GenerateRequest, join_chunks, merge_streams
+from gateway.text.stop_strings import StopStrings
 
 USUAL = len(ids_of("Hello, world!")) + 1
 """Tokens of the fake engine's answer, the end included."""
@@ -208,6 +210,13 @@ async def test_a_stop_string_ends_the_answer_and_the_work(gateway_app, tokens_pe
     await gateway_app.assert_empty()
 
 
+async def test_all_answers_share_the_automaton_of_the_stop_strings(gateway_app, monkeypatch):
+    made = []
+    monkeypatch.setattr(service, "StopStrings", lambda stops: made.append(stops) or StopStrings(stops))
+    _, found, _ = await answers(gateway_app, request(stop=("wor",), n=3))
+    assert ([answer.text for answer in found], len(made)) == (["Hello, "] * 3, 1)
+
+
 async def test_stop_strings_wait_for_min_tokens(gateway_app):
     wanted = request(stop=("l",), sampling=SamplingParams(min_tokens=5))
     _, [answer], _ = await answers(gateway_app, wanted)
@@ -354,12 +363,14 @@ async def test_a_salt_reaches_the_engine_with_every_answer(gateway_app):
     assert [sent.cache_salt for sent in gateway_app.engine.requests] == ["s"] * 4 + [""]
 
 
-async def test_a_prediction_reaches_the_engine_as_tokens_cut_to_the_context(gateway_app):
+async def test_a_prediction_reaches_the_engine_as_tokens_cut_to_what_answers_may_need(gateway_app):
     await answers(gateway_app, request(prediction="Hello", n=2))
     await answers(gateway_app, request(prediction="x" * 50 * CONTEXT))
     await answers(gateway_app, request(prediction="Hello", speculates=False))
+    gateway_app.engine.info.max_model_len = 9999
+    await answers(gateway_app, request(prediction="x" * 5000, max_tokens=2))
     sent = [sent.prediction for sent in gateway_app.engine.requests]
-    assert sent == [ids_of("Hello")] * 2 + [ids_of("x" * CONTEXT), ()]
+    assert sent == [ids_of("Hello")] * 2 + [ids_of("x" * CONTEXT), (), ids_of("x" * 520)]
 
 
 async def test_proposals_are_told_apart_in_usage_and_charged_where_accepted(gateway_app):

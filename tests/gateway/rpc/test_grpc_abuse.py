@@ -11,6 +11,7 @@ import pytest
 from fakes import BASE
 from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, refused, until
 
+from gateway.pb import generation_pb2 as pb
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
@@ -47,6 +48,21 @@ async def test_values_out_of_all_proportion(grpc_app, name):
     refusal = await refused(grpc_app.generation.Generate(request, metadata=as_key()))
     assert (refusal.code, grpc_app.gateway_app.engine.requests) == ("INVALID_ARGUMENT", [])
     assert refusal.details["RequestInfo"].request_id
+
+
+@pytest.mark.parametrize(
+    ("chat", "field"),
+    [
+        (pb.Chat(messages=[pb.ChatMessage(role="user")] * 10_001), "messages"),
+        (pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 10_000)]), "messages"),
+        (pb.Chat(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool(name="a")] * 10_001), "tools"),
+    ],
+    ids=["messages", "calls", "tools"],
+)
+async def test_chats_of_too_many_parts(grpc_app, chat, field):
+    refusal = await refused(grpc_app.generation.Generate(pb.GenerateRequest(model=BASE, chat=chat), metadata=as_key()))
+    assert (refusal.code, "at most 10000" in refusal.message) == ("INVALID_ARGUMENT", True)
+    assert refusal.details["BadRequest"].field_violations[0].field == field
 
 
 async def test_weights_and_deadlines_that_are_no_numbers(grpc_app):

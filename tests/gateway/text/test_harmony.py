@@ -60,6 +60,13 @@ def split(answer, size=1, *, begun=False, calls=False):
         (f"<|start|>assistant{FINAL}a", "", "a"),
         (f"{ANALYSIS}{NEXT}{FINAL}", "", ""),
         (f"{ANALYSIS}a{NEXT}{LOOK}{{}}<|call|>", "a", "{}"),
+        (f"{ANALYSIS}a{END}\nIt is 4.", "a", "It is 4."),
+        (f"{ANALYSIS}a{NEXT} that is 4.", "a", "that is 4."),
+        (f"{ANALYSIS}a{NEXT} to=fun", "a", ""),
+        (f"{ANALYSIS}a{END}<|start|>us", "a", ""),
+        (" Hi", "", " Hi"),
+        (f"{FINAL}an <|e<|message|>nd|>", "", "an <|e\nnd|>"),
+        (f"{FINAL}<|chan{END}nel|>commentary to=f", "", "<|chan\nnel|>commentary to=f"),
     ],
 )
 def test_channels_are_told_apart_however_they_come(answer, reasoning, text, size):
@@ -93,7 +100,11 @@ def test_a_call_whose_object_is_not_complete_ends_with_its_message(size):
     assert "".join(part for part in parts if isinstance(part, str)) == "Hi"
 
 
-@given(st.lists(st.sampled_from([*MARKS, "<|", "analysis", "final", "to=functions.f", "assistant", " ", "{}", "x"])))
+@given(
+    st.lists(
+        st.sampled_from([*MARKS, "<|", "en", "d|>", "analysis", "final", "to=functions.f", "assistant", " ", "{}", "x"])
+    )
+)
 def test_no_mark_is_shown_and_the_split_does_not_depend_on_the_pieces(parts):
     answer = "".join(parts)
     whole = split(answer, max(1, len(answer)))[:2]
@@ -147,6 +158,36 @@ async def test_clients_get_reasoning_text_and_calls_apart(gateway_app, tokens_pe
     assert "".join(piece.arguments for piece in pieces) == '{"at": "sea"}' and pieces[0].name == "look"
     assert (plain.message.content, plain.finish_reason) == ('I look.\n{"at": "sea"}', "stop")
     assert (final.message.reasoning_content, final.message.content, final.message.tool_calls) == ("Hm.", "<b>Hi", None)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 5, 1000])
+async def test_stop_strings_end_the_text_that_the_caller_gets(gateway_app, tokens_per_event):
+    engine = gateway_app.other
+    engine.tokens_per_event = tokens_per_event
+    call = LOOK + '{"at": "sea of final"}<|call|>'
+    engine.reply = lambda sent: f"{ANALYSIS}A final thought.{NEXT}{FINAL}All is final now"
+
+    async def ask(**fields):
+        async with gateway_app.client() as client:
+            answer = (await client.post("/v1/chat/completions", json={**CHAT, **fields})).json()
+        [choice] = answer["choices"]
+        return choice, choice["message"], answer["usage"]["completion_tokens"]
+
+    for tools in ([], CHAT["tools"]):
+        choice, message, tokens = await ask(stop=["final", "assistant"], tools=tools)
+        assert (message["reasoning_content"], message["content"]) == ("A final thought.", "All is ")
+        assert choice["finish_reason"] == "stop"
+        # Every mark is one token, and so is every other character.
+        assert tokens == 3 + len("analysis") + len("A final thought.") + 3 + len("assistantfinal") + len("All is final")
+    engine.reply = lambda sent: f"{ANALYSIS}Hm.{NEXT}<|channel|>commentary<|message|>I look.{NEXT}{call}"
+    choice, message, _ = await ask(stop=["final", "functions", "sea"])
+    [called] = message["tool_calls"]
+    assert (message["content"], called["function"]["arguments"]) == ("I look.", '{"at": "sea of final"}')
+    assert choice["finish_reason"] == "tool_calls"
+    choice, message, _ = await ask(stop=["look"])
+    assert (message["content"], message.get("tool_calls"), choice["finish_reason"]) == ("I ", None, "stop")
+    _, message, _ = await ask(stop=["look"], include_stop_str_in_output=True)
+    assert message["content"] == "I look"
 
 
 async def test_a_continued_message_is_text_and_a_budget_ends_the_reasoning(gateway_app):

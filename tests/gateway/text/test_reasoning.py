@@ -160,7 +160,7 @@ CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tok
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 5, 100])
-@pytest.mark.parametrize("stop", [None, ["!"]])
+@pytest.mark.parametrize("stop", [None, ["!", "Hm", "think"]])
 @pytest.mark.parametrize(
     ("template", "answer"), [(QWEN, "<think>\nHm.\n</think>\n\nHi!"), (R1, "Hm.\n</think>\n\nHi!")]
 )

@@ -1,16 +1,19 @@
+import asyncio
 import random
 import re
+import threading
 from itertools import pairwise
 
 import pytest
-from fakes import EOS, SPECIAL, ids_of, tiny_tokenizer
+from fakes import EOS, SPECIAL, TEMPLATE, byte_tokenizer, ids_of, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
-from gateway.text.tokenizer import THREAD_CHARACTERS, Detokenizer, StopMatcher
+from gateway.text.stop_strings import StopMatcher, StopStrings
+from gateway.text.tokenizer import TENANT_THREADS, THREAD_CHARACTERS, Detokenizer
 
 TEXT = "héllo 🦙 wörld 日本語 👩‍🚀!"
 
@@ -118,6 +121,28 @@ def test_any_bytes_in_any_order_can_be_detokenised():
         assert re.sub("[^a-z日.]", "", text).count("hello") >= letters.count("hello")
 
 
+async def test_long_texts_of_one_tenant_leave_threads_to_others(monkeypatch):
+    tokenizer, text, running, go_on = byte_tokenizer(TEMPLATE), "x" * (THREAD_CHARACTERS + 1), [], threading.Event()
+
+    def encode(given, special):
+        running.append(given)
+        go_on.wait(30)
+        return ()
+
+    monkeypatch.setattr(tokenizer, "_encode", encode)
+    first = [asyncio.create_task(tokenizer.encode(text, tenant="a")) for _ in range(4)]
+    while len(running) < TENANT_THREADS:
+        await asyncio.sleep(0.001)
+    first.pop(0).cancel()  # its thread goes on
+    other = asyncio.create_task(tokenizer.encode("y" * len(text), tenant="b"))
+    while not running[-1].startswith("y"):
+        await asyncio.sleep(0.001)
+    assert len(running) == TENANT_THREADS + 1
+    go_on.set()
+    assert await asyncio.gather(other, *first) == [()] * 4
+    assert len(running) == 5
+
+
 def test_token_bytes_are_exact():
     tokenizer = tiny_tokenizer()
     assert b"".join(map(tokenizer.token_bytes, ids_of(TEXT))) == TEXT.encode()
@@ -127,7 +152,7 @@ def test_token_bytes_are_exact():
 
 def matched(stops, pieces):
     """Text shown, and whether it was stopped."""
-    matcher, shown = StopMatcher(stops), ""
+    matcher, shown = StopMatcher(StopStrings(stops)), ""
     for piece in pieces:
         text, stopped = matcher.push(piece)
         shown += text
@@ -154,7 +179,7 @@ def test_stop_strings(stops, pieces, shown, stopped):
 
 
 def test_only_a_possible_stop_string_is_held_back():
-    matcher = StopMatcher(["</s>"])
+    matcher = StopMatcher(StopStrings(["</s>"]))
     assert matcher.push("a <") == ("a ", False)
     assert matcher.push("b") == ("<b", False)
     assert matcher.push("</s") == ("", False)

@@ -23,7 +23,7 @@ from gateway.text.tools.dialect import Dialect
 from gateway.text.tools.rule import FREE, ToolRule
 
 
-class Chat(Struct, frozen=True):
+class Chat(Struct, frozen=True, weakref=True):
     """Messages for the model's chat template, with tools, the rule for calling them, and options for rendering."""
 
     messages: tuple[Message, ...]

@@ -18,7 +18,7 @@ from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest, Generation, Speech
+from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
 from gateway.responses.render import AnswerReader, Keep, ResponseRenderer
@@ -32,6 +32,13 @@ class ResponseCall(Struct, frozen=True):
     request: GenerateRequest
     keep: Keep | None = None
     """Stores the complete response. None means that it is not stored."""
+
+    @property
+    def chat(self) -> Chat:
+        """Return the conversation that the model continues."""
+        [chat] = self.request.prompts
+        assert isinstance(chat, Chat), "responses have no other prompts"
+        return chat
 
     @property
     def stream(self) -> bool:

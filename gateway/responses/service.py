@@ -25,8 +25,9 @@ from gateway.responses.events import EventFeed
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
+from gateway.responses.room import ConversationRoom
 from gateway.responses.schema import InputItem, ResponsesRequest
-from gateway.responses.store import MAX_STORED_BYTES, ResponseStore
+from gateway.responses.store import MAX_STORED_BYTES, Conversation, ResponseStore
 
 Storing = Literal["never", "on_request", "by_default"]
 """Which responses are stored: none, those whose requests say `store: true`, or all but those that say false."""
@@ -54,6 +55,7 @@ class Responses:
         self.store = store
         self.background = BackgroundRuns()
         self._storing = storing
+        self._room = ConversationRoom()
 
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
@@ -62,22 +64,26 @@ class Responses:
         settings decide about unknown fields.
 
         Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
-        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows. A response that would
-        be stored only by default is not stored if there is no room for it or Redis is away.
+        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, too much
+        of conversations is in memory. A response that would be stored only by default is not stored if there is no room
+        for it or Redis is away.
         """
         body = parse(text, tenant.unknown_fields)
         stores, previous = self._stores(body), body.previous_response_id
-        history: list[InputItem] = []
+        before = Conversation()
         if stores or previous is not None:
             try:
-                history = await self.store.history(tenant.name, previous, len(text) if stores else None)
+                before = await self.store.history(tenant.name, previous, len(text) if stores else None)
             except ApiError:
                 if body.store or body.background or previous is not None:
                     raise
                 stores = False
-        _check_length(body, history)
+        _check_length(body, before.items)
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
-        return response_call(body, request_id, ingress, history, keep)
+        call = response_call(body, request_id, ingress, before.items, keep)
+        if before.items:
+            self._room.hold(tenant.name, before.num_bytes, call.chat)
+        return call
 
     async def begin(
         self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest

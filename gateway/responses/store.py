@@ -62,6 +62,13 @@ class StoreLimits:
     """Maximum bytes of the events of one response. The oldest are dropped first."""
 
 
+class Conversation(NamedTuple):
+    """Items of a conversation, oldest first, and their size as they are stored."""
+
+    items: Sequence[InputItem] = ()
+    num_bytes: int = 0
+
+
 class EventPage(NamedTuple):
     """Consecutive events of a background response."""
 
@@ -85,9 +92,9 @@ class ResponseStore:
         self._lease_ms = int(self.limits.lease_seconds * 1000)
         self._events_ms = int(self.limits.events_seconds * 1000)
 
-    async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> list[InputItem]:
-        """Return the items of the conversation that the response `previous` ends, oldest first; None means an empty
-        one. `num_bytes` is the least size of a response that will be stored; None means that none will be.
+    async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> Conversation:
+        """Return the conversation that the response `previous` ends; None means an empty one. `num_bytes` is the least
+        size of a response that will be stored; None means that none will be.
 
         Raises ApiError: INSUFFICIENT_QUOTA, there is no room for it; PREVIOUS_RESPONSE_NOT_FOUND, also if an earlier
         response of the conversation was deleted or has expired; INVALID_REQUEST, the conversation is too long, or the
@@ -104,7 +111,8 @@ class ResponseStore:
         if not room:
             raise self._full()
         in_order = [text for start in range(len(texts) - 2, -1, -2) for text in texts[start : start + 2]]
-        return [item for text in in_order for item in msgspec.json.decode(text, type=list[InputItem])]
+        items = [item for text in in_order for item in msgspec.json.decode(text, type=list[InputItem])]
+        return Conversation(items, sum(map(len, texts)))
 
     async def keep(self, tenant: str, entry: ResponseEntry) -> None:
         """Store a complete response and charge the tenant for its size. Raises ApiError: INSUFFICIENT_QUOTA."""

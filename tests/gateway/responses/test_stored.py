@@ -24,6 +24,7 @@ UNKNOWN = f"resp_{'0' * 32}"
 async def build(valkey: Redis, tmp_path, storing: Any = "on_request", **limits: Any) -> GatewayApp:
     responses = Responses(ResponseStore(valkey, StoreLimits(**limits)), storing)
     gateway_app = await build_gateway_app(tmp_path, responses=responses)
+    gateway_app.responses = responses
     gateway_app.engine.info.max_model_len = 2048
     return gateway_app
 
@@ -104,6 +105,23 @@ async def test_anothers_response_is_as_one_that_does_not_exist(gateway_app):
         told.append(str(body).replace(response_id, "ID"))
     assert told[0] == told[1]
     assert (await ask(gateway_app, "GET", f"/{made.id}"))[0] == 200
+
+
+async def test_conversations_of_one_tenant_in_memory_have_a_bound(gateway_app, monkeypatch):
+    made, engine = await create(gateway_app), gateway_app.engine
+    body = {"model": BASE, "input": "hi", "previous_response_id": made.id}
+    monkeypatch.setattr(gateway_app.responses._room, "_most", 1000)
+    engine.go_on = asyncio.Event()
+    first = asyncio.create_task(ask(gateway_app, "POST", "", **body))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    statuses = [(await ask(gateway_app, "POST", "", **body, background=True))[0] for _ in range(6)]
+    assert statuses[0] == 200 and statuses[-1] == 429
+    engine.go_on.set()
+    assert (await first)[0] == 200
+    async with asyncio.timeout(10):
+        while (await ask(gateway_app, "POST", "", **body))[0] != 200:
+            await asyncio.sleep(0.01)
 
 
 async def test_input_items_have_ids_and_pages(gateway_app):
@@ -273,7 +291,7 @@ async def test_what_is_told_twice_is_charged_once(valkey):
     assert await store.use("acme") == 512 + entry(1).num_bytes
     for number in range(2, 40):
         await store.keep("acme", entry(number, entry(number - 1).id))
-    assert len(await store.history("acme", entry(39).id, None)) == 2 * 39
+    assert len((await store.history("acme", entry(39).id, None)).items) == 2 * 39
 
 
 class AwayRedis:
@@ -324,7 +342,7 @@ async def test_every_call_works_across_slots(cluster_ports):
         for tenant in ("acme", "globex", "initech"):
             await store.keep(tenant, entry(1))
             await store.keep(tenant, entry(2, entry(1).id))
-            assert len(await store.history(tenant, entry(2).id, 10)) == 4
+            assert len((await store.history(tenant, entry(2).id, 10)).items) == 4
             assert (await store.get(tenant, entry(1).id))["status"] == "completed"
             await store.delete(tenant, entry(1).id)
             assert await store.use(tenant) == 512 + entry(2).num_bytes

@@ -53,9 +53,9 @@ async def test_values_out_of_all_proportion(grpc_app, name):
 @pytest.mark.parametrize(
     ("chat", "field"),
     [
-        (pb.Chat(messages=[pb.ChatMessage(role="user")] * 10_001), "messages"),
-        (pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 10_000)]), "messages"),
-        (pb.Chat(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool(name="a")] * 10_001), "tools"),
+        (pb.Chat(messages=[pb.ChatMessage(role="user")] * 10_001), "chat.messages"),
+        (pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 10_000)]), "chat.messages"),
+        (pb.Chat(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool(name="a")] * 10_001), "chat.tools"),
     ],
     ids=["messages", "calls", "tools"],
 )

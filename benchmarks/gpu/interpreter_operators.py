@@ -1,13 +1,13 @@
 """Operators of Triton's interpreter for the operands that most of them have. No result changes.
 
 For `a + b` the interpreter calls some thirty functions that find out which types the operands, the sum and its
-elements have, and makes an array of each number. Here the usual operands, which have one type of numbers, go straight
-to numpy; all others take the interpreter's way.
+elements have, and makes an array of each number. Here the usual operands, which are numbers of one type or integers of
+two, go straight to numpy; all others take the interpreter's way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,21 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], int]] = {
 }
 """Types of numbers: what makes one of an integer, and a bound of those that it holds exactly."""
 OFFSETS = frozenset(("int32", "int64"))
+FLOATS = frozenset(("fp32",))
+
+
+def _divide_integers(left: Any, right: Any) -> Any:
+    """Divide towards zero, as the interpreter does."""
+    return (left - np.fmod(left, right)) // right
+
+
 ARITHMETIC: dict[str, Operator] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+DIVISIONS: dict[str, tuple[Operator, frozenset[str]]] = {
+    "floordiv": (_divide_integers, OFFSETS),
+    "mod": (np.fmod, OFFSETS),
+    "truediv": (np.divide, FLOATS),
+}
+"""What divides numbers of some types."""
 COMPARISONS: dict[str, Operator] = {
     "lt": np.less,
     "le": np.less_equal,
@@ -39,39 +53,50 @@ _blocks: dict[tuple[Any, ...], Any] = {}
 def quicken_operators() -> None:
     """Change the operators of tensors in this process for good, once the interpreter has replaced Triton's own."""
     for name, operate in ARITHMETIC.items():
-        _replace(f"__{name}__", partial(_of_numbers, operate, None))
-        _replace(f"__r{name}__", partial(_of_numbers, _swapped(operate), None))
-    _replace("__add__", _of_pointers)
+        replace(core.tensor, f"__{name}__", partial(_of_numbers, operate, None))
+        replace(core.tensor, f"__r{name}__", partial(_of_numbers, _swapped(operate), None))
+    for name, (operate, types) in DIVISIONS.items():
+        replace(core.tensor, f"__{name}__", partial(_of_numbers, operate, None, types=types))
+    replace(core.tensor, "__add__", _of_pointers)
     for name, operate in COMPARISONS.items():
-        _replace(f"__{name}__", partial(_of_numbers, operate, core.int1))
-    _replace("__and__", _of_masks)
+        replace(core.tensor, f"__{name}__", partial(_of_numbers, operate, core.int1))
+    replace(core.tensor, "__and__", _of_masks)
 
 
-def _replace(name: str, make: Callable[[Operator], Operator]) -> None:
-    before = getattr(core.tensor, name)
+def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of `owner` with what `make` makes of it. Its attribute `slow` is the interpreter's own."""
+    before = getattr(owner, name)
     quick: Any = make(before)
     quick.slow = getattr(before, "slow", before)
-    setattr(core.tensor, name, quick)
+    setattr(owner, name, quick)
 
 
 def _swapped(operate: Operator) -> Operator:
     return lambda left, right: operate(right, left)
 
 
-def _of_numbers(operate: Operator, element: Any, slow: Operator) -> Operator:
-    """`element`: type of the result's elements. None means that they have the operands' type."""
+def _of_numbers(
+    operate: Operator, element: Any, slow: Operator, types: Container[str] = frozenset(NUMBERS)
+) -> Operator:
+    """`element`: type of the result's elements. None means that they have the operands' type, which is one of
+    `types`."""
 
     def operator(left: Any, right: Any) -> Any:
-        other = _operand(left.dtype.name, right)
-        if other is None:
-            return slow(left, right)
-        data = operate(left.handle.data, other)
-        return _tensor(data, left.handle.dtype.scalar, element or left.dtype, left, right)
+        name = left.dtype.name
+        other = operand(name, right) if name in types else None
+        if other is not None:
+            data = operate(left.handle.data, other)
+            return tensor_of(data, left.handle.dtype.scalar, element or left.dtype, left, right)
+        if name in OFFSETS and name in types and type(right) is core.tensor and right.dtype.name in OFFSETS:
+            wide = left if name == "int64" else right
+            data = operate(left.handle.data.astype(np.int64), right.handle.data.astype(np.int64))
+            return tensor_of(data, wide.handle.dtype.scalar, element or wide.dtype, left, right)
+        return slow(left, right)
 
     return operator
 
 
-def _operand(name: str, value: Any) -> Any:
+def operand(name: str, value: Any) -> Any:
     """Return what numpy takes for a value of the type of numbers called `name`; None if it is another or none."""
     if name not in NUMBERS:
         return None
@@ -93,7 +118,7 @@ def _of_pointers(otherwise: Operator) -> Operator:
             return otherwise(left, right)
         size = max(1, left.handle.get_element_ty().primitive_bitwidth // 8)
         data = left.handle.data + size * right.handle.data.astype(np.uint64)
-        return _tensor(data, left.handle.dtype.scalar, left.dtype, left, right)
+        return tensor_of(data, left.handle.dtype.scalar, left.dtype, left, right)
 
     return add
 
@@ -103,18 +128,23 @@ def _of_masks(slow: Operator) -> Operator:
         if type(right) is not core.tensor or not left.dtype.name == right.dtype.name == "int1":
             return slow(left, right)
         data = np.logical_and(left.handle.data, right.handle.data)
-        return _tensor(data, left.handle.dtype.scalar, core.int1, left, right)
+        return tensor_of(data, left.handle.dtype.scalar, core.int1, left, right)
 
     return both
 
 
-def _tensor(data: Any, stored: Any, element: Any, left: Any, right: Any) -> Any:
+def tensor_of(data: Any, stored: Any, element: Any, *operands: Any) -> Any:
     """Return the tensor of a result: a block if an operand is one. `stored` is what the interpreter notes as the type
     of the array."""
-    kind = element
-    if left.type.is_block() or (type(right) is core.tensor and right.type.is_block()):
-        key = element.name, getattr(element, "address_space", ""), data.shape
-        kind = _blocks.get(key)
-        if kind is None:
-            kind = _blocks[key] = core.block_type(element, list(data.shape))
-    return core.tensor(TensorHandle(data, stored), kind)
+    if any(type(given) is core.tensor and given.type.is_block() for given in operands):
+        return core.tensor(TensorHandle(data, stored), block_of(element, data.shape))
+    return core.tensor(TensorHandle(data, stored), element)
+
+
+def block_of(element: Any, shape: tuple[int, ...]) -> Any:
+    """Return the type of a block, one object for each element and shape."""
+    key = element.name, getattr(element, "address_space", ""), shape
+    kind = _blocks.get(key)
+    if kind is None:
+        kind = _blocks[key] = core.block_type(element, list(shape))
+    return kind

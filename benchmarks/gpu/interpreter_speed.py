@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
+from benchmarks.gpu.interpreter_functions import quicken_functions
 from benchmarks.gpu.interpreter_operators import quicken_operators
 
 ADDRESS = np.dtype(np.uint64)
@@ -59,6 +60,7 @@ def _patch_once(patch_language: Callable[[Any], Any]) -> Callable[[Any], _Kept]:
             patch_language(function)
             if not patched:
                 quicken_operators()
+                quicken_functions()
             patched.add(modules)
         return _Kept()
 

@@ -14,6 +14,7 @@ from attention_checks import ATTENTION_CHECKS
 from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 from fp8_checks import FP8_CHECKS
+from function_checks import FUNCTION_CHECKS
 from grouped_checks import GROUPED_CHECKS
 from int8_checks import INT8_CHECKS
 from lora_checks import LORA_CHECKS
@@ -40,5 +41,6 @@ if __name__ == "__main__":
     runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}
     runs |= ATTENTION_CHECKS
     runs |= {name: partial(check, triton_dora.prepare) for name, check in DORA_CHECKS.items()}
-    runs |= OPERATOR_CHECKS | LORA_CHECKS | QUANTIZED_CHECKS | FP8_CHECKS | INT8_CHECKS | GROUPED_CHECKS
+    runs |= OPERATOR_CHECKS | FUNCTION_CHECKS
+    runs |= LORA_CHECKS | QUANTIZED_CHECKS | FP8_CHECKS | INT8_CHECKS | GROUPED_CHECKS
     print(json.dumps({name: outcome(run) for name, run in runs.items()}))

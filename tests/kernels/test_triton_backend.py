@@ -11,6 +11,7 @@ from attention_checks import ATTENTION_CHECKS
 from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 from fp8_checks import FP8_CHECKS
+from function_checks import FUNCTION_CHECKS
 from grouped_checks import GROUPED_CHECKS
 from int8_checks import INT8_CHECKS
 from lora_checks import LORA_CHECKS
@@ -19,7 +20,7 @@ from quantized_checks import QUANTIZED_CHECKS
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*(name for name in CHECKS if "bf16" not in name), *ATTENTION_CHECKS, *DORA_CHECKS, *LORA_CHECKS]
-NAMES += [*OPERATOR_CHECKS, *QUANTIZED_CHECKS, *FP8_CHECKS, *INT8_CHECKS, *GROUPED_CHECKS]
+NAMES += [*OPERATOR_CHECKS, *FUNCTION_CHECKS, *QUANTIZED_CHECKS, *FP8_CHECKS, *INT8_CHECKS, *GROUPED_CHECKS]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ def decoder() -> Decoder:
 def adapters_of_experts() -> None:
     """Adapters have long segments, then short ones beside padding rows; a replay of the base model follows."""
     assert not decoder().waits_for_routing
-    pair = Pair(Setup(decoder, 20, LoraTuning(most_programs=4, long_from=16), warms_up=True))
+    lora = LoraTuning(most_programs=4, long_from=16)
+    pair = Pair(Setup(decoder, 20, lora, warms_up=True, against_torch=False))
     pair.both(lambda stepped: stepped.load("x", 3, range(20, 50)))
     pair.both(lambda stepped: stepped.load("y", 5, range(50, 80)))
     pair.admit("a", range(10, 13))

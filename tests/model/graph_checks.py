@@ -1,6 +1,6 @@
-"""Steps that are recorded once and replayed, against the same steps launched one by one, under Triton's interpreter. A
-script of its own, because Triton decides at import whether kernels are interpreted: start it with TRITON_INTERPRET=1
-and the folder of the tiny model.
+"""Steps that are recorded once and replayed, against the same steps launched one by one or computed by torch, under
+Triton's interpreter. A script of its own, because Triton decides at import whether kernels are interpreted: start it
+with TRITON_INTERPRET=1 and the folder of the tiny model.
 
 What is recorded is called again (rerun.py). That side never knows a token when it plans the step that computes it.
 
@@ -40,6 +40,7 @@ from engine.model.masks import TokenMasks, pack_bits
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
 from engine.model.weights import open_weights
+from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
@@ -47,6 +48,7 @@ from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.token_rows import TokenIds
 
 CPU = torch.device("cpu")
@@ -79,7 +81,8 @@ def tiny_decoder() -> Decoder:
 @dataclass(frozen=True)
 class Setup:
     """Sizes and tunings of the device side. `token_budget`: 1 means that steps with prompts are not captured.
-    `tolerance`: 0 means that logits and pages must be the same bit for bit. `warms_up`: see Rerun."""
+    `tolerance`: 0 means that logits and pages must be the same bit for bit. `warms_up`: see Rerun. `against_torch`: the
+    side that is not recorded has torch's backend, which takes a fraction of the interpreter's time."""
 
     make_decoder: Callable[[], Decoder] = tiny_decoder
     token_budget: int = 1
@@ -89,6 +92,7 @@ class Setup:
     fp8_kv: bool = False
     tolerance: float = 1e-4
     warms_up: bool = False
+    against_torch: bool = True
 
 
 class SteppedArena:
@@ -106,7 +110,9 @@ class SteppedArena:
         self.arena = Arena(shape, NUM_PAGES, 4, dtype, CPU, num_targets=targets)
         self.arena.pages[1:] = torch.nan
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
-        backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
+        backend: Backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
+        if setup.against_torch and not is_recorded:
+            backend = TorchBackend()
         self.sampler = Watched(VOCAB, CPU, (2, 3), MAX_SEQS, SamplingTiles(128, 128))
         self.state = BatchState(MAX_SEQS, MAX_LEN, BLOCK)
         self.recorder, graphs = Rerun(warms_up=setup.warms_up), None

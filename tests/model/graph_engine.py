@@ -1,5 +1,5 @@
-"""A whole engine that plans each step ahead of replays, against one that launches each step when it is planned. For
-processes in which Triton's kernels are interpreted (graph_checks.py)."""
+"""A whole engine that plans each step ahead of replays, against one that computes each step with torch when it is
+planned. For processes in which Triton's kernels are interpreted (graph_checks.py)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps, forward_over
+from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.pinned import UploadRing
+from lora_kernels.portable.torch_ops import TorchBackend
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
@@ -64,7 +66,7 @@ class SteppedEngine:
         sizes = {"block_size": BLOCK, "num_pages": NUM_PAGES, "max_seqs": MAX_SEQS, "max_model_len": MAX_LEN}
         runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", swap_gb=0.001, threads=1, **sizes))
         self.recorder = Rerun()
-        _compute_with_triton(runner, self.recorder if ahead else None)
+        _sample_with_triton(runner, self.recorder if ahead else None)
         runner._arena.pages[1:] = torch.nan
         runner.overlaps = ahead
         core = CoreConfig(
@@ -126,10 +128,10 @@ class SteppedEngine:
         assert leftovers(self.engine.state) == [] and len(self.runner._batch) == 0
 
 
-def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
-    """Steps are replayed if there is a recorder."""
-    decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
-    backend = TritonBackend(LoraTuning(most_programs=4), PagedAttention(decode))
+def _sample_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
+    """Steps are replayed if there is a recorder; otherwise torch computes them, without the interpreter."""
+    attention = PagedAttention(DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3))
+    backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else TorchBackend()
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None

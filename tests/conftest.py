@@ -76,6 +76,7 @@ LONGEST = (
     "tests/gateway/llm/test_llm.py",
     "tests/gateway/console/test_console.py",
     "tests/gateway/simulation/test_cluster.py",
+    "tests/kernels/test_numba_backend.py",
     "tests/model/test_preemption.py",
     "tests/gateway/batches/test_batch_tasks_lost.py",
     "tests/gateway/batches/test_batch_survival.py",

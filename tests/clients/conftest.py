@@ -1,5 +1,5 @@
 """The demo, served by a process of its own, for the client libraries of configs/constraints-clients.txt. Without these
-libraries, as in `make test`, the tests here are not collected; `make test-clients` installs them and runs all."""
+libraries, as in `make test`, the tests here are not collected; `make test-clients` installs them."""
 
 import os
 import sys

@@ -35,7 +35,7 @@ class ClientUnderTest:
 
 @pytest.fixture(params=[name for name, kind in CLIENTS.items() if find_spec(kind.module)])
 def kind(request) -> type[Client]:
-    """Return each client whose library is installed; `make test-clients` installs all."""
+    """Return each client whose library is installed; `make test-clients` installs the others, and tests them alone."""
     return CLIENTS[request.param]
 
 

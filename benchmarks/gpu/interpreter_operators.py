@@ -114,13 +114,22 @@ def operand(name: str, value: Any) -> Any:
 
 def _of_pointers(otherwise: Operator) -> Operator:
     def add(left: Any, right: Any) -> Any:
-        if not left.dtype.is_ptr() or type(right) is not core.tensor or right.dtype.name not in OFFSETS:
+        offset = _offset(right) if left.dtype.is_ptr() else None
+        if offset is None:
             return otherwise(left, right)
         size = max(1, left.handle.get_element_ty().primitive_bitwidth // 8)
-        data = left.handle.data + size * right.handle.data.astype(np.uint64)
+        data = left.handle.data + size * offset
         return tensor_of(data, left.handle.dtype.scalar, left.dtype, left, right)
 
     return add
+
+
+def _offset(value: Any) -> Any:
+    """Return what numpy adds to pointers to elements of one byte; None if the interpreter has to say."""
+    if type(value) is core.tensor:
+        return value.handle.data.astype(np.uint64) if value.dtype.name in OFFSETS else None
+    number = value.value if type(value) is core.constexpr else value
+    return np.uint64(number) if type(number) is int and 0 <= number < 1 << 31 else None
 
 
 def _of_masks(slow: Operator) -> Operator:
@@ -136,8 +145,9 @@ def _of_masks(slow: Operator) -> Operator:
 def tensor_of(data: Any, stored: Any, element: Any, *operands: Any) -> Any:
     """Return the tensor of a result: a block if an operand is one. `stored` is what the interpreter notes as the type
     of the array."""
-    if any(type(given) is core.tensor and given.type.is_block() for given in operands):
-        return core.tensor(TensorHandle(data, stored), block_of(element, data.shape))
+    for given in operands:
+        if type(given) is core.tensor and given.type.is_block():
+            return core.tensor(TensorHandle(data, stored), block_of(element, data.shape))
     return core.tensor(TensorHandle(data, stored), element)
 
 

@@ -40,6 +40,10 @@ DECODED = Sizes(16, 16), Sizes(64, 64)
 """Sizes of prompts and answers in loops that mostly decode: of one size, so that all sequences decode at the same time.
 Without such loops, no step of more than some four tokens was without prompts, and the price of a decode came from these
 alone: 3.9 ms on two cores with AVX2, where each of 32 takes 2.5 ms."""
+ATTENDED, ATTENDED_LOOPS = (Sizes(1024, 1024), Sizes(64, 64)), 3
+"""Sizes of a prompt and an answer that attends to it, one at a time, and how many times as long as others that loop
+takes. In other loops, which end after seconds, contexts of decodes are so short and alike that noise decided the price
+of a token of context: it was up to 20 times too high."""
 ADAPTER_RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 SIZES = (
     "num_pages", "host_pages", "block_size", "max_seqs", "max_model_len", "token_budget", "chosen_experts",
@@ -111,10 +115,12 @@ Lessons = list[tuple[RealEngine, Workload]]
 
 def lessons(real: RealEngine, seconds: float) -> Lessons:
     """Return closed loops of `seconds` seconds each, at each power of 2 up to the maximum of sequences, without and
-    with adapters: of prompts and answers in the engine's order and in that of `full_steps`, and of decodes."""
+    with adapters: of prompts and answers in the engine's order and in that of `full_steps`, and of decodes. A longer
+    one decodes with a long context."""
     full = full_steps(real)
     mixed = [(one, loop) for loop in loops(real.core, seconds) for one in (real, full)]
-    return mixed + [(real, loop) for loop in loops(real.core, seconds, *DECODED)]
+    attended, *_ = loops(real.core, ATTENDED_LOOPS * seconds, *ATTENDED)
+    return [*mixed, (real, attended), *((real, loop) for loop in loops(real.core, seconds, *DECODED))]
 
 
 def loops(core: CoreConfig, seconds: float, prompt: Sizes = PROMPT, output: Sizes = OUTPUT) -> list[Workload]:

@@ -48,7 +48,7 @@ def load_kernels(
 def attention_wish(config: EngineConfig, spec: ModelSpec) -> AttentionWish:
     """Returns what the configuration asks of attention kernels for a model. Raises ValueError if K and V cannot be in
     FP8."""
-    if config.kv_dtype == "fp8" and any(2 * len(rope.inv_freq) < spec.head_dim for rope in spec.ropes):
+    if config.kv_dtype == "fp8" and spec.rotates_parts:
         raise ValueError(f"engine.kv_dtype fp8 does not work with {spec.model_type}, which rotates a part of each head")
     windows = frozenset(spec.windows)
     return AttentionWish(config.attention, config.kv_dtype == "fp8", windows, spec.attention_cap, spec.sinks)

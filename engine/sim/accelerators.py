@@ -13,6 +13,7 @@ from engine.model.parallel.stages import split_layers
 from engine.sim.links import LINK_SHARE
 from engine.sim.shapes import Shape
 from lora_kernels.layout import ALIGN, RANK_TILE, plan_layout
+from lora_kernels.quantized import INT4, INT8, Coding, find_coding
 
 BLOCK_SIZE = 16
 STEP_OVERHEAD_S = 0.002
@@ -65,33 +66,59 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of weights: bytes of a weight of the layers, and of a number of KV, and whether products are in 8 bits."""
+    """A form of weights: bytes of a weight of the layers, and of a number of KV, whether products are in 8 bits, and
+    how weights are coded in integers, unless that is None."""
 
     name: str
     weight_bytes: float
     kv_bytes: int
     is_fp8: bool = False
+    coding: Coding | None = None
 
 
 FORMS: Mapping[str, Form] = {
     form.name: form
-    for form in (Form("bf16", 2.0, 2), Form("fp8", 1.0, 1, is_fp8=True), Form("int8", 1.06, 2), Form("int4", 0.56, 2))
+    for form in (
+        Form("bf16", 2.0, 2),
+        Form("fp8", 1.0, 1, is_fp8=True),
+        Form("int8", 1.06, 2, coding=INT8),
+        Form("int4", 0.56, 2, coding=INT4),
+    )
 }
-"""Forms by name. FP8 has KV in FP8, too; int8 and int4 are groups of 32 with scales, multiplied in 16 bits."""
+"""Forms by name. FP8 has KV in FP8, too, where `served_form` leaves it; int8 and int4 are groups of 32 with scales,
+multiplied in 16 bits."""
+
+
+def served_form(name: str, shape: Shape, ranks: int, stages: int = 1) -> Form:
+    """Return a form of weights as an engine of `stages` stages of `ranks` devices serves a model in it: KV in FP8 is
+    not divided among them (see `EngineConfig`), and needs heads that are rotated as a whole."""
+    form = FORMS[name]
+    return replace(form, kv_bytes=2) if ranks * stages > 1 or shape.rotates_parts else form
 
 
 def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages: int = 1) -> bool:
     """Return whether a model can be served by `stages` stages of `ranks` devices each: its layers can be divided among
     them, they have FP8 if it is needed, and there is room for at least a sequence of 1,024 tokens."""
-    if not divides(shape, ranks) or stages > shape.layers or (form.is_fp8 and not accelerator.flop8_per_s):
+    if not divides(shape, form, ranks) or stages > shape.layers or (form.is_fp8 and not accelerator.flop8_per_s):
         return False
     return BLOCK_SIZE * count_pages(shape, form, accelerator, ranks, stages) >= 1024
 
 
-def divides(shape: Shape, ranks: int) -> bool:
-    """Return whether ranks can have equal parts of a layer: of its heads, its MLP and each of its experts."""
-    widths = [shape.heads, shape.kv_heads, shape.intermediate, *([shape.experts.width] if shape.experts else [])]
-    return ranks == 1 or not (shape.norms_all_heads or any(width % ranks for width in widths))
+def divides(shape: Shape, form: Form, ranks: int) -> bool:
+    """Return whether ranks can have equal parts of a layer: of its heads, its MLP and each of its experts, in whole
+    groups of inputs that share a scale."""
+    if ranks == 1:
+        return True
+    widths = [shape.heads, shape.kv_heads, *shape.inner_widths]
+    if shape.norms_all_heads or any(width % ranks for width in widths):
+        return False
+    return all(_keeps_groups(form, width, ranks) for width in (shape.heads * shape.head_dim, *shape.inner_widths))
+
+
+def _keeps_groups(form: Form, width: int, ranks: int) -> bool:
+    """Return whether a weight of `width` inputs is divided among ranks without dividing a group of them."""
+    coding = find_coding(form.coding, width) if form.coding else None
+    return coding is None or width // ranks % coding.group == 0
 
 
 def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:

@@ -11,7 +11,7 @@ from engine.core.capacity import HEADROOM
 from engine.core.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
 from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, StepWork
-from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
+from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, served_form, weight_bytes
 from engine.sim.advice import demand_of
 from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
@@ -154,9 +154,10 @@ def _described(
     wish: Wish, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
     """Yield the candidate of one kind by data sheets, if the model fits and tokens can be in time."""
-    if fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, stages):
+    served = served_form(form, wish.shape, ranks, stages)
+    if fits(wish.shape, served, ACCELERATORS[accelerator], ranks, stages):
         sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
-        device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, stages, **sizes)
+        device = device_of(wish.shape, served, ACCELERATORS[accelerator], ranks, stages, **sizes)
         yield from _candidate(wish, device, accelerator, form, ranks, stages, prices)
 
 
@@ -255,4 +256,4 @@ def kv_bytes_of(candidate: Candidate, shape: Shape) -> float:
     """Return the bytes of KV of a token."""
     if candidate.form == AS_MEASURED:
         return candidate.device.page_bytes / candidate.core.block_size
-    return shape.kv_bytes(FORMS[candidate.form].kv_bytes)
+    return shape.kv_bytes(served_form(candidate.form, shape, candidate.ranks, candidate.stages).kv_bytes)

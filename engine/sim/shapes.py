@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.model.gguf_header import ARCHITECTURES, read_header
+from engine.model.gguf_weights import FLOATS
 from engine.model.spec import ModelSpec, parse_spec
 
 CONFIG = "config.json"
@@ -65,6 +66,19 @@ class Shape:
     """None means that every layer has one MLP that computes all rows."""
     norms_all_heads: bool = False
     """True means that queries and keys of all heads are normalised together, so that ranks cannot share a layer."""
+    rotates_parts: bool = False
+    """True means that only a part of each head is rotated, so that KV cannot be in FP8."""
+    windowed_layers: int = 0
+    """Layers whose rows see no more than a sliding window. Their KV stays in pages nevertheless."""
+    is_quantised: bool = False
+    """True means that the files have weights quantised in integers, which the engine does not quantise again."""
+
+    @property
+    def inner_widths(self) -> list[int]:
+        """Intermediate sizes of the MLPs that layers have: of one for all rows, and of experts."""
+        one = self.experts
+        has_mlp = one is None or one.is_shared or one.layers < self.layers
+        return [self.intermediate] * has_mlp + ([one.width] if one else [])
 
     @property
     def linear_weights(self) -> int:
@@ -194,7 +208,8 @@ def shape_of(spec: ModelSpec, name: str) -> Shape:
     experts = Experts(one.count, one.top_k, one.width, sum(one.layers), one.shared) if one and any(one.layers) else None
     sizes = spec.layers, spec.hidden_size, spec.intermediate_size, spec.heads, spec.kv_heads, spec.head_dim
     vocab = spec.vocab_size, spec.tied_embeddings, spec.max_position
-    return Shape(name, *sizes, *vocab, experts, spec.qk_norm == "projection")
+    windowed = sum(window is not None and window < spec.max_position for window in spec.windows)
+    return Shape(name, *sizes, *vocab, experts, spec.qk_norm == "projection", spec.rotates_parts, windowed)
 
 
 def _config_shape(path: Path, name: str) -> Shape:
@@ -210,12 +225,19 @@ def _config_shape(path: Path, name: str) -> Shape:
         if config.get(field) is not None:
             _positive(config[field], f"{path}: {field}", MOSTS.get(field, MOST))
     try:
-        spec = parse_spec(config, {})
+        spec, is_quantised = parse_spec(config, {}), _has_integers(config)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{path} does not describe a model: {error}") from error
     if spec.experts is None and any(config.get(field) for field in EXPERTS):
         raise ValueError(f"{path} has experts, which models of model_type {spec.model_type!r} do not have")
-    return shape_of(spec, name)
+    return replace(shape_of(spec, name), is_quantised=is_quantised)
+
+
+def _has_integers(config: dict[str, Any]) -> bool:
+    """Return whether the weights of a config.json are quantised in integers."""
+    section = config.get("quantization_config") or config.get("compression_config") or {}
+    method, layout = section.get("quant_method"), str(section.get("format"))
+    return method in ("gptq", "awq") or (method == "compressed-tensors" and "float" not in layout)
 
 
 def _gguf_shape(path: Path, name: str) -> Shape:
@@ -244,6 +266,7 @@ def _gguf_shape(path: Path, name: str) -> Shape:
         header.tensors["token_embd.weight"].shape[0],
         is_tied,
         size("context_length"),
+        is_quantised=any(tensor.kind not in FLOATS for tensor in header.tensors.values()),
     )
 
 

@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from engine.core.config import LaneGoals
-from engine.core.sizing import GIB
 from engine.sim.accelerators import ACCELERATORS, FORMS
-from engine.sim.advice import round_up
 from engine.sim.analysis import analyze
 from engine.sim.compare import Run, run_all
 from engine.sim.links import LINKS
+from engine.sim.plan_settings import settings_of
 from engine.sim.planning import AS_MEASURED, Candidate, Plan, Wish
 from engine.sim.plot import Measured, draw
 from engine.sim.run import Progress as Advance
@@ -33,9 +32,10 @@ from engine.sim.shapes import SHAPES, Shape, find_shape
 from engine.sim.synthetic import RANKS, Sizes
 from engine.sim.traces import FORMATS
 from gateway.cli.outputs import check_outputs, failures
-from gateway.cli.plan_choices import Choices
+from gateway.cli.plan_choices import Choices, check_devices
 from gateway.cli.plan_tables import candidates_table, plan_table
 from gateway.cli.simulate_cluster import SPLITS, shown_progress
+from gateway.routing.router import MAX_REPLICAS
 from gateway.routing.split import SplitMode
 from gateway.simulation.plan_search import MOST_TRIALS, cluster_report, find_plan
 from gateway.simulation.report import ClusterReport
@@ -59,7 +59,9 @@ def plan(
     measure: Annotated[
         Path | None, typer.Option(help="Measure this machine with the model, and write its figures to this file.")
     ] = None,
-    weights: Annotated[list[str] | None, typer.Option(help=f"Form: {', '.join(FORMS)}; repeatable.")] = None,
+    weights: Annotated[
+        list[str] | None, typer.Option(help=f"Form, by data sheets: {', '.join(FORMS)}; repeatable.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help=f"Traffic: {FORMATS}.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second; default: the trace's busiest, or 1.")] = None,
     prompt: Annotated[str, typer.Option(help="Without a trace: prompt tokens, LOW-HIGH.")] = "256-1024",
@@ -93,8 +95,10 @@ def plan(
     with failures():
         check_outputs({"--settings": settings, "--json": json_file, "--measure": measure}, plot)
         if measure is not None:
-            model = str(_measured(model, measure))
             device = [*(device or ()), str(measure)]
+        check_devices(device, weights)
+        if measure is not None:
+            model = str(_measured(model, measure))
         choices = Choices.parse(device, weights, price, split, link)
         scenario = Scenario(
             trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
@@ -111,10 +115,11 @@ def plan(
     print_wide(plan_table(best, wish))
     for note in _notes(best, wish):
         console.print(f"[yellow]note: {note}[/yellow]", soft_wrap=True)
-    if settings is not None:
-        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish, choices.split), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
+    if settings is not None:
+        with failures():
+            _write_settings(settings, best.candidate, wish, choices.split)
 
 
 def _measured(model: str, out: Path) -> Path:
@@ -182,25 +187,21 @@ def _notes(plan: Plan, wish: Wish) -> Iterator[str]:
         yield "engine.split has not run on GPUs yet: measure before you rely on it"
     if wish.shape.experts and one.form not in (AS_MEASURED, "bf16"):
         yield "quantised experts are computed one by one, for which the plan leaves no time: measure before"
+    if wish.shape.is_quantised and one.form != AS_MEASURED:
+        yield "the engine keeps the model's quantised weights, which the plan counts in 16 bits"
+    if windowed := wish.shape.windowed_layers:
+        layers = f"{windowed} of {wish.shape.layers} layers"
+        yield f"{layers} see a sliding window only, and keep all KV in pages until a request ends: it is counted so"
 
 
-def _settings(candidate: Candidate, wish: Wish, mode: SplitMode) -> dict[str, Any]:
-    """Return sections of a configuration file for an engine of the plan."""
-    engine: dict[str, Any] = {"max_seqs": candidate.core.max_seqs, "token_budget": candidate.core.token_budget}
-    engine |= {"replicas": candidate.engines}
-    if candidate.form != AS_MEASURED:
-        engine |= {"device": "cuda", "dtype": "bfloat16"}
-        engine |= {"tensor_parallel": candidate.ranks} if candidate.ranks > 1 else {}
-        engine |= {"pipeline_parallel": candidate.stages} if candidate.stages > 1 else {}
-        engine |= {"weights": candidate.form} if candidate.form != "bf16" else {}
-        engine |= {"kv_dtype": "fp8"} if FORMS[candidate.form].is_fp8 else {}
-    if candidate.prefill:
-        prefill, decode = candidate.prefill, candidate.engines - candidate.prefill
-        swap_gb = candidate.core.host_pages * candidate.device.page_bytes / GIB
-        engine |= {"kv_listen": "auto", "swap_gb": round_up(swap_gb), "split": mode.value}
-        engine |= {"roles": ["prefill"] * prefill + ["decode"] * decode}
-    goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}
-    return {"engine": engine, "lanes": {"interactive": goals}}
+def _write_settings(file: Path, candidate: Candidate, wish: Wish, mode: SplitMode) -> None:
+    """Write the configuration file of a plan. Raises ValueError if a gateway cannot have so many engines."""
+    if candidate.engines > MAX_REPLICAS:
+        raise ValueError(
+            f"--settings: the plan has {candidate.engines} engines, and a gateway serves a base model with "
+            f"{MAX_REPLICAS} at most: divide the traffic among several, and plan with the --rate of one"
+        )
+    file.write_text(yaml.safe_dump(settings_of(candidate, wish, mode.value), sort_keys=False))
 
 
 def _document(plan: Plan, found: list[Candidate]) -> dict[str, Any]:

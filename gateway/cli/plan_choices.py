@@ -46,9 +46,9 @@ class Choices:
     ) -> Choices:
         """Return the choices that the options' values name. Raises ValueError, which names the option, for an unknown
         name, a file that is no device or a price that is none."""
-        names = [name for name in devices or [DEVICE] if not name.endswith(".json")]
+        names = [name for name in devices or [DEVICE] if not _is_file(name)]
         [mode], [over] = _known([split], SPLITS, "--split"), _known([link], LINKS, "--link")
-        measured = [find_device(name) for name in devices or () if name.endswith(".json")]
+        measured = [find_device(name) for name in devices or () if _is_file(name)]
         priced = dict(map(_price, prices or ()))
         _known([*priced], [*ACCELERATORS, *(device.name for device in measured)], "--price")
         return cls(
@@ -62,13 +62,34 @@ class Choices:
 
     def candidates(self, wish: Wish) -> list[Candidate]:
         """Return the engines that serve the traffic by arithmetic, the cheapest first. Raises ValueError if there are
-        none."""
+        none, or if weights that are quantised were to be quantised again."""
+        if wish.shape.is_quantised and self.forms != [FORM]:
+            raise ValueError(
+                f"--weights: those of {wish.shape.name} are quantised already, and the engine keeps them so: leave it "
+                "out, or name the original model"
+            )
         found = candidates(wish, self.accelerators, self.forms, self.prices, self.measured)
         if not found:
             raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
         if self.split is SplitMode.NEVER:
             return found
         return ordered([*found, *split_candidates(found, wish, self.link)])
+
+
+def check_devices(devices: Sequence[str] | None, weights: Sequence[str] | None) -> None:
+    """Check devices before any is measured. Raises ValueError for a name that is neither known nor that of a file, or
+    if forms of weights are named for measured devices alone, which have the weights that they were measured with."""
+    _known([name for name in devices or () if not _is_file(name)], [*ACCELERATORS, "a file *.json"], "--device")
+    if weights and devices and all(map(_is_file, devices)):
+        raise ValueError(
+            f"--weights: {devices[-1]} is a device that was measured with the weights it had: leave it out, or add a "
+            "device by its name"
+        )
+
+
+def _is_file(device: str) -> bool:
+    """Return whether a value of --device is a file of --measure."""
+    return device.endswith(".json")
 
 
 def _known(names: Sequence[str], known: Collection[str], option: str) -> list[str]:

@@ -164,6 +164,11 @@ class ModelSpec:
         return name[:-1]
 
     @property
+    def rotates_parts(self) -> bool:
+        """True means that layers rotate only a part of each head."""
+        return any(2 * len(rope.inv_freq) < self.head_dim for rope in self.ropes)
+
+    @property
     def query_width(self) -> int:
         return self.heads * self.head_dim
 

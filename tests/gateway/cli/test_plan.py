@@ -12,6 +12,12 @@ from gateway.config.whole import load_config
 SMALL = ("--rate", "2", "--duration", "10", "--prompt", "50-100", "--output", "5-20")
 
 
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 96,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
 def run(*arguments):
     return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "200"})
 
@@ -67,6 +73,11 @@ def test_engines_for_prompts_and_others_for_answers_are_planned_and_configured(t
         (["llama-9"], "no model 'llama-9'"),
         (["llama-3.1-8b", "--device", "abacus"], "--device: 'abacus' is none of"),
         (["llama-3.1-8b", "--weights", "int3"], "--weights: 'int3' is none of"),
+        (
+            ["llama-3.1-8b", "--device", "m.json", "--weights", "int8"],
+            "m.json is a device that was measured with the weig",
+        ),
+        (["llama-3.1-8b", "--measure", "m"], "--device: 'm' is none of h200, h100"),
         (["llama-3.1-8b", "--price", "h100=cheap"], "--price must be DEVICE=AMOUNT"),
         (["llama-3.1-8b", "--price", "H100=2"], "--price: 'H100' is none of"),
         (["llama-3.1-8b", "--itl", "0.0001"], "widen the goals"),
@@ -83,6 +94,22 @@ def test_what_cannot_be_planned(arguments, reason):
     done = run(*arguments, "--duration", "10")
     assert done.exit_code == 1
     assert reason in " ".join(done.output.split())
+
+
+def test_weights_that_are_quantised_are_not_quantised_again(tmp_path):
+    config = {**LLAMA, "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run(tmp_path, *SMALL, "--weights", "int8")
+    assert done.exit_code == 1 and "are quantised already, and the engine keeps them" in " ".join(done.output.split())
+    done = run(tmp_path, *SMALL, "--split", "never")
+    assert done.exit_code == 0 and "which the plan counts in 16 bits" in done.output
+
+
+def test_more_engines_than_a_gateway_has_are_not_written(tmp_path):
+    options = ("--device", "l4", *SMALL[2:], "--rate", "20000", "--split", "never", "--settings")
+    found = run("llama-3.1-8b", *options, tmp_path / "engine.yaml")
+    assert found.exit_code == 1 and "serves a base model with 64 at most" in " ".join(found.output.split())
+    assert not (tmp_path / "engine.yaml").exists()
 
 
 def test_a_trace_gives_the_rate_unless_its_requests_arrive_at_once(tmp_path):

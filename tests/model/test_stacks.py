@@ -93,6 +93,16 @@ def test_damaged_mxfp4_is_refused_by_name(tmp_path):
     save_mxfp4(tmp_path, lambda blocks, scales: scales[:, 0].fill_(255))
     with pytest.raises(WeightsError, match=r"gate_up_proj_scales has scales that are not numbers"):
         source(tmp_path)("model.layers.0.mlp.experts.0.gate_proj.weight")
+    for scale, refused in ((252, False), (254, True)):
+        save_mxfp4(tmp_path, lambda blocks, scales, scale=scale: scales[:, 0].fill_(scale))
+        read = source(tmp_path)
+        if refused:
+            with pytest.raises(
+                WeightsError, match=r"down_proj_scales has scales with which weights are 2\^128 or more"
+            ):
+                read("model.layers.0.mlp.experts.0.down_proj.weight")
+        else:
+            assert read("model.layers.0.mlp.experts.0.down_proj.weight").max() > 2.0**125
     rewrite(tmp_path, lambda stored: {name: part for name, part in stored.items() if "1.mlp.experts.down" not in name})
     with pytest.raises(WeightsError, match=r"missing tensor model.layers.1.mlp.experts.down_proj_bl"):
         source(tmp_path)

@@ -27,6 +27,8 @@ E2M1 = torch.tensor([*MAGNITUDES, *(-number for number in MAGNITUDES)], dtype=to
 """The number of each code."""
 BIAS, NAN = 127, 255
 """The offset of the exponents of scales, and the scale that is not a number."""
+LARGEST = 252
+"""The largest scale with which bf16 holds the products of all codes."""
 
 
 class Part(NamedTuple):
@@ -75,10 +77,14 @@ def _read(stored: StoredTensors, part: Part) -> Tensor:
 
 
 def _read_mxfp4(stored: StoredTensors, part: Part, blocks: str, scales: str) -> Tensor:
-    """Returns the weight in bf16, which holds every product of a code and a scale exactly."""
+    """Returns the weight in bf16, which holds every product of a code and a scale exactly, unless it is 2^128 or more.
+    Raises WeightsError for such a product, and for a scale that is not a number."""
     exponents = stored.read_one(scales, part.number)[part.rows]
     if (exponents == NAN).any():
         raise WeightsError(f"tensor {scales} has scales that are not numbers")
     codes = stored.read_one(blocks, part.number)[part.rows]
     numbers = E2M1.index_select(0, unpack_halves(codes.flatten(0, 1)).flatten().int()).view(*exponents.shape, BLOCK)
-    return torch.ldexp(numbers, (exponents.int() - BIAS)[..., None]).to(torch.bfloat16).flatten(1)
+    weight = torch.ldexp(numbers, (exponents.int() - BIAS)[..., None]).to(torch.bfloat16).flatten(1)
+    if (exponents > LARGEST).any() and not weight.isfinite().all():
+        raise WeightsError(f"tensor {scales} has scales with which weights are 2^128 or more, beyond bf16")
+    return weight

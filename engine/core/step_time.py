@@ -264,10 +264,25 @@ class StepTimeModel:
         return prices.prefill + prices.attention * start + prices.lora_row * rank + scored
 
     def _chunk_that_fits(self, features: StepFeatures, base: float, rank: int, seconds: float) -> int:
-        prices, tokens = self.prices, features.tokens
-        room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
-        if prices.experts:  # as if the chunk read all experts that the step does not read yet
-            room -= prices.experts - self.experts_s(tokens)
+        tokens, room = features.tokens, seconds - self.predict(features) - (self.prices.adapter if rank else 0.0)
+        if not self.prices.experts:
+            return self._tokens_that_fit(tokens, base, room)
+        room += self.experts_s(tokens)
+
+        def beside(chunk: float) -> int:
+            """Return the tokens that fit beside the experts that the step and a chunk of so many tokens read."""
+            return self._tokens_that_fit(tokens, base, room - self.experts_s(tokens + chunk))
+
+        low = beside(inf)  # as if the chunk read all experts: no more fit than beside those that these tokens read
+        high = beside(low)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if beside(middle) >= middle else (low, middle - 1)
+        return low
+
+    def _tokens_that_fit(self, tokens: float, base: float, room: float) -> int:
+        """Return how many tokens a step of `tokens` tokens has room for, without the experts that they read."""
+        prices = self.prices
         square, done = prices.attention / 2, 0
         for knot in (*[k for k in self.knots if k > tokens], MOST_TOKENS):
             slope = base + self.token_price(tokens + done + 1) + prices.attention * done
@@ -314,8 +329,9 @@ class StepTimeModel:
         """Restore the prices and memories from what `to_json` returned. Raises ValueError, KeyError, TypeError or
         AttributeError if `saved` does not have the form that `to_json` returns for these knots."""
         count = len(self._scales)
-        if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
-            raise ValueError(f"expected {count} terms with knots at {self.knots}")
+        knots, terms = list(saved["knots"]), len(saved["prices"])
+        if knots != list(self.knots) or terms != count:
+            raise ValueError(f"it has {terms} terms and knots at {knots}, not {count} and {list(self.knots)}")
         prices = [float(price) for price in saved["prices"]]
         if not all(0 <= price < inf for price in prices):
             raise ValueError("prices must be finite and not negative")

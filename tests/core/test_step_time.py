@@ -44,6 +44,16 @@ def taught(noise=0.03, count=2000, speed=1.0):
     return model
 
 
+def taught_with_experts():
+    model = StepTimeModel(0.99, (32, 128, 512), 1.05, 1.5, chosen=0.1)
+    for features in some_steps(400):
+        model.observe(features, truth(features) + 0.03 * (1 - 0.9**features.tokens))
+    return model
+
+
+MODEL, MODEL_OF_EXPERTS = taught(noise=0.0), taught_with_experts()
+
+
 def test_it_learns_a_device_with_a_knee_to_within_five_percent():
     model = taught()
     errors = sorted(abs(model.predict(f) / truth(f) - 1) for f in some_steps(400, seed=9))
@@ -123,9 +133,9 @@ def test_the_margin_covers_nineteen_steps_in_twenty():
     rank=st.sampled_from([0, 8, 64]),
     cap=st.floats(0.001, 1.0),
     scores=st.booleans(),
+    model=st.sampled_from([MODEL, MODEL_OF_EXPERTS]),
 )
-def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, scores):
-    model = MODEL
+def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, scores, model):
     before = StepFeatures(decode_tokens=decodes, decode_context=300 * decodes)
 
     def seconds(tokens):
@@ -155,9 +165,6 @@ def test_a_range_it_has_not_seen_is_like_the_one_before_it():
         model.observe(StepFeatures(prefill_tokens=400), 0.3)
     assert model.predict(StepFeatures(prefill_tokens=400)) == pytest.approx(0.3, rel=0.1)
     assert model.predict(StepFeatures(decode_tokens=8)) == pytest.approx(0.02, rel=0.1)
-
-
-MODEL = taught(noise=0.0)
 
 
 def test_a_restart_is_warm():

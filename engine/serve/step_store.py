@@ -29,14 +29,15 @@ class StepStore:
         self._path = folder / "step_time" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject)}.json"
 
     def load(self, model: StepTimeModel) -> bool:
-        """Load the saved values into `model`; return whether there were any. An unreadable file is logged and
-        ignored."""
+        """Load the saved values into `model`; return whether there were any. A file that is damaged, or that another
+        version or other knots made, is logged and not used: the next save replaces it."""
         if not self._path.is_file():
             return False
         try:
             model.load(json.loads(self._path.read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("step_time_unreadable", path=str(self._path), error=str(error))
+            consequence = "the duration of steps is learned anew: predictions begin after the first of them"
+            log.warning("step_time_dropped", path=str(self._path), error=str(error), consequence=consequence)
             return False
         return True
 

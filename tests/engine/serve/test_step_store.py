@@ -1,0 +1,33 @@
+"""The step-time model on disk, between two engine processes."""
+
+import json
+
+from structlog.testing import capture_logs
+
+from engine.core.step_time import SCALES, StepFeatures, StepTimeModel
+from engine.serve.step_store import step_store
+
+
+def new_model():
+    return StepTimeModel(0.99, (32, 128), 1.05, 1.5)
+
+
+def test_a_restart_knows_what_was_learned_and_says_why_if_it_does_not(tmp_path):
+    store, model = step_store(str(tmp_path), 2, "cpu", "float32", "hash"), new_model()
+    assert not store.load(new_model()), "nothing was saved"
+    for tokens in range(1, 30):
+        model.observe(StepFeatures(decode_tokens=tokens), 0.01 + 0.001 * tokens)
+    store.save(model.to_json())
+    again = new_model()
+    assert store.load(again) and again.prices == model.prices
+    [file] = (tmp_path / "step_time").iterdir()
+    saved = json.loads(file.read_text())
+    for spoiled, reason in (
+        ({**saved, "prices": saved["prices"][:-1]}, f"it has {len(SCALES) + 1} terms and knots at [32, 128], not"),
+        ({**saved, "knots": [8]}, "knots at [8], not"),
+        ({"prices": []}, "knots"),
+    ):
+        file.write_text(json.dumps(spoiled))
+        with capture_logs() as logged:
+            assert not store.load(new_model())
+        assert logged[0]["event"] == "step_time_dropped" and reason in logged[0]["error"]

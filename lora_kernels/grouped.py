@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lora_kernels.linear import Linear, make_linear
+from lora_kernels.linear import Linear, make_linear, packed_bits
 from lora_kernels.quantized import Weight, dense
 
 
@@ -63,6 +64,15 @@ def make_grouped(
     return ExpertByExpert(
         [make_linear(pieces, bias, dtype, out_dtype) for pieces, bias in zip(everyone, each, strict=True)]
     )
+
+
+@cache
+def grouped_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
+    """Returns the bits of memory that each weight of experts takes whose weights are tensors. The arguments are those
+    of `packed_bits`."""
+    if device.type == "cpu" and find_spec("numba"):
+        return 16 if is_bf16 else 8 * dtype.itemsize
+    return packed_bits(device, dtype, is_bf16=is_bf16) or 8 * dtype.itemsize
 
 
 class ExpertByExpert:

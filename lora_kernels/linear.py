@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -35,12 +36,13 @@ def make_linear(
 ) -> Linear:
     """Returns a linear layer of a weight [out_features, in_features] in the fastest form available on its device.
 
-    On a CPU the layer holds a packed copy of the weight, and the caller should drop the original; packing pays even
-    where tied embeddings are then stored twice. Weights for which `can_pack` or `can_pack_fp32` is True are packed for
-    numba_gemm.py or numba_dense.py, and other fp32 and bf16 weights for oneDNN where it computes in their dtype; the
-    rest are not packed. Measured on two cores with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take
-    8 / 20 / 126 ms, with oneDNN 13 / 24 / 137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes
-    4.7, 6.0 and 8.9 ms for 32 rows (fp32: 44 ms packed, 71 ms unpacked).
+    On a CPU the layer holds a copy of the weight (`packed_bits`), and the caller should drop the original;
+    packing pays even where tied embeddings are then stored twice. On a GPU they are stored once. Weights for which
+    `can_pack` or `computes_fp32` is True are packed for numba_gemm.py or numba_dense.py, and other fp32 and bf16
+    weights for oneDNN where it computes in their dtype; the rest are not packed. Measured on two cores with
+    AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 / 137 ms,
+    and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32: 44 ms
+    packed, 71 ms unpacked).
 
     Quantised weights stay so where `kept_bits` says it (see quantized_linear.py in cpu/ and gpu/), and elsewhere become
     tensors.
@@ -61,7 +63,12 @@ def make_linear(
         from lora_kernels.cpu.quantized_linear import QuantizedLinear
 
         return QuantizedLinear(quantized, bias, dtype or torch.float32, out_dtype)
-    return _make_dense(torch.cat([dense(piece, dtype) for piece in pieces]), bias, out_dtype)
+    if len(pieces) == 1 and _stays_bf16(pieces[0], dtype):
+        from lora_kernels.cpu.numba_dense import DenseLinear
+
+        return DenseLinear(dense(pieces[0]), bias)
+    tensors = [dense(piece, dtype) for piece in pieces]
+    return _make_dense(tensors[0] if len(tensors) == 1 else torch.cat(tensors), bias, out_dtype)
 
 
 def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bool) -> Embedding:
@@ -104,6 +111,28 @@ def kept_bits(coding: AnyCoding, device: torch.device, dtype: torch.dtype | None
     return stored_bits(coding)
 
 
+@cache
+def packed_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int | None:
+    """Returns the bits of memory that a weight which is a tensor takes in a linear layer, which holds a copy of it on a
+    CPU. None means that the layer computes with the tensor itself.
+
+    Args:
+        dtype: dtype of inputs and outputs.
+        is_bf16: whether all numbers of the weight are bf16's.
+    """
+    if device.type != "cpu":
+        return None
+    if find_spec("numba"):
+        from lora_kernels.cpu.numba_dense import computes_fp32
+        from lora_kernels.cpu.numba_gemm import can_pack
+
+        if can_pack(torch.empty(0, 2, dtype=dtype)):
+            return 16
+        if dtype == torch.float32 and computes_fp32():
+            return 16 if is_bf16 else 32
+    return 8 * dtype.itemsize
+
+
 def multiplies_fp8(device: torch.device, dtype: torch.dtype | None) -> bool:
     """Returns whether a device has products of FP8 with results in `dtype`: torch's are in bf16."""
     return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -118,20 +147,34 @@ def quantized_form(linear: Linear) -> QuantizedLinear | None:
     return linear if isinstance(linear, QuantizedLinear) else None
 
 
+def _stays_bf16(weight: Weight, dtype: torch.dtype | None) -> bool:
+    """Returns whether a layer with inputs in `dtype` packs a weight in bf16 as it is: without an fp32 copy, which would
+    take twice its memory and be compared with it."""
+    if not (isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.bfloat16):
+        return False
+    if dtype != torch.float32 or not find_spec("numba"):
+        return False
+    from lora_kernels.cpu.numba_dense import computes_fp32
+
+    return computes_fp32()
+
+
 def _make_dense(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Linear:
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.
-        from lora_kernels.cpu.numba_dense import DenseLinear, can_pack_fp32
+        from lora_kernels.cpu.numba_dense import DenseLinear, computes_fp32
         from lora_kernels.cpu.numba_gemm import PackedLinear, can_pack
 
         if can_pack(weight):
             return PackedLinear(weight, bias, out_dtype or weight.dtype)
-        if can_pack_fp32(weight):
+        if weight.dtype == torch.float32 and computes_fp32():
             return DenseLinear(weight, bias)
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return lambda x: F.linear(x, weight, bias)
+    # On a CPU the tensor may be mapped from the checkpoint's file.
+    kept = weight.clone() if weight.device.type == "cpu" else weight
+    return lambda x: F.linear(x, kept, bias)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

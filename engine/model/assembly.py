@@ -28,7 +28,8 @@ class _Reader(NamedTuple):
     """How weights are read.
 
     Attributes:
-        weight: returns a parameter on the decoder's device, in `dtype` unless it stays quantised.
+        weight: returns a parameter on the decoder's device, in `dtype` unless it stays quantised or, on a CPU, is in
+            bf16.
         norm: returns the weight of a norm, in the dtype in which the decoder multiplies by it.
         sum_dtype: dtype of what ranks sum, where the kernel can give it.
     """
@@ -40,7 +41,7 @@ class _Reader(NamedTuple):
 
     def bias(self, *paths: str) -> Tensor:
         """Returns the biases of some projections, one after the other."""
-        return torch.cat([dense(self.weight(f"{path}.bias")) for path in paths])
+        return torch.cat([dense(self.weight(f"{path}.bias"), self.dtype) for path in paths])
 
     def fused(
         self, block: str, names: tuple[str, ...], bias: bool = False, out_dtype: torch.dtype | None = None
@@ -70,7 +71,10 @@ def build_decoder(
         weight = source(name)
         if not isinstance(weight, Tensor) and kept_bits(weight.coding, device, dtype):
             return weight.to(device)
-        return dense(weight).to(device=device, dtype=dtype)
+        weight = dense(weight)
+        if device.type == "cpu" and weight.dtype == torch.bfloat16:
+            return weight  # linears may pack it as it is, and convert it otherwise
+        return weight.to(device=device, dtype=dtype)
 
     def norm(name: str) -> Tensor:
         weight = dense(source(name)).to(device=device, dtype=torch.float32 if spec.wide_norms else dtype)

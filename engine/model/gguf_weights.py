@@ -67,6 +67,11 @@ class GgufFile:
         kind = _block_type(stored) if stored else None
         return kind.coding if kind else None
 
+    def is_bf16(self, name: str) -> bool:
+        """Returns whether all numbers of a tensor are bf16's, as its type says."""
+        stored = self._tensors.get(gguf_name(name))
+        return stored is not None and FLOATS.get(stored.kind) is torch.bfloat16
+
     def form(self, name: str) -> str | None:
         """Returns the name in ggml of a tensor's type; None means that it is not quantised, or that there is no such
         tensor."""

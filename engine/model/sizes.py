@@ -3,6 +3,7 @@ machine, before the weights are loaded. The rules are in `engine.core.sizing`.""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,14 +26,18 @@ from engine.model.parallel.ranks import Ranks
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec, read_spec
-from engine.model.weights import find_codings
+from engine.model.weights import find_forms, parameter_shapes
+from lora_kernels.grouped import grouped_bits
 from lora_kernels.layout import TARGET_BYTES
-from lora_kernels.linear import kept_bits, multiplies_fp8
+from lora_kernels.linear import kept_bits, multiplies_fp8, packed_bits
 
 log = structlog.get_logger("sizes")
 
 Bits = Callable[[str], float]
 """Maps the name of a parameter to the bits that each of its weights takes in memory."""
+EMBEDDING = "model.embed_tokens.weight"
+EXPERTS = re.compile(r"\.mlp\.experts\.\d+\.\w+_proj\.weight$")
+LINEARS = re.compile(r"(?:_proj|lm_head|\.mlp\.gate|\.shared_expert_gate)\.weight$")
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_BYTES = 256 << 20
@@ -106,11 +111,17 @@ def _fill_sizes(
 
     costs = weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype)
     model = Model(*costs, multiplied_share(whole, shard))
-    expected = partial(expected_bytes, config, spec, dtype, device, max_model_len(config, spec))
+    captured = replace(config, graphs=config.graphs and not _has_quantised_experts(whole, bits, dtype))
+    expected = partial(expected_bytes, captured, spec, dtype, device, max_model_len(config, spec))
     steps = gpu_sizes(find_gpu(device, dtype), model, chosen, expected)
     sized = with_sizes(config, device, steps)
     reserved = expected(sized.config.max_seqs, sized.config.token_budget)
     return replace(sized, weight_bytes=weight_bytes, loaded_bytes=weight_bytes, reserved=reserved)
+
+
+def _has_quantised_experts(spec: ModelSpec, bits: Bits, dtype: torch.dtype) -> bool:
+    """Returns whether a GPU keeps experts quantised, for whose routing the host waits, so that no step is captured."""
+    return any(EXPERTS.search(name) and bits(name) < 8 * dtype.itemsize for name in parameter_shapes(spec))
 
 
 def warn_of_dequantised(weights: str, weight_bytes: int, dtype: torch.dtype) -> None:
@@ -165,17 +176,26 @@ def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, 
             "engine.weights fp8 needs a GPU of compute capability 8.9 or later and bfloat16, "
             f"not {device.type}, {dtype}"
         )
-    if config.weights == "auto":
-        coding = find_codings(Path(config.model), spec, config.load_format)
-    else:
-        coding = partial(coding_for, weights=config.weights)
+    stored = find_forms(Path(config.model), spec, config.load_format)
 
     def bits(name: str) -> float:
-        found = coding(name)
-        kept = kept_bits(found, device, dtype) if found else None
-        return kept or 8 * dtype.itemsize
+        form = stored(name)
+        coding = form.coding if config.weights == "auto" else coding_for(name, config.weights)
+        kept = kept_bits(coding, device, dtype) if coding else None
+        return kept or _dense_bits(name, spec, device, dtype, is_bf16=form.is_bf16 and coding is None)
 
     return bits
+
+
+def _dense_bits(name: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
+    """Returns the bits that each weight of a parameter takes in memory if it is a tensor of `dtype`, with those of the
+    copy that linears make of it: with tied embeddings, the head has a copy of the embedding."""
+    if EXPERTS.search(name):
+        return grouped_bits(device, dtype, is_bf16=is_bf16)
+    copied, whole = packed_bits(device, dtype, is_bf16=is_bf16), 8 * dtype.itemsize
+    if LINEARS.search(name):
+        return copied or whole
+    return whole + (copied or 0) if name == EMBEDDING and spec.tied_embeddings else whole
 
 
 def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,13 +55,26 @@ def open_weights(
     return lambda name: stored.read(spec.stored_name(name))
 
 
-def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], AnyCoding | None]:
-    """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
-    that they are not quantised. Raises ValueError if a GGUF file is damaged, or WeightsError as `open_weights` does."""
+class StoredForm(NamedTuple):
+    """How a folder stores the weights of a parameter: their coding, None if they are not quantised, and whether all of
+    their numbers are known to be bf16's."""
+
+    coding: AnyCoding | None
+    is_bf16: bool
+
+
+def find_forms(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], StoredForm]:
+    """Returns a function that says how the folder stores the weights of a parameter. Raises ValueError if a GGUF file
+    is damaged, or WeightsError as `open_weights` does."""
     if load_format == "dummy":
-        return lambda name: None
+        return lambda name: StoredForm(None, False)
     stored = _open(folder, spec)
-    return lambda name: stored.coding(fused_name(name) if spec.fused else spec.stored_name(name))
+
+    def form(name: str) -> StoredForm:
+        name = fused_name(name) if spec.fused else spec.stored_name(name)
+        return StoredForm(stored.coding(name), stored.is_bf16(name))
+
+    return form
 
 
 def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
@@ -70,7 +84,7 @@ def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, 
         weights: `engine.weights`; anything but `auto` is the name.
 
     Raises:
-        ValueError: in the cases of `find_codings`.
+        ValueError: in the cases of `find_forms`.
     """
     if weights != "auto":
         return weights

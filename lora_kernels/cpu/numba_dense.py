@@ -26,13 +26,14 @@ from lora_kernels.cpu.simd import LANES, has_wide_vectors
 
 
 class DenseLinear:
-    """A linear layer with a packed copy of its weight: fp32 [num_rows, in_features] -> [num_rows, out_features]."""
+    """A linear layer with a packed copy of its weight, fp32 or bf16: fp32 [num_rows, in_features] -> [num_rows,
+    out_features]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._features, self._width = weight.shape
         self._weight = zeros(-(-self._features // LANES), self._width, LANES, dtype=panel_dtype(weight))
         pack_panels(weight, self._weight)
-        self._bias = None if bias is None else F.pad(bias, (0, len(self._weight) * LANES - self._features))
+        self._bias = None if bias is None else F.pad(bias.float(), (0, len(self._weight) * LANES - self._features))
         self._kernel, self._team = grouped_kernel(F32, FORMATS[self._weight.dtype], F32), team()
         self._block = GroupedArguments(
             experts=1,
@@ -68,7 +69,6 @@ def _starts(rows: int) -> npt.NDArray[np.int32]:
     return np.array([0, rows], np.int32)
 
 
-def can_pack_fp32(weight: Tensor) -> bool:
-    """Returns whether the weight is fp32 and this processor has AVX2 and no AVX-512, for which oneDNN is faster."""
-    features = numba.core.codegen.get_host_cpu_features()
-    return weight.dtype == torch.float32 and "+avx2" in features and not has_wide_vectors()
+def computes_fp32() -> bool:
+    """Returns whether this processor has AVX2 and no AVX-512, for which oneDNN is faster."""
+    return "+avx2" in numba.core.codegen.get_host_cpu_features() and not has_wide_vectors()

@@ -78,6 +78,10 @@ class PackedExperts:
             pack_panels(weight, packed[number])
         return packed
 
+    @property
+    def nbytes(self) -> int:
+        return self._weights.nbytes
+
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
         """Returns the output, a new tensor [num_entries, out_features]: see `GroupedLinear`. Raises ValueError unless
         `x` is [num_entries, in_features] in the dtype of the weights."""

@@ -8,7 +8,7 @@ from lora_kernels.cpu import numba_dense, numba_tiles
 from lora_kernels.cpu.huge_pages import PAGE, zeros
 from lora_kernels.cpu.numba_dense import DenseLinear
 from lora_kernels.cpu.numba_tiles import panel_dtype
-from lora_kernels.linear import make_linear
+from lora_kernels.linear import make_linear, packed_bits
 
 packs = pytest.mark.usefixtures("packed_linears")
 
@@ -91,6 +91,25 @@ def test_numbers_of_bf16_are_kept_in_bf16_with_the_same_results(monkeypatch):
     whole = DenseLinear(weight, offset)
     assert half.nbytes == whole.nbytes // 2
     assert torch.equal(half(x), whole(x))
+
+
+def test_bf16_weights_are_packed_as_they_are(monkeypatch):
+    monkeypatch.setattr(numba_dense, "computes_fp32", lambda: True)
+    weight, offset, _ = made(97, 64, torch.bfloat16, True)
+    expected = make_linear([weight[:40].float(), weight[40:].float()], offset.float(), torch.float32)
+    packed = []
+    monkeypatch.setattr(numba_dense, "panel_dtype", lambda weight: packed.append(weight.dtype) or weight.dtype)
+    found, x = make_linear([weight[:40], weight[40:]], offset, torch.float32), torch.randn(9, 64)
+    assert packed == [torch.bfloat16], "and no copy in fp32"
+    assert found.nbytes == expected.nbytes and torch.equal(found(x), expected(x))
+
+
+def test_a_gpu_computes_with_the_tensor_itself(monkeypatch):
+    """A head has the memory of the embedding that it is tied to."""
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight, bias: weight)
+    weight = torch.empty(6, 4, device="meta")
+    assert make_linear(weight, dtype=torch.float32)(weight) is weight
+    assert packed_bits(weight.device, torch.float32, is_bf16=True) is None
 
 
 def test_no_copy_of_a_large_weight_is_compared_with_it(monkeypatch):

@@ -1,12 +1,15 @@
 """Sizes that an engine derives: on GPUs and models that are not here, and on this CPU."""
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
+from tiny_families import save_model
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
@@ -28,14 +31,18 @@ from engine.core.sizing import (
 )
 from engine.model import sizes
 from engine.model.arena import page_shape
+from engine.model.assembly import build_decoder
 from engine.model.gpu_facts import count_gpus, describe, find_gpu
 from engine.model.graph_plan import row_bytes
 from engine.model.memory import count_pages
 from engine.model.parallel.shard import Shard
 from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
-from engine.model.sizes import count_weight_bytes, fill_sizes, multiplied_share
-from engine.model.spec import parse_spec
+from engine.model.sizes import count_weight_bytes, fill_sizes, find_kept_bits, multiplied_share
+from engine.model.spec import parse_spec, read_spec
+from engine.model.weights import open_weights, parameter_shapes
 from engine.sim.device import find_device
+from lora_kernels.cpu import numba_dense
+from lora_kernels.linear import packed_bits
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 GPUS = {  # compute capability, multiprocessors, MHz, MHz of memory, bits, free GiB
@@ -100,14 +107,14 @@ def properties(name, **changed):
 def on(monkeypatch):
     """Return a function that sizes an engine on a GPU that is not here, with 512 GiB of host memory."""
 
-    def size(gpu, model, free_gib=None, **config):
+    def size(gpu, model, free_gib=None, spec=None, **config):
         free = int((free_gib or GPUS[gpu][-1]) * GIB)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties(gpu))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: GPUS[gpu][0])
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
         monkeypatch.setattr(sizes, "free_host_bytes", lambda: 512 * GIB)
         monkeypatch.setattr(sizes, "count_gpus", lambda: 1)
-        return fill_sizes(EngineConfig(model, load_format="dummy", **config), spec_of(model), CUDA, BF16)
+        return fill_sizes(EngineConfig(model, load_format="dummy", **config), spec or spec_of(model), CUDA, BF16)
 
     return size
 
@@ -118,12 +125,16 @@ def costs_of(model):
     return Model(count_weight_bytes(spec, lambda name: 16), 2, token_bytes, row_bytes(spec, BF16))
 
 
+def qwen3_30b(layers=48):
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
+    sizes = {"hidden_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": 4}
+    ends = {"vocab_size": 151_936, "max_position_embeddings": 40_960, "intermediate_size": 6144}
+    return parse_spec({"model_type": "qwen3_moe", **experts, **sizes, **ends}, {})
+
+
 def test_a_row_is_multiplied_by_its_experts_only():
     """Qwen3-30B-A3B, whose steps on an H100 may have as many tokens as any. With all weights, it would be 896."""
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
-    sizes = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
-    ends = {"vocab_size": 151_936, "max_position_embeddings": 40_960, "intermediate_size": 6144}
-    spec = parse_spec({"model_type": "qwen3_moe", **experts, **sizes, **ends}, {})
+    spec = qwen3_30b()
     share = multiplied_share(spec)
     assert share == pytest.approx(3.35 / 30.53, rel=0.01) and multiplied_share(spec_of("8B")) == 1.0
     assert multiplied_share(spec, Shard(0, 2)) == pytest.approx(share, rel=0.01)
@@ -239,6 +250,35 @@ def test_a_pool_that_the_operator_sets_is_what_memory_allows(on):
 def test_memory_for_steps_is_reserved_without_graphs_too(on):
     with_graphs, without = (on("NVIDIA L4", "8B", graphs=graphs) for graphs in (True, False))
     assert 0 < without.reserved < with_graphs.reserved
+
+
+def test_no_graphs_are_reserved_where_quantised_experts_prevent_them(on):
+    def reserved(**config):
+        return on("NVIDIA H100 80GB HBM3", "A3B", spec=qwen3_30b(layers=2), **config).reserved
+
+    assert reserved(weights="int4") == reserved(weights="int4", graphs=False)
+    assert reserved() > reserved(graphs=False) + GIB // 4
+
+
+@pytest.mark.parametrize(("stored", "bits"), [(torch.bfloat16, 16), (torch.float32, 32)])
+@pytest.mark.parametrize("family", ["llama_tied", "mixtral"])
+def test_weights_are_counted_as_linears_hold_them(family, stored, bits, tmp_path, monkeypatch):
+    """fp32 panels of numbers of bf16 have 16 bits, and a tied embedding has fp32 rows beside the head's panels."""
+    monkeypatch.setattr(numba_dense, "computes_fp32", lambda: True)
+    monkeypatch.setattr(sizes, "packed_bits", packed_bits.__wrapped__)
+    save_model(family, tmp_path, vocab_size=96)
+    file, cpu = tmp_path / "model.safetensors", torch.device("cpu")
+    save_file({name: tensor.to(stored) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    spec = read_spec(tmp_path)
+    counted = count_weight_bytes(spec, find_kept_bits(EngineConfig(str(tmp_path)), spec, cpu, torch.float32))
+    decoder = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, cpu)
+    packed = [one for layer in decoder.layers for one in (layer.qkv, layer.o, *layer.feed_forward.linears)]
+    held = sum(one.nbytes for one in [decoder.head, *packed])
+    router_pads = 2 * (16 - 3) * 64 * bits // 8 if family == "mixtral" else 0
+    matrices = sum(prod(shape) for name, shape in parameter_shapes(spec).items() if len(shape) == 2)
+    embedding, norms = 96 * 64, sum(shape[0] for shape in parameter_shapes(spec).values() if len(shape) == 1)
+    assert counted == held - router_pads + 4 * (embedding + norms)
+    assert held - router_pads == bits // 8 * (matrices if spec.tied_embeddings else matrices - embedding)
 
 
 def test_a_cpu_has_the_measured_sizes(monkeypatch):

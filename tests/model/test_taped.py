@@ -177,7 +177,7 @@ def test_every_family_is_recorded(family, tmp_path, adapters, played):
 @pytest.fixture
 def fp32_linears(monkeypatch):
     """Our fp32 linears, also where oneDNN's are preferred."""
-    monkeypatch.setattr("lora_kernels.cpu.numba_dense.can_pack_fp32", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr("lora_kernels.cpu.numba_dense.computes_fp32", lambda: True)
 
 
 @pytest.mark.usefixtures("threads_as_before", "fp32_linears")
@@ -215,5 +215,5 @@ def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path, fp32_
     assert taped_decoder(make_runner(tmp_path / "shared", dtype="float32")) is None
     save_model("qwen3_moe", tmp_path / "experts", moe_intermediate_size=64)
     assert taped_decoder(make_runner(tmp_path / "experts", dtype="float32", weights="int8")) is None
-    monkeypatch.setattr("lora_kernels.cpu.numba_dense.can_pack_fp32", lambda weight: False)
+    monkeypatch.setattr("lora_kernels.cpu.numba_dense.computes_fp32", lambda: False)
     assert taped_decoder(make_runner(tiny_llama, dtype="float32")) is None

@@ -75,6 +75,13 @@ class Folder:
         """Returns how a parameter's weights are coded once they are read; None means that they are not quantised."""
         return self._layers[name].coding if name in self._layers else None
 
+    def is_bf16(self, name: str) -> bool:
+        """Returns whether all numbers of a parameter are bf16's, as its dtype says."""
+        layer = self._layers.get(name)
+        if layer is not None and layer.form:
+            return layer.form == MXFP4
+        return all(self._stored.dtype(part) == "BF16" for part in (layer.parts if layer else [name]))
+
     def form(self, name: str) -> str | None:
         """Returns the name of a parameter's format, such as `gptq-4bit-g128`; None means that it is not quantised."""
         if name not in self._layers or not self._layers[name].form:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Container
 from math import ceil, inf
 
+from engine.core.chunk_sizes import chunk_that_fits
 from engine.core.config import goal_of
 from engine.core.fair_share import LaneShares
 from engine.core.sequence import Sequence
@@ -259,7 +260,7 @@ class StepBudget:
             return wanted
         limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit
         limit = self._before + (limit - self._before) * share
-        fits = self._model.chunk_that_fits(self.features, start, rank, limit, scores=not seq.is_scored)
+        fits = chunk_that_fits(self._model, self.features, start, rank, limit, scores=not seq.is_scored)
         fits = min(wanted, fits)
         least = min(wanted, self._rules.min_chunk)
         if self._lane is Lane.INTERACTIVE:

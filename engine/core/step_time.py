@@ -11,9 +11,9 @@ A model with experts has another term, the expected share of its experts that th
 concave function of the tokens, which the convex one cannot be.
 
 The coefficients are found by recursive least squares in information form on relative errors, so that a miss of 5 %
-counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A chunk can
-therefore be sized by solving for its length. A range of token counts without any observed step is assumed to be like
-the range below it; the steps that result from this assumption then correct it.
+counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A range of
+token counts without any observed step is assumed to be like the range below it; the steps that result from this
+assumption then correct it.
 
 Steps are remembered and forgotten separately by size. A thousand similar steps in a row, as a backlog of batch work
 produces, must not erase what is known about other sizes, because budgets compare with those: a wrong prediction would
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, pow, sqrt
+from math import inf, pow
 from typing import Any, NamedTuple
 
 from engine.core.least_squares import non_negative_solution
@@ -44,8 +44,6 @@ one size reaches one of `SOLVE_AT`. A solution costs about as much as planning a
 RIDGE = 1e-7
 """Regularization added to each diagonal element, as a fraction of the largest: it keeps collinear terms from cancelling
 out at large prices."""
-MOST_TOKENS = 1 << 30
-"""Size of a chunk that costs nothing."""
 ERRORS_KEPT = 256
 NEWEST_LAUNCH = 0.25
 """Weight of the newest step in the share of steps, of one kind and size, that were launched kernel by kernel."""
@@ -230,70 +228,6 @@ class StepTimeModel:
         """Return the surcharge, in seconds, for the last of `tokens` tokens of a step."""
         return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
-    def chunk_that_fits(
-        self, features: StepFeatures, start: int, rank: int, seconds: float, *, scores: bool = False
-    ) -> int:
-        """Return the size in tokens of the largest prefill chunk that can be added to a step within `seconds`.
-
-        Args:
-            features: the work that the step already has.
-            start: position of the chunk's first token.
-            rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
-            seconds: maximum predicted duration of the whole step.
-            scores: whether logprobs of the chunk's tokens are computed.
-        """
-        base = self._linear_price(start, rank, scores=scores)
-        fits, before = min(self._chunk_that_fits(features, base, rank, seconds), MOST_TOKENS), int(features.tokens)
-        if features.launched or not self.is_launched(1, before + fits):
-            return fits
-        launched = self._chunk_that_fits(features, base, rank, seconds - self.prices.launch)
-        return max(launched, self._largest_replayed(before + fits) - before)
-
-    def _largest_replayed(self, tokens: int) -> int:
-        """Return the largest number of tokens, at most `tokens`, of a step with prompts that would be replayed; 0 if
-        there is none."""
-        while tokens and self.is_launched(1, tokens):
-            tokens = (1 << (tokens.bit_length() - 1)) - 1
-        return tokens
-
-    def _linear_price(self, start: int, rank: int, *, scores: bool) -> float:
-        """Return the seconds for a token of a chunk from `start` on, less its surcharges beyond knots and attention to
-        the chunk itself."""
-        prices = self.prices
-        scored = prices.scored if scores else 0.0
-        return prices.prefill + prices.attention * start + prices.lora_row * rank + scored
-
-    def _chunk_that_fits(self, features: StepFeatures, base: float, rank: int, seconds: float) -> int:
-        tokens, room = features.tokens, seconds - self.predict(features) - (self.prices.adapter if rank else 0.0)
-        if not self.prices.experts:
-            return self._tokens_that_fit(tokens, base, room)
-        room += self.experts_s(tokens)
-
-        def beside(chunk: float) -> int:
-            """Return the tokens that fit beside the experts that the step and a chunk of so many tokens read."""
-            return self._tokens_that_fit(tokens, base, room - self.experts_s(tokens + chunk))
-
-        low = beside(inf)  # as if the chunk read all experts: no more fit than beside those that these tokens read
-        high = beside(low)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if beside(middle) >= middle else (low, middle - 1)
-        return low
-
-    def _tokens_that_fit(self, tokens: float, base: float, room: float) -> int:
-        """Return how many tokens a step of `tokens` tokens has room for, without the experts that they read."""
-        prices = self.prices
-        square, done = prices.attention / 2, 0
-        for knot in (*[k for k in self.knots if k > tokens], MOST_TOKENS):
-            slope = base + self.token_price(tokens + done + 1) + prices.attention * done
-            fits = solve(square, slope, room)
-            if tokens + done + fits <= knot:
-                return done + fits
-            length = knot - int(tokens) - done
-            room -= length * (slope + square * length)
-            done += length
-        return done
-
     def observe(self, features: StepFeatures, seconds: float) -> None:
         """Learn from a step with these features that took `seconds` (for a known size, at most `OUTLIER` times more or
         less than predicted). Prices, margin and error are updated after `WARM_STEPS` steps, then every `SOLVE_EVERY`
@@ -371,15 +305,3 @@ def _read_memory(saved: Any, count: int) -> Memory:
     memory = Memory(count)
     memory.normal, memory.right = [[float(x) for x in row] for row in normal], [float(x) for x in right]
     return memory
-
-
-def solve(square: float, slope: float, room: float) -> int:
-    """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients; 0 if
-    `room` is negative, and `MOST_TOKENS` if both coefficients are 0."""
-    if room <= 0:
-        return 0
-    if square * room < 1e-6 * slope * slope:
-        return int(room / slope)
-    if square == 0:
-        return MOST_TOKENS
-    return int((sqrt(slope * slope + 4 * square * room) - slope) / (2 * square))

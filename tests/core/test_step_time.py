@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.chunk_sizes import chunk_that_fits
 from engine.core.step_time import StepFeatures, StepTimeModel
 
 
@@ -79,7 +80,7 @@ def test_it_learns_a_device_that_reads_the_experts_that_tokens_choose():
     ]
     assert errors[1] < 0.03 < 0.2 < errors[0]
     assert ours.prices.experts == pytest.approx(0.02, rel=0.1)
-    chunk, before = ours.chunk_that_fits(StepFeatures(decode_tokens=4), 0, 0, 0.03), StepFeatures(decode_tokens=4)
+    chunk, before = chunk_that_fits(ours, StepFeatures(decode_tokens=4), 0, 0, 0.03), StepFeatures(decode_tokens=4)
     assert chunk > 10 and ours.predict(before._replace(prefill_tokens=chunk)) <= 0.03
     restored = StepTimeModel(0.99, (8, 32, 128), 1.05, 1.5, 0.1)
     restored.load(json.loads(json.dumps(ours.to_json())))
@@ -148,7 +149,7 @@ def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, s
         )
         return model.predict(chunk)
 
-    tokens = model.chunk_that_fits(before, start, rank, cap, scores=scores)
+    tokens = chunk_that_fits(model, before, start, rank, cap, scores=scores)
     assert tokens >= 0
     if tokens:
         assert seconds(tokens) <= cap * (1 + 1e-6)
@@ -198,8 +199,8 @@ def test_a_step_launched_kernel_by_kernel_takes_at_least_its_launching():
         features = features._replace(launched=float(prefill > 0))
         assert model.predict(features) == pytest.approx(seconds(features), rel=0.05)
     replayed = StepFeatures(decode_tokens=60)
-    assert model.chunk_that_fits(replayed, 0, 0, 0.012) == 0, "with a prompt it would be launched"
-    assert model.chunk_that_fits(replayed, 0, 0, 0.020) > 100
+    assert chunk_that_fits(model, replayed, 0, 0, 0.012) == 0, "with a prompt it would be launched"
+    assert chunk_that_fits(model, replayed, 0, 0, 0.020) > 100
 
 
 def test_more_time_never_makes_a_chunk_smaller():
@@ -209,7 +210,7 @@ def test_more_time_never_makes_a_chunk_smaller():
         features = StepFeatures(rng.randrange(2, 2000), rng.randrange(1, 60))
         launched = float(features.tokens > 1023)
         model.observe(features._replace(launched=launched), 0.005 + 0.000016 * features.tokens + 0.006 * launched)
-    chunks = [model.chunk_that_fits(StepFeatures(decode_tokens=64), 0, 0, ms / 1000) for ms in range(5, 60)]
+    chunks = [chunk_that_fits(model, StepFeatures(decode_tokens=64), 0, 0, ms / 1000) for ms in range(5, 60)]
     assert chunks == sorted(chunks)
     assert 900 < chunks[19] <= 1023 - 64, "24 ms are too few for a launched step of that size"
     assert chunks[-1] > 1200

@@ -24,7 +24,7 @@ from engine.model.decoder import Decoder
 from engine.model.draft_folder import DraftFolder, draft_block
 from engine.model.host_store import PackedAdapter
 from engine.model.lora import target_names
-from engine.model.peft_loader import TargetShapes, target_shapes
+from engine.model.peft_targets import TargetShapes, target_shapes
 from engine.model.quantize import open_source
 from engine.model.sizes import max_model_len
 from engine.model.spec import ModelSpec

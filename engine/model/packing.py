@@ -19,8 +19,9 @@ from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
 from engine.model.lora import touched_names
 from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter, read_draft
-from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
+from engine.model.peft_loader import LoadedAdapter, check_peft
 from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import TargetShapes
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter
 

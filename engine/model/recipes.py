@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.model.host_memory import Blob
+from engine.model.parallel.adapters import Place
 from engine.model.peft_folder import PeftFolder
-from engine.model.peft_loader import Place, TargetShapes, pair_tensors
+from engine.model.peft_loader import pair_tensors
 from engine.model.peft_settings import PeftSettings
+from engine.model.peft_targets import TargetShapes
 from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout
 
 MOST_KNOWN = 64

@@ -42,7 +42,7 @@ from engine.model.memory import Progress, count_host_pages, count_pages, pick_de
 from engine.model.packing import Packer, load_ahead
 from engine.model.parallel.ranks import ALONE, Ranks, threads_of_rank
 from engine.model.parallel.stages import find_shard
-from engine.model.peft_loader import target_shapes
+from engine.model.peft_targets import target_shapes
 from engine.model.pooler import Pooler
 from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler

@@ -17,7 +17,9 @@ from engine.config import EngineConfig, Speculation
 from engine.model.assembly import build_decoder
 from engine.model.lora import LoraStep, prepare_lora, target_names, target_widths
 from engine.model.parallel.shard import Shard
-from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.peft_loader import load_peft
+from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import target_shapes
 from engine.model.quantize import quantized_source
 from engine.model.sizes import TABLE_BYTES, fill_sizes, fit_table
 from engine.model.spec import parse_spec, read_spec

@@ -24,7 +24,9 @@ from engine.model.families import FAMILIES
 from engine.model.gguf_weights import ARCHITECTURES, GgufFile
 from engine.model.kernels import attention_wish
 from engine.model.parallel.shard import Shard
-from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.peft_loader import load_peft
+from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import target_shapes
 from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import open_weights, parameter_shapes
 from engine.sim.shapes import find_shape

@@ -18,7 +18,7 @@ from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
 from engine.engine import Engine
 from engine.model import fetcher as fetcher_module
 from engine.model.packing import Packer
-from engine.model.peft_loader import AdapterError
+from engine.model.peft_settings import AdapterError
 from engine.model.runner import ModelRunner
 
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4

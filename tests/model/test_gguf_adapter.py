@@ -19,7 +19,9 @@ from peft_folders import TARGETS, base_model, save_adapter
 from engine.core.types import Request
 from engine.model.gguf_adapter import INVOCATION, GgufBase
 from engine.model.lora import target_widths
-from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
+from engine.model.peft_loader import load_peft
+from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import TargetShapes
 from engine.model.spec import read_spec
 from tests.model.test_peft_parity import GREEDY, PROMPTS, make_engine, run
 

@@ -14,7 +14,9 @@ from tiny_adapters import save_adapter
 from engine.model.host_memory import PagedMemory
 from engine.model.lora import TARGETS
 from engine.model.packing import Packer, load_ahead
-from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
+from engine.model.peft_loader import load_peft
+from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import TargetShapes
 from engine.model.recipes import MOST_KNOWN, Recipes
 from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
 from lora_kernels.reference import lora_delta

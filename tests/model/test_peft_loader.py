@@ -23,7 +23,9 @@ from safetensors.torch import load_file, save_file
 from engine.model.gguf_adapter import MAX_HEADER_BYTES
 from engine.model.peft_fields import HANDLED, HARMLESS, REFUSED
 from engine.model.peft_folder import read_adapter
-from engine.model.peft_loader import NO_GGUF, AdapterError, LoadedAdapter, TargetShapes, load_peft
+from engine.model.peft_loader import LoadedAdapter, load_peft
+from engine.model.peft_settings import AdapterError
+from engine.model.peft_targets import NO_GGUF, TargetShapes
 
 WIDTHS = np.array([[32, 32], [32, 16], [32, 16], [32, 32], [32, 48], [32, 48], [48, 32]], dtype=np.int32)
 

@@ -10,7 +10,8 @@ from tiny_families import save_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.model.checkpoints.stored import WeightsError
-from engine.model.peft_loader import load_peft, target_shapes
+from engine.model.peft_loader import load_peft
+from engine.model.peft_targets import target_shapes
 from engine.model.spec import read_spec
 from engine.model.weights import name_weights, open_weights, parameter_shapes
 

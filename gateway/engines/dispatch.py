@@ -78,7 +78,8 @@ class Dispatch:
         engine.replica = self._router.join(engine.name, keys, _role(engine))
         kv_bytes = info.page_bytes / max(1, info.block_size)
         self._router.splitting = Splitting(self._mode(), ASSUMED_BYTES_PER_S, LATENCY_S, kv_bytes)
-        engine.replica.hear(engine.news, self._clock() if engine.told.is_set() else float("-inf"))
+        told_at = self._clock() if engine.told.is_set() else float("-inf")
+        self._router.hear(engine.replica, engine.news, told_at)
 
     def leave(self, engine: PooledEngine) -> None:
         """Let an engine get no requests any more. Does nothing if it gets none already."""
@@ -91,7 +92,7 @@ class Dispatch:
         """Take in a message of an engine, which `engine` has heard already."""
         now = self._clock()
         if (replica := engine.replica) is not None:
-            replica.hear(engine.news, now)
+            self._router.hear(replica, engine.news, now)
             self._router.learn(replica, message.prefix_keys)
         self._router.tick(now)
 

@@ -13,14 +13,15 @@ hashing with bounded loads: Mirrokni et al., SODA 2018).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from random import Random
 from typing import NamedTuple
 
 from engine.core.types import Lane
-from gateway.routing.news import Ask, Replica, Role
+from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens
 from gateway.routing.sessions import Sessions
@@ -121,6 +122,14 @@ class Router:
         self.placement.leave(replica.index)
         self.prefixes.leave(replica.index)
         self._sessions.leave(replica.index)
+
+    def hear(self, replica: Replica, news: News, now: float) -> None:
+        """Take note of a replica's news. While it cannot predict its costs yet, since it has only begun to work, they
+        are the least that another replica tells: at no cost at all, it would look best for everything."""
+        others = [each.news for each in self.replicas.values() if each is not replica]
+        prompt_token_s = news.prompt_token_s or _least_known(other.prompt_token_s for other in others)
+        decode_step_s = news.decode_step_s or _least_known(other.decode_step_s for other in others)
+        replica.hear(replace(news, prompt_token_s=prompt_token_s, decode_step_s=decode_step_s), now)
 
     def choose(self, ask: Ask, now: float) -> Decision:
         """Choose a replica as `decide` does, and count the request as sent to it."""
@@ -269,6 +278,11 @@ class Router:
         rank, replica = next(pair for pair in order if pair[1].unfinished[Lane.BATCH] + 1 <= most)
         cached = matched_tokens(masks, replica.index)
         return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
+
+
+def _least_known(costs: Iterable[float]) -> float:
+    """Return the least of the costs that are known; 0 if none is."""
+    return min((cost for cost in costs if cost), default=0.0)
 
 
 def _decide(replica: Replica, reason: Reason, masks: list[int]) -> Decision:

@@ -8,7 +8,8 @@ The costs of a request on a replica, or on two, are seconds: those that it takes
   decodes are also those of answers that are still to come when a replica tells its news: of prompts that wait there, or
   that another replica computes. While these did not count, prompts went where answers were about to begin.
 - An answer takes a step for each token: a long one while prompts that wait there already are computed beside it, and
-  then one that is longer by the prompts' share.
+  then one that is longer by the prompts' share. That share is the one when the answer begins: prompts that wait there,
+  and the request's own, count as computed. While they did not, the first answers stayed where the next prompts went.
 - KV is sent in pieces while the prompt is computed. What is still to come after the first token delays the second,
   and so does the step that runs when it has come. Copies between host memory and the device delay the decodes on both
   sides, and a transfer the transfers after it.
@@ -18,8 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from math import exp
+from statistics import fmean
 from typing import NamedTuple
 
+from engine.core.ledger import PROMPT_WINDOW_S
 from gateway.routing.news import Ask, Replica, Role
 
 PIECE_TOKENS = 2048
@@ -83,14 +87,16 @@ class Placing(NamedTuple):
 
 def place(ask: Ask, sides: Sequence[Side], unsplit: Replica, rules: Splitting, now: float) -> Placing | None:
     """Return the two replicas of `sides` on which a request costs least, or None if it costs no more on `unsplit`,
-    where it would run otherwise. While no costs are known, it is not split."""
+    where it would run otherwise. While no replica knows what an answer costs, it is split: that costs a transfer, but
+    an answer that stays may wait for every prompt that comes."""
     stretch = _stretch(sides)
     prompt_s = [_prompt_s(ask, side, stretch, now) for side in sides]
     split = _place_split(ask, sides, prompt_s, rules, now)
-    if split is None or rules.mode is SplitMode.ALWAYS:
+    if split is None or rules.mode is SplitMode.ALWAYS or not split.second.replica.news.decode_step_s:
         return split
+    mean_share = fmean(side.replica.news.prompt_share for side in sides)
     whole_s = [
-        prompt + _answer_s(ask, side, _token_at(ask, side, now), now)
+        prompt + _answer_here_s(ask, side, mean_share, now)
         for side, prompt in zip(sides, prompt_s, strict=True)
         if side.replica is unsplit
     ]
@@ -122,7 +128,10 @@ def _place_split(
             copied_s = sum(_copied_s(ask, side, second, rules, token_at) for side in (first, second))
             waits_s = second.replica.news.decode_step_s + copied_s
             moved_s = max(transfer.arrives_at - token_at, second.load_s) + transfer.delays_s + waits_s
-            cost = prompt_s[number] + moved_s + _answer_s(ask, second, transfer.arrives_at, now)
+            prompts_until = now + second.replica.delay_s(ask, ask.prompt_tokens, now)
+            share = _share_at(second, transfer.arrives_at, prompts_until, now)
+            answer_s = _answer_s(ask, second, transfer.arrives_at, prompts_until, share)
+            cost = prompt_s[number] + moved_s + answer_s
             if best is None or cost < best.cost_s:
                 best = Placing(first, second, cost, transfer)
     return best
@@ -140,15 +149,31 @@ def _token_at(ask: Ask, side: Side, now: float) -> float:
     return now + side.replica.delay_s(ask, side.cached_tokens, now)
 
 
-def _answer_s(ask: Ask, side: Side, begins_at: float, now: float) -> float:
-    """Return the cost of a request's decodes on a replica, which begin at `begins_at`, in seconds on the router's
-    clock."""
+def _answer_here_s(ask: Ask, side: Side, mean_share: float, now: float) -> float:
+    """Return the cost of a request's decodes on the replica that computes its prompt. The prompts' share there is taken
+    to rise half the way to `mean_share`, that of all replicas: what is best for this prompt will be so for others."""
+    token_at = _token_at(ask, side, now)
+    share = _share_at(side, token_at, token_at, now)
+    return _answer_s(ask, side, token_at, token_at, max(share, (share + mean_share) / 2))
+
+
+def _answer_s(ask: Ask, side: Side, begins_at: float, prompts_until: float, share: float) -> float:
+    """Return the cost of a request's decodes on a replica, which begin at `begins_at`. The replica computes prompts
+    until `prompts_until`, and then for this share of its time. Both times are in seconds on the router's clock."""
     news = side.replica.news
-    prompts_s = max(0.0, side.replica.delay_s(ask, ask.prompt_tokens, now) - (begins_at - now))
+    prompts_s = max(0.0, prompts_until - begins_at)
     long_step_s = max(news.decode_step_s, PIECE_TOKENS * news.prompt_token_s)
     beside = min(ask.output_tokens, prompts_s / long_step_s) if prompts_s else 0.0
-    step_s = news.decode_step_s / (1 - min(MOST_SHARE, news.prompt_share))
+    step_s = news.decode_step_s / (1 - min(MOST_SHARE, share))
     return beside * long_step_s + (ask.output_tokens - beside) * step_s
+
+
+def _share_at(side: Side, later: float, prompts_until: float, now: float) -> float:
+    """Return the share of prompts that a replica is to tell at `later`, if it computes prompts until `prompts_until`
+    and then none, both in seconds on the router's clock."""
+    kept = exp((now - later) / PROMPT_WINDOW_S)
+    idle = exp((min(prompts_until, later) - later) / PROMPT_WINDOW_S)
+    return side.replica.news.prompt_share * kept + idle - kept
 
 
 def _transfer(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: float, now: float) -> Transfer:

@@ -79,7 +79,8 @@ class OurRouter:
     def hear(self, replica: int, state: EngineState, now: float) -> None:
         copies, reads = self._rates
         self.router.tick(now)
-        self._replicas[replica].hear(replace(read_news(state), copy_bytes_per_s=copies, read_bytes_per_s=reads), now)
+        news = replace(read_news(state), copy_bytes_per_s=copies, read_bytes_per_s=reads)
+        self.router.hear(self._replicas[replica], news, now)
 
     def choose(self, request: Request, now: float) -> Choice:
         decision = self.router.choose(make_ask(request, self._bytes), now)

@@ -93,6 +93,20 @@ def test_a_silent_replica_is_not_believed_to_work_on_for_long():
     assert router.decide(ask(), 2.0).replica is busy
 
 
+def test_a_replica_that_has_only_begun_to_work_costs_as_much_as_the_fastest_other():
+    """At no cost, it would get all of these requests until it tells its own."""
+    router = Router()
+    known, slow, begun = (router.join(name) for name in ("known", "slow", "begun"))
+    router.hear(known, replace(IDLE, decode_step_s=0.01), 0.0)
+    router.hear(slow, News(prompt_token_s=2e-5, decode_step_s=0.02), 0.0)
+    router.hear(begun, News(), 0.0)
+    assert (begun.news.prompt_token_s, begun.news.decode_step_s) == (1e-5, 0.01)
+    taken = Counter(router.choose(ask(prompt_tokens=10_000), 0.0).replica.name for _ in range(5))
+    assert taken == {"known": 2, "slow": 1, "begun": 2}
+    router.hear(begun, News(prompt_token_s=3e-5, decode_step_s=0.03), 0.1)
+    assert (begun.news.prompt_token_s, begun.news.decode_step_s) == (3e-5, 0.03)
+
+
 def test_an_adapter_gets_more_replicas_at_once_and_loses_them_after_three_quiet_rounds():
     router, now = make_router(8), 0.0
 

@@ -20,7 +20,7 @@ def choose(*news, ask=ASK, roles=(), mode=SplitMode.AUTO, bytes_per_s=FAST):
     """Return the names of the replicas that are chosen for the prompt and for the rest, and the reason."""
     router = Router(splitting=Splitting(mode, bytes_per_s, 1e-4, kv_bytes_per_token=131_072, copies=False))
     for number, each in enumerate(news):
-        router.join(str(number), role=roles[number] if roles else BOTH).hear(each, 0.0)
+        router.hear(router.join(str(number), role=roles[number] if roles else BOTH), each, 0.0)
     decision = router.choose(ask, 0.0)
     return decision.replica.name, decision.decode and decision.decode.name, decision.reason
 
@@ -30,7 +30,7 @@ def test_a_prompt_runs_where_it_delays_no_decodes_and_the_answer_where_no_prompt
 
 
 def test_an_idle_replica_serves_all_of_a_request():
-    busy = [replace(news, wait_s=0.05) for news in (DECODES, PROMPTS)]
+    busy = [replace(news, wait_s=0.2) for news in (DECODES, PROMPTS)]
     assert choose(IDLE, *busy) == ("0", None, Reason.LEAST_DELAY)
 
 
@@ -89,7 +89,7 @@ def test_prompts_keep_away_from_replicas_where_answers_are_to_come():
         replica.hear(replace(IDLE, wait_s=0.1 if replica is one.replica else 0.0), 0.1)
     assert (one.decode.decodes(until=0.15), one.decode.decodes(until=0.3)) == (0, 1)
     assert router.choose(ASK, 0.1).replica not in (one.replica, one.decode)
-    one.decode.hear(IDLE, 0.3)
+    one.decode.hear(IDLE, 0.4)
     assert one.decode.decodes(until=1.0) == 0
 
 
@@ -108,11 +108,44 @@ def test_answers_of_requests_that_were_cancelled_are_not_to_come():
 
 def test_an_answer_is_delayed_by_the_prompts_that_are_left_when_it_begins():
     def second(wait_s):
-        news = (IDLE, replace(IDLE, wait_s=wait_s), replace(IDLE, decode_step_s=1.02 * IDLE.decode_step_s))
+        news = (IDLE, replace(IDLE, wait_s=wait_s), replace(IDLE, decode_step_s=1.06 * IDLE.decode_step_s))
         return choose(*news, roles=(PREFILL, DECODE, DECODE), mode=SplitMode.ALWAYS)[1]
 
     assert 8192 * IDLE.prompt_token_s > 0.2
     assert (second(0.2), second(0.3)) == ("1", "2")
+
+
+def test_an_answer_keeps_away_from_a_replica_that_computes_prompts_until_it_begins():
+    def second(wait_s):
+        news = (IDLE, replace(IDLE, wait_s=wait_s), replace(IDLE, decode_step_s=1.02 * IDLE.decode_step_s))
+        return choose(*news, roles=(PREFILL, DECODE, DECODE), mode=SplitMode.ALWAYS)[1]
+
+    assert (second(0.0), second(0.2)) == ("1", "2")
+
+
+def test_an_answer_leaves_the_replica_of_its_prompt_if_it_is_long_beside_what_that_costs():
+    assert choose(IDLE, IDLE)[1:] == ("1", Reason.SPLIT)
+    assert choose(IDLE, IDLE, ask=ASK._replace(output_tokens=4))[1:] == (None, Reason.LEAST_DELAY)
+
+
+def test_the_own_prompt_counts_in_the_share_of_prompts_when_the_answer_begins():
+    """A step and the last piece of KV take 11 ms, and the answer 320 ms, or 4 % more after the longer prompt."""
+    ask, link = ASK._replace(output_tokens=40), 100e9
+    assert choose(IDLE, IDLE, ask=ask, bytes_per_s=link)[1:] == ("1", Reason.SPLIT)
+    assert choose(IDLE, IDLE, ask=ask._replace(prompt_tokens=2048), bytes_per_s=link)[1] is None
+
+
+def test_an_answer_does_not_stay_with_its_prompt_while_other_replicas_compute_many_prompts():
+    def second(third):
+        return choose(IDLE, IDLE, third, ask=ASK._replace(prompt_tokens=512), roles=(BOTH, DECODE, PREFILL))[1]
+
+    assert (second(IDLE), second(PROMPTS)) == (None, "1")
+
+
+def test_while_no_replica_knows_what_an_answer_costs_requests_are_split():
+    begun = replace(IDLE, decode_step_s=0.0)
+    assert choose(begun, begun, bytes_per_s=SLOW)[1:] == ("1", Reason.SPLIT)
+    assert choose(IDLE, begun, bytes_per_s=SLOW)[1:] == (None, Reason.LEAST_DELAY)
 
 
 def test_a_copy_from_host_memory_delays_the_decodes_there():

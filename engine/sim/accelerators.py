@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -153,6 +154,7 @@ def count_pages(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, 
     return int(DEVICE_SHARE * left / page)
 
 
+@lru_cache
 def stored_bytes_per_rank(shape: Shape, page_bytes: int) -> int:
     """Return the bytes of pages that an adapter on all projections takes for each rank, in 16 bits, with what tiles
     leave empty at the ends of pages (see `lora_kernels.layout`). Tiles have 16 rows, or as many as fit into a page."""

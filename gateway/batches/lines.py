@@ -68,8 +68,7 @@ class LineRunner:
         )
         call = replace(call, request=request)
         with FIELD_NAMES.get(endpoint, nullcontext)():
-            async with self.gateway.generate(principal, request) as generation:
-                begun()
+            async with self.gateway.generate(principal, request, begun) as generation:
                 answer, usage = await call.whole(generation)
         return completed_answer(name, answer, usage)
 

@@ -114,7 +114,9 @@ class RouteRunner:
         return [home for home in dict.fromkeys(homes) if home is not None]
 
     @asynccontextmanager
-    async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
+    async def generate(
+        self, principal: Principal, request: GenerateRequest, begun: Callable[[], None]
+    ) -> AsyncIterator[Generation]:
         """Run a request for a virtual model like `Gateway.generate`, and report its outcome at the end. Raises the
         error of the last member that was tried, and ApiError: MODEL_NOT_FOUND, the tenant may not use the virtual model
         or any of its members; UNSUPPORTED_PARAMETER, the request is for vectors."""
@@ -132,7 +134,7 @@ class RouteRunner:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
             request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
-        steps_run = StepsRun(self._serve, principal, request, asked.lane, started, runs)
+        steps_run = StepsRun(self._serve, principal, request, asked.lane, started, runs, begun)
         try:
             async with AsyncExitStack() as stack:
                 generation = await steps_run.begin(stack, steps)

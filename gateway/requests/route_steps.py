@@ -53,14 +53,17 @@ class StepsRun:
         lane: Lane,
         started: float,
         runs: list[MemberRun],
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `runs` are the runs
-        that the policy needed to plan the steps."""
+        that the policy needed to plan the steps. `begun` is called when the first member has begun to work."""
         self._serve = serve
         self._principal = principal
         self._request = request
         self._lane = lane
         self._started = started
+        self._begun = begun
+        self._has_begun = False
         self.runs = runs
         """All runs so far, in order."""
         self.answering: MemberRun | None = None
@@ -120,6 +123,7 @@ class StepsRun:
         ApiError of this call."""
         async with AsyncExitStack() as own:
             generation = await own.enter_async_context(self._serve(self._principal, self._request, run))
+            self._begin()
             if wait:
                 await _await_output(generation)
             stack.push_async_exit(own.pop_all())
@@ -139,8 +143,14 @@ class StepsRun:
 
     async def _complete(self, run: MemberRun, request: GenerateRequest) -> HeldRun:
         async with self._serve(self._principal, request, run) as generation:
+            self._begin()
             chunks = [chunk async for chunk in generation]
         return HeldRun(run, generation.admitted, chunks)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begun()
 
     async def _failed_test(self, held: HeldRun, accept: Acceptance) -> str:
         """Return the first test that the held answers fail, in one word; empty means that they pass all."""

@@ -110,9 +110,14 @@ class Gateway:
         and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""
         return observe_arrival(request_id, ingress, self.frame.observers, self._clock)
 
-    def generate(self, principal: Principal, request: GenerateRequest) -> AbstractAsyncContextManager[Generation]:
+    def generate(
+        self, principal: Principal, request: GenerateRequest, begun: Callable[[], None] = lambda: None
+    ) -> AbstractAsyncContextManager[Generation]:
         """Return an async context manager that runs a request, and yields its generation once the first chunk has come,
         which the engine sends when it begins to work on the request. Leaving the block early aborts the request.
+
+        `begun` is called once, when that chunk has come. A virtual model may hold back its members' answers; then it is
+        called long before the block is entered, when the first member begins to work.
 
         Enter, iterate and leave in the same task: when a deadline passes, the gateway cancels that task, and the
         cancellation becomes DEADLINE_EXCEEDED on exit. The reservation is settled by the time the context has exited.
@@ -122,8 +127,8 @@ class Gateway:
                 DEADLINE_EXCEEDED, INTERNAL.
         """
         if self._routes is not None and request.model.model in self._routes:
-            return self._routes.generate(principal, request)
-        return self.serve(principal, request)
+            return self._routes.generate(principal, request, begun)
+        return self.serve(principal, request, begun=begun)
 
     def _route_runner(self, table: RouteTable) -> RouteRunner:
         upstreams = UpstreamServer(table.upstreams, self.frame, self._outputs, self.models.default.tokenizer)
@@ -131,7 +136,11 @@ class Gateway:
 
     @asynccontextmanager
     async def serve(
-        self, principal: Principal, request: GenerateRequest, run: MemberRun | None = None
+        self,
+        principal: Principal,
+        request: GenerateRequest,
+        run: MemberRun | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Generation]:
         """Run a request as `generate` does, with a base model or an adapter: the one that the request names or, for a
         virtual model, the one in `run`."""
@@ -150,7 +159,9 @@ class Gateway:
                         reserved as headers,
                         aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
-                        yield Generation(self._admitted(model, job, headers, record), await anext(chunks), chunks)
+                        first = await anext(chunks)
+                        begun()
+                        yield Generation(self._admitted(model, job, headers, record), first, chunks)
 
     def end_requests(self) -> None:
         """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE), because the gateway is

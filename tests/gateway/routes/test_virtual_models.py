@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import ACME, BASE, TEMPLATE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
@@ -16,8 +17,13 @@ from grpc_app import as_key, open_grpc_app
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as engine_pb
 from engine.rpc.stream import EngineUnavailable
+from gateway.batches.answers import LineName
+from gateway.batches.lease import Lease
+from gateway.batches.lines import LineRunner
+from gateway.batches.record import Batch
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits, Scope
+from gateway.core.tenants import Principal
 from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
@@ -229,6 +235,25 @@ async def test_a_cascade_refuses_answers_that_were_cut_off(make_room):
     assert answer_of(await room.chat(max_tokens=20))[1:] == (BASE, "invalid")
     room.engines[SMALL].reply = lambda request: SMALL_SAYS
     assert answer_of(await room.chat(n=2, max_tokens=20))[1:] == (SMALL, "accepted")
+
+
+async def test_a_batch_learns_that_the_first_member_works_while_its_answer_is_held_back(make_room):
+    room, begun = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4))), []
+    room.engines[SMALL].go_on = asyncio.Event()
+    body = json.dumps({"model": ROUTE, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    batch = Batch("batch_1", ACME.name, "", "/v1/chat/completions", "file-1", "1h", total=1, shard_size=128)
+    holders = SimpleNamespace(holder=lambda tenant, key_id: Principal(ACME, key_id))
+    lines = LineRunner(room.app.gateway, holders, Lease(batch, "shard", 1, 3600.0, 0, 0, 1), 0.0)
+    running = asyncio.create_task(lines.run(LineName("batch_1", 1, "a"), body, lambda: begun.append(1)))
+    while not room.engines[SMALL].requests:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while not begun:
+            await asyncio.sleep(0.001)
+    assert not running.done()
+    room.engines[SMALL].go_on.set()
+    assert json.loads((await running).text)["response"]["body"]["x_loralane"]["model"] == BASE
+    assert begun == [1]
 
 
 async def test_a_cascade_refuses_answers_that_say_nothing(make_room):

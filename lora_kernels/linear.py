@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -73,7 +73,7 @@ def make_linear(
 
 def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bool) -> Embedding:
     """Returns the embedding of a weight [vocab_size, hidden_size], with rows in `dtype`. Where `tied` says that `head`
-    has the same weight and both are quantised, they share its memory."""
+    has the same weight and both are quantised, they share its memory. A CPU keeps a weight in bf16 as it is."""
     if isinstance(weight, QuantizedWeight) and weight.order is None and can_keep(weight, dtype):
         if on_gpu(weight):
             from lora_kernels.gpu.quantized_linear import make_device_embedding
@@ -83,8 +83,16 @@ def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bo
 
         shared = quantized_form(head) if tied else None
         return QuantizedEmbedding(shared.panels[0] if shared else Panels(weight), dtype)
-    rows = dense(weight, dtype)
+    rows = dense(weight)
+    if dtype != torch.bfloat16 and rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
+        return partial(_converted_rows, rows.clone(), dtype)
+    rows = rows.to(dtype)
     return lambda token_ids, out=None: torch.index_select(rows, 0, token_ids, out=out)
+
+
+def _converted_rows(rows: Tensor, dtype: torch.dtype, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+    found = torch.index_select(rows, 0, token_ids)
+    return found.to(dtype) if out is None else out.copy_(found)
 
 
 def on_gpu(weight: QuantizedWeight | Fp8Weight) -> bool:
@@ -131,6 +139,12 @@ def packed_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> i
         if dtype == torch.float32 and computes_fp32():
             return 16 if is_bf16 else 32
     return 8 * dtype.itemsize
+
+
+def embedding_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
+    """Returns the bits of memory that each number of an embedding takes whose weight is a tensor. The arguments are
+    those of `packed_bits`."""
+    return 16 if is_bf16 and device.type == "cpu" else 8 * dtype.itemsize
 
 
 def multiplies_fp8(device: torch.device, dtype: torch.dtype | None) -> bool:

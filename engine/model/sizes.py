@@ -29,7 +29,7 @@ from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import find_forms, parameter_shapes
 from lora_kernels.grouped import grouped_bits
 from lora_kernels.layout import TARGET_BYTES
-from lora_kernels.linear import kept_bits, multiplies_fp8, packed_bits
+from lora_kernels.linear import embedding_bits, kept_bits, multiplies_fp8, packed_bits
 
 log = structlog.get_logger("sizes")
 
@@ -195,7 +195,9 @@ def _dense_bits(name: str, spec: ModelSpec, device: torch.device, dtype: torch.d
     copied, whole = packed_bits(device, dtype, is_bf16=is_bf16), 8 * dtype.itemsize
     if LINEARS.search(name):
         return copied or whole
-    return whole + (copied or 0) if name == EMBEDDING and spec.tied_embeddings else whole
+    if name == EMBEDDING:
+        return embedding_bits(device, dtype, is_bf16=is_bf16) + (copied or 0) * spec.tied_embeddings
+    return whole
 
 
 def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:

@@ -8,7 +8,7 @@ from lora_kernels.cpu import numba_dense, numba_tiles
 from lora_kernels.cpu.huge_pages import PAGE, zeros
 from lora_kernels.cpu.numba_dense import DenseLinear
 from lora_kernels.cpu.numba_tiles import panel_dtype
-from lora_kernels.linear import make_linear, packed_bits
+from lora_kernels.linear import make_embedding, make_linear, packed_bits
 
 packs = pytest.mark.usefixtures("packed_linears")
 
@@ -102,6 +102,13 @@ def test_bf16_weights_are_packed_as_they_are(monkeypatch):
     found, x = make_linear([weight[:40], weight[40:]], offset, torch.float32), torch.randn(9, 64)
     assert packed == [torch.bfloat16], "and no copy in fp32"
     assert found.nbytes == expected.nbytes and torch.equal(found(x), expected(x))
+
+
+def test_an_embedding_in_bf16_has_rows_in_fp32():
+    weight, tokens, out = torch.randn(9, 4).to(torch.bfloat16), torch.tensor([8, 0, 8]), torch.empty(3, 4)
+    embed = make_embedding(weight, make_linear(weight), torch.float32, tied=True)
+    assert torch.equal(embed(tokens), weight.float()[tokens]) and embed(tokens, out) is out
+    assert torch.equal(out, embed(tokens)) and out.dtype == torch.float32
 
 
 def test_a_gpu_computes_with_the_tensor_itself(monkeypatch):

@@ -57,9 +57,15 @@ def launch(smollm2, tmp_path_factory):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(launch):
-    async with running_fleet(launch) as fleet:
-        yield fleet
+async def stack():
+    """What stops the fleet: the last test that uses it, or the end of the module."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(launch, stack):
+    return await stack.enter_async_context(running_fleet(launch))
 
 
 def key_of(tenant):
@@ -218,20 +224,18 @@ async def all_answer(fleet):
         return (await http.get("/ready")).status_code == 200
 
 
-async def test_stopping_lets_requests_end_and_frees_the_ports(launch, tmp_path):
-    async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(running_fleet(replace(launch, data_dir=tmp_path)))
-        async with (
-            client(fleet) as http,
-            http.stream("POST", "/v1/completions", json=completion(600, stream=True)) as answer,
-        ):
-            pieces = answer.aiter_text()
-            text = await anext(pieces)
-            assert "[DONE]" not in text
-            stopping = asyncio.create_task(stack.pop_all().aclose())
-            text += "".join([piece async for piece in pieces])
-        assert text.rstrip().endswith("data: [DONE]")
-        await stopping
+async def test_stopping_lets_requests_end_and_frees_the_ports(fleet, stack):
+    async with (
+        client(fleet) as http,
+        http.stream("POST", "/v1/completions", json=completion(600, stream=True)) as answer,
+    ):
+        pieces = answer.aiter_text()
+        text = await anext(pieces)
+        assert "[DONE]" not in text
+        stopping = asyncio.create_task(stack.pop_all().aclose())
+        text += "".join([piece async for piece in pieces])
+    assert text.rstrip().endswith("data: [DONE]")
+    await stopping
     assert all(member.pid is None for member in fleet.members)
     for port in (fleet.http_port, fleet.grpc_port):
         bind_socket("127.0.0.1", port).close()

@@ -145,6 +145,13 @@ class Replica:
         to_come = min(bisect_left(self.answers_to_come, until), self.unfinished[Lane.INTERACTIVE])
         return self.news.decoding + to_come
 
+    def has_room(self) -> bool:
+        """Return whether free pages hold the KV of one request more, beside those that wait and answers that are to
+        come, if each needs as many pages as a running request has on average."""
+        news, running = self.news, sum(self.news.running)
+        to_come = min(len(self.answers_to_come), self.unfinished[Lane.INTERACTIVE]) + news.waiting[Lane.INTERACTIVE]
+        return not running or (to_come + 1) * (news.num_pages - news.free_pages) <= running * news.free_pages
+
     def send(self, ask: Ask, cached_tokens: int, now: float) -> None:
         """Count a request that is sent to the replica at `now`: as unfinished, the computation of its prompt beyond
         `cached_tokens` if it is interactive, and the load of its adapter if the replica does not hold it."""

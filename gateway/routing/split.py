@@ -113,10 +113,11 @@ def _stretch(sides: Sequence[Side]) -> float:
 def _place_split(
     ask: Ask, sides: Sequence[Side], prompt_s: Sequence[float], rules: Splitting, now: float
 ) -> Placing | None:
-    """Return two replicas, the first of which is one of the two on which the prompt costs least. None means that there
-    are no two."""
+    """Return two replicas, the first of which is one of the two on which the prompt costs least. The second has room
+    for the answer if any has. None means that there are no two."""
     firsts = [number for number, side in enumerate(sides) if side.replica.role in (Role.PREFILL, Role.BOTH)]
     seconds = [side for side in sides if side.replica.role in (Role.DECODE, Role.BOTH)]
+    seconds = [side for side in seconds if side.replica.has_room()] or seconds
     best: Placing | None = None
     for number in sorted(firsts, key=prompt_s.__getitem__)[:2]:
         first = sides[number]

@@ -148,6 +148,22 @@ def test_while_no_replica_knows_what_an_answer_costs_requests_are_split():
     assert choose(IDLE, begun, bytes_per_s=SLOW)[1:] == (None, Reason.LEAST_DELAY)
 
 
+def test_an_answer_goes_where_free_pages_hold_it_beside_those_to_come():
+    """A running request has 8 pages: two answers more fit."""
+    almost = replace(IDLE, running=(10, 0), num_pages=100, free_pages=20)
+    slower = replace(IDLE, running=(10, 0), num_pages=100, free_pages=90, decode_step_s=2 * IDLE.decode_step_s)
+
+    def seconds(*news):
+        router = Router(splitting=Splitting(SplitMode.ALWAYS, FAST, 1e-4, 131_072, copies=False))
+        for number, (role, each) in enumerate(zip((PREFILL, DECODE, DECODE), news, strict=True)):
+            router.hear(router.join(str(number), role=role), each, 0.0)
+        return [router.choose(ASK, 0.0).decode.name for _ in range(3)]
+
+    assert seconds(IDLE, almost, slower) == ["1", "1", "2"]
+    assert seconds(IDLE, almost, replace(slower, free_pages=0)) == ["1", "1", "1"], "none has room"
+    assert seconds(IDLE, replace(almost, free_pages=90), slower) == ["1", "1", "1"]
+
+
 def test_a_copy_from_host_memory_delays_the_decodes_there():
     def split(*, copies):
         router = Router(splitting=Splitting(SplitMode.AUTO, 1e9, 1e-4, 131_072, copies))

@@ -53,7 +53,7 @@ async def client(tmp_path, executor):
     server = _listen(service, address)
     loop = threading.Thread(target=engine.run, args=(service.deliver,))
     loop.start()
-    client = EngineClient(address, load_seconds=1.0)
+    client = EngineClient(address, load_seconds=30.0)
     await client.start()
     await asyncio.wait_for(client.wait_ready(), 120)
     yield client
@@ -80,9 +80,11 @@ async def test_an_adapter_that_cannot_be_read_is_refused_with_its_reason(client,
 
 
 async def test_an_adapter_that_takes_too_long_is_refused_and_may_come_later(client, executor):
+    client.load_seconds = 0.5
     with pytest.raises(AdapterRejected, match="had not read it after"):
         await client.load_adapter("slow")
     assert client.ready
+    client.load_seconds = 30.0
     executor.go_on.set()
     assert (await client.load_adapter("slow")).adapter
 

@@ -16,7 +16,8 @@ from lora_kernels.quantized import Weight, dense
 
 
 class GroupedLinear(Protocol):
-    """The linears of all experts of a layer."""
+    """One projection of a layer with experts (gate and up together, or down) for all its experts: each row is
+    multiplied by the weights of its own expert."""
 
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
         """Returns each entry's output of its own expert's linear, a new tensor [num_entries, out_features].

@@ -70,7 +70,8 @@ class Needs:
         self._recent: deque[Need] = deque(maxlen=NEEDS_KEPT)
 
     def lead(self, predicted: float) -> float:
-        """Return the lead in seconds for a step that is planned while a step of `predicted` seconds is under way."""
+        """Return how many seconds before the end of the step under way, which is predicted to last `predicted` seconds,
+        to begin to plan the next one."""
         if len(self._recent) < FIRST_STEPS:
             return FIRST_LEAD_S
         return nlargest(NEEDS_EXCEEDED, [need.host + need.error * predicted for need in self._recent])[-1]

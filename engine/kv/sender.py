@@ -160,8 +160,8 @@ class Sender:
     def _next(
         self, line: Line, pages: queue.SimpleQueue[HostPageId | None], note_taken: Callable[[int], None]
     ) -> HostPageId | None:
-        """Return the next page that is ready, or None for the end. Raises MoveFailed if the receiver is gone or the
-        time is over."""
+        """Return the next page that is ready, or None for the end. Meanwhile, call `note_taken` with the number of
+        pages that the receiver has taken. Raises MoveFailed if the receiver is gone or the time is over."""
         while True:
             note_taken(line.poll())
             try:

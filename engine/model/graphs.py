@@ -254,9 +254,10 @@ class StepGraphs:
         self._logits[: len(logits)].copy_(logits)
 
     def _batch_input(self, fields: StepFields, plans: CapturedPlans | None) -> BatchInput:
-        """Returns the input of a captured step: views of the block, and numbers on the host: every context is taken to
-        be the longest possible. In a decode-only step every row is a decode; in one with prompts, any sequence may have
-        any number of rows."""
+        """Returns the input with which a step is captured as a CUDA graph. Its tensors are views of the block of device
+        memory that is filled anew for every replay. Its numbers on the host are fixed when the step is captured, so
+        that every context counts as the longest possible. In a decode-only step every row is a decode; in one with
+        prompts, any sequence may have any number of rows."""
         rows, seqs, has_chunks = len(fields.token_ids), len(fields.contexts), len(fields.query_starts) > 0
         attention = AttentionBatch(
             query_starts=fields.query_starts if has_chunks else self._query_starts[: rows + 1],

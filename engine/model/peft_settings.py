@@ -203,7 +203,8 @@ class PeftSettings:
         return next((entry.value for entry in overrides if self.matching.match(entry.pattern, module)), default)
 
     def _written(self, module: str) -> str:
-        """Returns a module's name in the configuration."""
+        """Returns the name by which the adapter's configuration knows a module: that of the fused projection that it is
+        part of if `fused`, else its own."""
         return fused_name(module) if self.fused else module
 
     def _layer(self, module: str) -> int | None:

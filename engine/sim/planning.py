@@ -88,7 +88,7 @@ class Candidate:
 
     @property
     def cost(self) -> float | None:
-        """Price of all devices an hour."""
+        """Price of all devices per hour. None means that the price of a device is not known."""
         return None if self.price is None else self.devices * self.price
 
 

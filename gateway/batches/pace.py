@@ -38,12 +38,13 @@ class LimitAttempt:
 
 
 class LimitWindow:
-    """Window of a shard's lines that ask the tenant's limits at once: FIRST_WINDOW at first, one more for each admitted
-    line. After a refusal, the window is one and opens when the wait is over. Lines that wait here hold no place in the
-    engine. The lines of each base model have a window of this size, because those in it may wait for their engine.
+    """Bounds how many lines of a shard may ask the tenant's limits at the same time, for each base model apart, because
+    an admitted line may wait for that model's engine. The bound begins at FIRST_WINDOW and grows by one with each
+    admitted line. After a limit has refused a line, no line asks until the wait is over, and the bound is one again.
+    Lines that wait here hold no place in the engine.
 
-    A lane that is full for the tenant, which has a share of its capacity, holds up the lines of one base model alike,
-    but not those of other tenants, for which the lane may have room."""
+    If the tenant's share of a base model's batch lane is full, only this tenant's lines for that model pause, and the
+    bound keeps its size."""
 
     def __init__(self) -> None:
         self._queues: dict[str, AdmissionQueue] = {}

@@ -110,8 +110,9 @@ def at_rate(settings: Settings, rate: float, index: int) -> Settings:
 
 
 def find_knee(holds: Callable[[float], bool], first: float, precision: float = PRECISION) -> None:
-    """Call `holds` with rates until two whose ratio is at most `precision` differ: double (or halve) the rate from
-    `first` on until the answer changes, at most MOST_STEPS times, then take geometric means."""
+    """Search for the highest rate for which `holds` returns true by calling it, which records the rates: see `knee_of`.
+    The rate is doubled (or halved) from `first` on until the answer changes, at most MOST_STEPS times; then the
+    interval is bisected by geometric means until the ratio of its ends is at most `precision`."""
     meets = holds(first)
     low, high = first, first
     for _ in range(MOST_STEPS):

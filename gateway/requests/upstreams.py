@@ -44,7 +44,7 @@ class Upstream(Protocol):
         """Return whether it takes a tenant's requests now, as far as is known."""
 
     def permits(self, tenant: Tenant, lane: Lane) -> bool:
-        """Return whether a tenant's requests in a lane may be sent to it."""
+        """Return whether the configuration allows a tenant's requests in a lane to be sent to it."""
 
     def check(self, request: GenerateRequest, tenant: Tenant) -> None:
         """Raise ApiError: UNSUPPORTED_PARAMETER, the upstream cannot do what a tenant's request asks for;
@@ -172,8 +172,8 @@ class UpstreamServer:
 
 
 def _estimated_tokens(chunk: GenerationChunk) -> int:
-    """Return about how many tokens a piece of an answer has. Some upstreams send dozens at once, so that a caller who
-    leaves before the usage comes would pay for one."""
+    """Return about how many tokens a piece of an answer has. Some upstreams send dozens in a piece: if it counted as
+    one token, a caller who leaves before the upstream tells the usage would pay too little."""
     if chunk.vector:
         return 0
     written = (chunk.text, chunk.reasoning, *(f"{call.name}{call.arguments}" for call in chunk.calls))

@@ -235,7 +235,7 @@ class Detokenizer:
         return "".join(self._marks(ids) if kept else self._push(list(ids)) for kept, ids in runs)
 
     def keep(self, marks: Collection[str]) -> None:
-        """Keep from now on only those of the special tokens whose texts are among these marks."""
+        """From now on, include in the text only the special tokens whose texts are in `marks`, and skip the others."""
         self._kept = {token_id: mark for token_id, mark in self._all_kept.items() if mark in marks}
 
     def _marks(self, token_ids: Iterable[int]) -> str:

@@ -255,8 +255,8 @@ def _rank(block, of):
 
 @njit
 def _weights(block, fmt, of, following, side, first):
-    """Returns the address of the A or B tile that begins at rank `first`, and the distance in bytes from there to the
-    tile of `following`, the next item, at that rank, or 0 if the next item has none."""
+    """Returns the address of the tile of A or B (`side`) of the item `of` that begins at rank `first`, and how many
+    bytes further the same tile of the next item, `following`, lies, for prefetching; 0 if that item has none."""
     here = _tile(block, fmt, of, side, first)
     return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
 

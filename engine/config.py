@@ -176,7 +176,8 @@ class EngineConfig:
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 
     def _why_no_export(self) -> str:
-        """Return the setting with which pages cannot be given to other engines; empty if there is none."""
+        """Return the name of a setting that keeps this engine from giving KV pages to others, with the reason; empty if
+        none does."""
         if self.ranks > 1:
             return "tensor_parallel or pipeline_parallel: each rank has only a part of each page"
         if not self.swap_gb or self.scheduling.preemption == "recompute":
@@ -221,8 +222,8 @@ class EngineConfig:
 def core_config(
     config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> CoreConfig:
-    """Return the scheduler's configuration: `config`, which leaves no size to the engine, and the sizes given.
-    `max_model_len` is cut to what the page pool can hold."""
+    """Return the scheduler's configuration, made from `config` and the given sizes. `config` must leave no size to the
+    engine (see `EngineConfig.sized`). `max_model_len` is cut to what the page pool can hold."""
     return CoreConfig(
         num_pages=num_pages,
         block_size=config.block_size,

@@ -100,7 +100,8 @@ class Inbox:
 
 
 class Folders:
-    """Locks by adapter folder. A lock exists while its folder is being read or a caller waits to read it."""
+    """One lock for each adapter folder, so that a folder is read by one caller at a time. A lock exists while its
+    folder is being read or a caller waits to read it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,14 +184,14 @@ class Engine:
         return events
 
     def _pass_orders(self) -> None:
-        """Pass the orders of moves that the state has, if any, to the mover."""
+        """Pass the state's pending orders to move KV pages, if any, to the mover."""
         orders = self.state.moves.outbox
         while self._mover is not None and orders:
             self._mover.take(orders.popleft())
 
     def _submit(self, plan: StepPlan) -> None:
-        """Submit a committed plan. It counts as late only if it and the step under way both compute something:
-        otherwise the device had nothing to do."""
+        """Submit a committed plan to the executor. A late launch (the device had run out of work) is counted only if
+        both this plan and the step before it compute something."""
         if not self.executor.overlaps:
             self.executor.submit(plan)
             return
@@ -233,8 +234,8 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """Return whether the steps last committed and last absorbed had nothing to do. If there is work, its requests
-        wait: for a batch to gather, or for a fetch."""
+        """Return whether neither the step last committed nor the one last absorbed had anything to do. Requests that
+        are left then wait for a batch to gather or for a fetch."""
         state = self.state
         return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 

@@ -30,7 +30,7 @@ class AttentionWish:
         setting: `engine.attention`, one of `ATTENTIONS`.
         has_fp8_kv: whether K and V are stored in FP8.
         windows: the sliding windows of the model's layers; None is full attention.
-        cap: bound of the model's scores; None is none.
+        cap: bound of the model's attention scores (`Scores.cap`). None means that they are not bounded.
         sinks: whether the model's heads have sinks.
     """
 
@@ -43,7 +43,8 @@ class AttentionWish:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """The classes of steps that FlashInfer computes, ours all others, and the `reason`, for the log."""
+    """Says which library computes attention on a GPU: FlashInfer in the classes of steps in `steps`, our Triton kernels
+    in all others. `reason` says in words why, for the log."""
 
     steps: frozenset[str]
     reason: str

@@ -50,7 +50,8 @@ class AttentionBatch:
         max_query, max_context: the largest number of query rows and the largest context length, on the host.
         host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
 
-        plans: what a captured step's attention reads besides, where its kernels are planned on the host.
+        plans: the host's plans for the attention kernels of a captured step. None means that the step is launched, or
+            that its kernels are planned on the device.
 
     In a captured step with prompts only the device knows how many rows each sequence has; padding sequences, which come
     last, have none. On the host, every sequence is then counted in `num_decodes`, and `max_query` is the number of all

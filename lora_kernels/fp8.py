@@ -55,13 +55,13 @@ class Fp8Weight:
         return self.numbers.float().mul_(self.scales[:, None]).to(dtype)
 
     def above(self, below: Fp8Weight) -> Fp8Weight:
-        """Returns the weight with the outputs of another of the same inputs below its own."""
+        """Returns both weights, which have the same inputs, as one: this weight's outputs, then those of `below`."""
         bits = torch.cat((self.numbers.view(torch.uint8), below.numbers.view(torch.uint8)))
         return Fp8Weight(bits.view(torch.float8_e4m3fn), torch.cat((self.scales, below.scales)))
 
 
 def quantize_fp8(weight: Tensor) -> Fp8Weight:
-    """Returns a weight [out_features, in_features] of finite numbers in FP8: the largest of each output becomes the
-    largest of e4m3."""
+    """Returns a weight [out_features, in_features] of finite numbers in FP8, scaled so that the largest magnitude of
+    each output becomes the largest of e4m3."""
     scales = weight.float().abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST_FP8
     return Fp8Weight((weight / scales[:, None]).to(torch.float8_e4m3fn), scales)

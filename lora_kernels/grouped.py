@@ -35,10 +35,10 @@ def make_grouped(
     out_dtype: torch.dtype | None = None,
     biases: Tensor | None = None,
 ) -> GroupedLinear:
-    """Returns the linears of `count` experts in the fastest form available on their device.
+    """Returns one projection of a layer's `count` experts in the fastest form available on their device.
 
-    Tensors are computed in one call of all experts, on a CPU with numba packed for it (cpu/numba_grouped.py). Quantised
-    weights are computed expert by expert, for which the host waits for the routing.
+    Where weights are tensors, one kernel computes all experts: on a GPU, or on a CPU with numba, for which weights are
+    packed (cpu/numba_grouped.py). Otherwise one expert is computed after the other, and the host waits for the routing.
 
     Args:
         weights: yields, expert by expert, weights of the same inputs that lie one below the other, such as gate and up.
@@ -69,15 +69,15 @@ def make_grouped(
 
 @cache
 def grouped_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
-    """Returns the bits of memory that each weight of experts takes whose weights are tensors. The arguments are those
-    of `packed_bits`."""
+    """Returns the bits of memory that each number of a weight takes in the result of `make_grouped`, if weights are
+    tensors. The arguments are those of `packed_bits`."""
     if device.type == "cpu" and find_spec("numba"):
         return 16 if is_bf16 else 8 * dtype.itemsize
     return packed_bits(device, dtype, is_bf16=is_bf16) or 8 * dtype.itemsize
 
 
 class ExpertByExpert:
-    """The linears of experts, each called for its own entries."""
+    """A `GroupedLinear` of one linear for each expert, which is called for the entries of that expert alone."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = linears

@@ -280,9 +280,10 @@ class LoraTable:
         self._upload(adapter_slot)
 
     def by_expert(self) -> LoraTable:
-        """Returns the view of this table with one layer and three targets: each three neighbouring targets of a layer
-        of a slot are a slot of their own, (slot * layers + layer) * targets / 3 + target / 3. It follows later changes.
-        Raises ValueError unless the number of targets is a multiple of three."""
+        """Returns the view of this table by virtual slot, with one layer and three targets (an expert's gate, up and
+        down). The targets t, t + 1 and t + 2 of a layer of a slot, where t is a multiple of 3, are those of the virtual
+        slot (slot * layers + layer) * targets / 3 + t / 3. Later changes of this table show in the view. Raises
+        ValueError unless the number of targets is a multiple of three."""
         if self._by_expert is None:
             if self.host_ranks.shape[2] % EXPERT_TARGETS:
                 raise ValueError(f"{self.host_ranks.shape[2]} targets cannot be split into threes")
@@ -298,7 +299,8 @@ class LoraTable:
         return self._by_expert
 
     def _renew_experts(self, adapter_slot: int, part: LoraTable) -> None:
-        """Updates what `part`, the view by expert, has of a slot besides the shared tables."""
+        """Updates, for one slot, the fields of `part` (the view by expert) that do not share memory with this table:
+        versions, largest ranks, and whether there are scales."""
         each = len(part.host_ranks) // len(self.host_ranks)
         own = slice(adapter_slot * each, (adapter_slot + 1) * each)
         part.versions[own] = self.versions[adapter_slot]

@@ -23,7 +23,8 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class Embedding(Protocol):
-    """Maps token ids, integers [num_rows], to rows [num_rows, hidden_size]: to those of `out`, if it is given."""
+    """Looks up the rows, [num_rows, hidden_size], of token ids, integers [num_rows]. Returns them in `out` if it is
+    given, else in a new tensor."""
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor: ...
 
@@ -100,14 +101,14 @@ def on_gpu(weight: QuantizedWeight | Fp8Weight) -> bool:
 
 
 def can_keep(weight: QuantizedWeight, dtype: torch.dtype | None) -> bool:
-    """Returns whether a quantised weight is computed with as it is where it is, with inputs in `dtype`."""
+    """Returns whether the device of a quantised weight computes with its codes as they are, for inputs in `dtype`."""
     return kept_bits(weight.coding, weight.device, dtype) is not None
 
 
 def kept_bits(coding: AnyCoding, device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Returns the bits of a device's memory that a quantised weight takes which is computed with as it is, with inputs
-    in `dtype`. None means that it is dequantised. A CPU with numba keeps codes of integers, a GPU most of them in a
-    16-bit dtype, and FP8 if it multiplies it."""
+    """Returns the bits of a device's memory that each number of a quantised weight takes if the device computes with
+    its codes as they are, for inputs in `dtype`. None means that the weight is dequantised. A CPU with numba keeps
+    codes of integers. A GPU keeps most of these if `dtype` has 16 bits, and FP8 where `multiplies_fp8` is True."""
     if not isinstance(coding, Coding):
         return coding.bits_per_weight if multiplies_fp8(device, dtype) else None
     if device.type == "cpu":
@@ -121,8 +122,8 @@ def kept_bits(coding: AnyCoding, device: torch.device, dtype: torch.dtype | None
 
 @cache
 def packed_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int | None:
-    """Returns the bits of memory that a weight which is a tensor takes in a linear layer, which holds a copy of it on a
-    CPU. None means that the layer computes with the tensor itself.
+    """Returns the bits of memory that each number of a weight takes in the copy that a linear layer on a CPU makes of a
+    weight that is a tensor. None means that the layer computes with the tensor itself.
 
     Args:
         dtype: dtype of inputs and outputs.
@@ -142,13 +143,14 @@ def packed_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> i
 
 
 def embedding_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
-    """Returns the bits of memory that each number of an embedding takes whose weight is a tensor. The arguments are
+    """Returns the bits of memory that each number of an embedding takes if its weight is a tensor. The arguments are
     those of `packed_bits`."""
     return 16 if is_bf16 and device.type == "cpu" else 8 * dtype.itemsize
 
 
 def multiplies_fp8(device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Returns whether a device has products of FP8 with results in `dtype`: torch's are in bf16."""
+    """Returns whether torch can multiply in FP8 on a device with results in `dtype`: on GPUs of compute capability 8.9
+    and up, in bf16."""
     return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -162,8 +164,8 @@ def quantized_form(linear: Linear) -> QuantizedLinear | None:
 
 
 def _stays_bf16(weight: Weight, dtype: torch.dtype | None) -> bool:
-    """Returns whether a layer with inputs in `dtype` packs a weight in bf16 as it is: without an fp32 copy, which would
-    take twice its memory and be compared with it."""
+    """Returns whether a layer with inputs in `dtype` is to pack a bf16 weight directly. An fp32 copy would take
+    twice the weight's memory, and would have to be compared with bf16 before it is packed as bf16 again."""
     if not (isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.bfloat16):
         return False
     if dtype != torch.float32 or not find_spec("numba"):

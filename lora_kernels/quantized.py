@@ -122,8 +122,8 @@ class QuantizedWeight:
         return weights.to(dtype)
 
     def fp32_scales(self) -> tuple[Tensor, Tensor | None]:
-        """Returns scales and minima, in fp32 and not as multiples of anything, [out_features, in_features / group].
-        Minima are None if the coding has a zero."""
+        """Returns scales and minima in fp32, each [out_features, in_features / group], with units multiplied in (and
+        scales into minima, if these are multiples of them). Minima are None if the coding has a zero."""
         scales = self._in_units(self.scales, 0)
         if self.minima is None:
             return scales, None
@@ -162,7 +162,8 @@ def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def stack(weights: Sequence[Weight]) -> list[Weight]:
-    """Returns weights of the same inputs, one below the other, in as few pieces as there are runs of one coding."""
+    """Concatenates weights of the same inputs along their outputs. Returns one piece for each run of weights that have
+    the same coding and order of inputs."""
     stacked: list[Weight] = []
     for weight in weights:
         joined = _stacked(stacked[-1], weight) if stacked else None

@@ -99,7 +99,7 @@ PrepareLora = Callable[[Tensor, LoraTable, SegmentPlan], Any]
 
 
 class TorchExperts:
-    """`ExpertKernels` in torch, for any device. `prepare` is the backend's preparation of LoRA. To segment entries by
+    """`ExpertKernels` in torch, for any device. `prepare` is the backend's `prepare_lora`. To segment entries by
     adapter, the host waits for the experts of all rows."""
 
     def __init__(self, prepare: PrepareLora) -> None:
@@ -149,11 +149,12 @@ class TorchExperts:
 
 
 def first_virtual_slot(table: LoraTable, layer: int, first_target: int) -> int:
-    """Returns the slot in `LoraTable.by_expert` of expert 0 of adapter slot 0, whose gate is `first_target`."""
+    """Returns the virtual slot (in `LoraTable.by_expert`) of expert 0 of a layer for adapter slot 0. `first_target` is
+    the target in `table` of that expert's gate."""
     return (layer * table.host_ranks.shape[2] + first_target) // EXPERT_TARGETS
 
 
 def slots_each(table: LoraTable) -> int:
-    """Returns the number of slots in `LoraTable.by_expert` that each adapter slot has."""
+    """Returns the number of virtual slots (in `LoraTable.by_expert`) that each adapter slot has."""
     _, layers, targets = table.host_ranks.shape
     return layers * targets // EXPERT_TARGETS

@@ -38,7 +38,7 @@ def select_backend(
             compiles kernels during this call, which takes about ten seconds once.
         data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
         wish: what the engine asks of its attention kernels. None means the default of everything.
-        on_attention: called with what computes attention, on a GPU only.
+        on_attention: called with the choice of attention kernels, on a GPU only.
         sums: whether deltas are added to outputs in fp32, which ranks sum.
         experts: whether the model has layers with experts.
 

@@ -20,8 +20,8 @@ class TokenIds:
 
     Attributes:
         embedding, head: int64, each ascending.
-        num_rows: number of rows that are stored: the embedding's are the first, the head's the last, so that the two
-            may have the same rows.
+        num_rows: number of rows that are stored. The embedding's are the first of them and the head's the last, so that
+            rows that both have are stored once.
         width: elements of a row.
     """
 
@@ -40,15 +40,15 @@ class TokenRows(NamedTuple):
 
 
 class TokenTable(NamedTuple):
-    """The rows of one adapter that stand in place of the base model's."""
+    """Where the rows lie that one adapter has in place of the base model's, in the embedding and in the head."""
 
     embedding: TokenRows
     head: TokenRows
 
 
 def make_token_table(tokens: TokenIds, starts: Longs, on: device) -> TokenTable:
-    """Returns the table, on a device, of an adapter's rows, which start at these elements of the arena, int64
-    [tokens.num_rows]."""
+    """Returns the table of an adapter's rows on a device. `starts`, int64 [tokens.num_rows], are the elements of the
+    arena at which the rows start."""
     first = tokens.num_rows - len(tokens.head)
     embedding = TokenRows(upload(tokens.embedding, on), upload(starts[: len(tokens.embedding)], on))
     return TokenTable(embedding, TokenRows(upload(tokens.head, on), upload(starts[first:], on)))

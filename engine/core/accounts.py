@@ -62,7 +62,8 @@ class TenantAccount:
     parties: dict[str, Account] = field(default_factory=dict)
     """Accounts of the tenant's classes, by party."""
     last_left: float = 0.0
-    """Counter of the class that last left the queue."""
+    """Counter of the class that last left the queue (see `Accounts.leave`): the minimum for classes that arrive while
+    none waits."""
 
 
 @dataclass(slots=True)
@@ -83,7 +84,8 @@ class Account:
     """Device seconds that were charged to the party, including tokens that were computed again after a preemption."""
 
     def charge(self, seconds: float, billed: float) -> None:
-        """Charge device seconds to the party, of which `billed` count for its counter and its tenant's."""
+        """Charge `seconds` of device time to the party. Only `billed` of them count, divided by weight, for the virtual
+        counters of the party and its tenant."""
         self.seconds += seconds
         self.served += billed / self.class_weight
         self.tenant.served += billed / self.tenant.weight
@@ -141,7 +143,8 @@ class Accounts:
             self._last_left[lane] = account.tenant.served
 
     def end(self, request: Request) -> None:
-        """Record that a request has ended. The tenant's other classes divide the weight of a class without requests."""
+        """Record that a request has ended. If its party has no other request in the lane, the tenant's weight is
+        divided anew among the tenant's parties that have."""
         account = self.get(request.lane, request.party)
         account.live -= 1
         if not account.live:
@@ -161,7 +164,8 @@ class Accounts:
 
 
 def _weigh(tenant: TenantAccount) -> None:
-    """Divide the weight of a tenant among those of its parties that have requests."""
+    """Divide the weight of a tenant among those of its parties that have requests, in proportion to their class
+    weights."""
     live = [account for account in tenant.parties.values() if account.live]
     whole = sum(account.class_weight for account in live)
     for account in live:

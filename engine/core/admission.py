@@ -205,8 +205,8 @@ def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None
 def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float:
     """Return the predicted seconds until a batch request starts to run: 0 if slots are free for it and all that wait,
     otherwise the work ahead of it divided by the share of device time that batch work has been getting, at least
-    `batch_floor`. The work ahead is all waiting work, multiplied by the fraction of waiting deadlines that are not
-    later if the request has one."""
+    `batch_floor`. The work ahead is all waiting work or, for a request with a deadline, the same fraction of it as the
+    fraction of waiting deadlines that are not later."""
     waiting, ledger = state.waiting, state.ledger
     if waiting.count(lane) + len(state.running) < state.config.max_seqs:
         return 0.0

@@ -9,7 +9,8 @@ from math import log2
 from engine.core.types import Request
 
 KEEP = 0.99
-"""Factor by which an answer counts less with each later one of its group: the last hundred dominate a mean."""
+"""Factor by which each new answer of a group multiplies the weight of the earlier ones, so that about the last hundred
+dominate the group's mean."""
 PRIOR = 4.0
 """Number of answers of its own that a group needs for its mean to count as much as the more general groups'."""
 MOST_GROUPS = 2048
@@ -33,9 +34,10 @@ class AnswerLengths:
         """For each level: hash of a group -> (decaying number of its answers, decaying sum of their tokens)."""
 
     def expect(self, request: Request) -> int:
-        """Return the expected number of tokens of a request's answer, within the limits of the request. Without any
-        earlier answers, it is what the gateway expects, otherwise `max_tokens`; an answer that nothing but `max_tokens`
-        ends has that many."""
+        """Return the expected number of tokens of a request's answer, within the limits of the request. Without earlier
+        answers, it is the gateway's guess (`expected_tokens`) or, if there is none, `max_tokens`. Earlier answers are
+        not considered if only `max_tokens` can end the answer: with `ignore_eos`, without stop tokens and without a
+        grammar."""
         params, hint = request.params, request.expected_tokens
         expected = float(params.max_tokens if hint is None else hint)
         if not params.ignore_eos or params.stop_token_ids or params.grammar is not None:

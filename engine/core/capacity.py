@@ -9,7 +9,8 @@ from engine.core.config import CoreConfig
 from engine.core.step_time import StepFeatures, StepTimeModel
 
 HEADROOM = 0.85
-"""Share of the pages, and of what a device can serve, that plans use."""
+"""Share of an engine's pages, and of the load that a device can serve, that capacity planning uses; the rest is
+spare."""
 USUAL_CONTEXT = 1024
 """Tokens of context that a decode is taken to have: a median prompt of the Azure conversation trace (Patel et al.,
 Splitwise, ISCA 2024, section III)."""
@@ -90,8 +91,8 @@ def decode_seconds(model: StepTimeModel, core: CoreConfig) -> float:
 
 
 def prompt_within(model: StepTimeModel, core: CoreConfig, seconds: float) -> int:
-    """Return the tokens of the longest prompt that is predicted to be computed alone within `seconds`, in chunks of the
-    token budget. 0 means that the model has not seen enough steps, or that none is."""
+    """Return the length in tokens of the longest prompt that is predicted to be computed alone within `seconds`, in
+    chunks of the token budget. 0 means that the model has not seen enough steps, or that not even one token fits."""
     if not model.is_warm:
         return 0
     left, start = seconds, 0

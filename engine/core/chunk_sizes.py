@@ -7,7 +7,7 @@ from math import inf, sqrt
 from engine.core.step_time import StepFeatures, StepTimeModel
 
 MOST_TOKENS = 1 << 30
-"""Size of a chunk that costs nothing."""
+"""Number of tokens that stands for no limit: the size that fits if a chunk's tokens cost nothing."""
 
 
 def chunk_that_fits(
@@ -32,30 +32,31 @@ def chunk_that_fits(
 
 
 def _linear_price(model: StepTimeModel, start: int, rank: int, *, scores: bool) -> float:
-    """Return the seconds for a token of a chunk from `start` on, less its surcharges beyond knots, attention to the
-    chunk itself and experts."""
+    """Return the part of a token's price, in seconds, that does not depend on the size of its chunk: the token itself,
+    attention to the `start` tokens before the chunk, LoRA of this rank and, with `scores`, logprobs."""
     prices = model.prices
     scored = prices.scored if scores else 0.0
     return prices.prefill + prices.attention * start + prices.lora_row * rank + scored
 
 
 def _largest_replayed(model: StepTimeModel, tokens: int) -> int:
-    """Return the largest number of tokens, at most `tokens`, of a step with prompts that would be replayed; 0 if there
-    is none."""
+    """Return the largest number of tokens, at most `tokens`, with which a step with prompts is expected to be replayed,
+    not launched kernel by kernel; 0 if there is none."""
     while tokens and model.is_launched(1, tokens):
         tokens = (1 << (tokens.bit_length() - 1)) - 1
     return tokens
 
 
 def _with_experts(model: StepTimeModel, tokens: float, price: float, room: float) -> int:
-    """Return how many tokens, of `price` seconds each, can be added to a step of `tokens` tokens within `room` seconds,
-    in which the experts are read that these tokens choose and the step's own do not."""
+    """Return how many tokens, of `price` seconds each, can be added to a step of `tokens` tokens within `room` seconds.
+    This includes the time for reading the experts that the added tokens choose and the step does not read anyway."""
     if not model.prices.experts:
         return _without_experts(model, tokens, price, room)
     room += model.experts_s(tokens)
 
     def beside(chunk: float) -> int:
-        """Return the tokens that fit beside the experts that the step and a chunk of so many tokens read."""
+        """Return how many tokens fit into the room that is left after reading the experts for the step and `chunk` more
+        tokens."""
         return _without_experts(model, tokens, price, room - model.experts_s(tokens + chunk))
 
     low = beside(inf)  # as if the chunk read all experts: no more fit than beside those that these tokens read

@@ -15,8 +15,9 @@ from engine.core.step_budget import StepBudget
 from engine.core.types import AdapterHash, Cause, Lane, PageId
 
 MOST_DISPLACED = 8
-"""Number of preemptions in a plan from which on no sequence is displaced for another tenant of its own lane. Each
-search for such a victim looks at all running sequences, which takes half a millisecond with 256 of them."""
+"""Number of preemptions in a plan from which on no more sequences are preempted for a waiting one of another tenant of
+the same lane. Each search for such a victim looks at all running sequences, which takes half a millisecond with 256 of
+them."""
 
 
 class Clearing:
@@ -102,9 +103,9 @@ class Clearing:
         return self._config.max_seqs - (len(self._state.running) - len(self.preempted) + self.num_admitted)
 
     def takes_as(self, seq: Sequence) -> Lane:
-        """Return the lane whose permission to take idle prefix pages a sequence has: its own lane. A batch sequence
-        that needs more than half of the pages that have no adapter and are never held for the interactive lane is
-        treated as interactive, because it might never start otherwise."""
+        """Return the lane for which a sequence takes pages, which decides which idle prefix pages it may evict: usually
+        its own. A batch sequence counts as interactive if it needs more than half of the pages that neither hold
+        adapters nor may be held for interactive prefixes, because it might never start otherwise."""
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
         return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 

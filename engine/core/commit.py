@@ -234,7 +234,8 @@ def _advance(state: EngineState, step: StepUnderWay) -> None:
 
 
 def _note_prompt(state: EngineState, seq: Sequence, before: int) -> None:
-    """Count the prompt tokens of a sequence that have been computed since `before` tokens were, and offer its tail."""
+    """Count the prompt tokens of a sequence that were computed after its first `before` tokens, except those that were
+    computed again after a preemption, and let other sequences copy the end of its prompt (see `_offer_tail`)."""
     computed = min(seq.num_computed, len(seq.request.prompt_ids))
     state.counters.prompt_tokens += max(0, computed - max(before, seq.num_paid))
     _offer_tail(state, seq, before)

@@ -49,8 +49,8 @@ def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
 
 
 def hurry_imports(state: EngineState, seq: Sequence) -> None:
-    """Let a request, which was submitted just now, wait for what was fetched ahead only as long as its own source
-    says."""
+    """Limit how long a request that was just submitted waits for fetches that began before its submission: until
+    `KvSource.seconds` of its own source after its arrival, or the fetch's deadline if that is earlier."""
     source = seq.request.kv_source
     for fetch in state.moves.imports.values():
         if source is not None and fetch.request_id == seq.id:
@@ -94,7 +94,8 @@ def take_report(state: EngineState, report: MoveReport) -> None:
 
 
 def lease_exports(state: EngineState, plan: StepPlan) -> None:
-    """Lease the copies that a plan's exports are about to send; its saves are in the tier already."""
+    """Lease the host copies that a plan makes available to exports, so that they are not overwritten before they are
+    sent. The plan's saves must have been entered in the host tier before."""
     for number, count in plan.exports:
         export = state.moves.exports[number]
         for key in export.keys[export.num_leased : count]:
@@ -103,7 +104,8 @@ def lease_exports(state: EngineState, plan: StepPlan) -> None:
 
 
 def offer_pages(state: EngineState, plan: StepPlan) -> None:
-    """Tell the mover which pages of exports a plan that has run has made ready, and which exports get no more."""
+    """Tell the mover which pages of exports are ready to be sent now that `plan` has run, and which exports get no
+    more."""
     moves, page_of = state.moves, state.host.page_of
     for number, count in plan.exports:
         if (export := moves.exports.get(number)) is not None:
@@ -124,7 +126,8 @@ def _ends(state: EngineState, export: KvExport) -> bool:
 
 
 def _missing(state: EngineState, keys: list[PrefixKey]) -> list[PrefixKey]:
-    """Return the keys from the first one on that this engine neither has nor awaits."""
+    """Return the part of `keys` from the first key on whose page this engine neither has nor awaits; empty if there is
+    none."""
     for number, key in enumerate(keys):
         if not (state.is_at_hand(key) or state.moves.is_awaited(key, state.now)):
             return keys[number:]
@@ -132,7 +135,8 @@ def _missing(state: EngineState, keys: list[PrefixKey]) -> list[PrefixKey]:
 
 
 def _receive(state: EngineState, number: int, fetch: KvImport, count: int) -> None:
-    """Enter the next `count` pages of a fetch into the host tier. A page that it got otherwise meanwhile is freed."""
+    """Enter the next `count` pages of a fetch into the host tier. A page is freed instead if the tier has got a copy of
+    the same key otherwise meanwhile."""
     for key in list(fetch.pages)[:count]:
         page = fetch.pages.pop(key)
         if key in state.host.page_of:

@@ -1,8 +1,9 @@
 """Chooses for which sequences the draft model guesses tokens in a step, and how many for the next step to verify.
 
-The draft model guesses where the next step is expected to yield more tokens per predicted second with the guesses than
-without, drafting included. A sequence that it holds little of must first be worth computing its tokens. Where proposals
-of other kinds are accepted more often, and wherever these stay silent (see proposals.py), nothing is drafted.
+The draft model guesses for a sequence if the next step is then expected to yield more tokens per predicted second,
+drafting included. If the draft model lacks many of the sequence's known tokens, computing these must pay off as well.
+Nothing is drafted for a sequence whose other proposals are accepted more often, nor in steps that get no proposals of
+any kind (see proposals.py).
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ MOST_DRAFTED = 8
 """Maximum number of tokens that are guessed for a sequence in a step: of nine guesses in a row, even a model that is
 right nine times of ten gets the last one right four times of ten."""
 SHORT = 4
-"""Number of known tokens up to which it goes without saying that the draft model computes them for its guesses. After a
-step it lacks one or two."""
+"""A sequence of which the draft model lacks at most this many known tokens is up to date: they are computed together
+with the guesses, whatever they cost. After a step it lacks one or two."""
 MOST_CAUGHT_UP = 32
-"""Maximum number of tokens that the draft model computes in a step of sequences of which it lacks more: about as many
-as make the pass take twice as long."""
+"""Maximum number of known tokens that the draft model computes in a step for sequences of which it lacks more than
+`SHORT`: about as many as make the pass take twice as long."""
 BEGIN_AFTER = 16
-"""Number of tokens of an answer after which the draft model begins to compute its known tokens: by then it shows
-whether other proposals, which cost nothing, are right, and the shortest answers have ended."""
+"""Length of an answer, in tokens, from which on the draft model may catch up with a sequence of which it lacks more
+than `SHORT` tokens: by then it shows whether other proposals, which cost nothing, are right, and the shortest answers
+have ended."""
 FIRST_SHARE = 0.25
-"""What a pass or a row of the draft model is taken to cost until it is measured, as a share of what the step or a
-decode costs."""
+"""Cost that is assumed until it is measured: of a pass of the draft model as a share of a step's seconds, and of a row
+as a share of a decode's."""
 PROBE_EVERY, PROBE_STEPS, PROBE_DRAFTED = 1024, 8, 2
-"""In `PROBE_STEPS` of `PROBE_EVERY` steps, `PROBE_DRAFTED` tokens are guessed for one sequence, or known ones computed,
-although they are predicted to cost too much: prices measured in a bad moment would otherwise stay for ever."""
+"""If drafting is predicted to pay for no sequence, the draft model still works for one of them, with at most
+`PROBE_DRAFTED` guesses, in `PROBE_STEPS` of `PROBE_EVERY` steps: prices measured in a bad moment would otherwise stay
+for ever."""
 
 
 class Candidate(NamedTuple):
@@ -47,7 +50,7 @@ class Candidate(NamedTuple):
         length: maximum number of its known tokens after the step.
         missing: maximum number of them that the draft model will have to compute.
         most: maximum number of tokens to guess.
-        other: acceptance of what is proposed in any case.
+        other: acceptance of another proposer, which proposes in any case; 0 if it proposes nothing.
     """
 
     seq: Sequence
@@ -61,7 +64,8 @@ class Candidate(NamedTuple):
         return self.missing <= SHORT
 
     def gain(self, place: int) -> float:
-        """Return the expected number of tokens that guess number `place` yields, which is 0 beyond `most`."""
+        """Return by how many tokens guess number `place`, counted from 1, raises the expected yield of the next step,
+        beyond what the other proposer's would yield; 0 beyond `most`."""
         return self.seq.drafting.acceptance**place - self.other**place if place <= self.most else 0.0
 
 
@@ -74,8 +78,8 @@ class Wanted(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How many tokens are guessed for each sequence, and the expected tokens and the seconds of the next step, drafting
-    included."""
+    """Numbers of guesses by sequence, and the expected tokens and predicted seconds of the next step with these
+    guesses, drafting included."""
 
     counts: dict[Sequence, int]
     tokens: float
@@ -103,7 +107,9 @@ def ask_drafts(
 
 
 def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> list[Wanted]:
-    """Return what the draft model shall do in `room` seconds: nothing before the step-time model is warm."""
+    """Return what the draft model shall do within `room` seconds: guess for up-to-date sequences where that pays, then
+    catch up with others or, if nothing pays, perhaps probe (see `PROBE_EVERY`). Empty before the step-time model is
+    warm."""
     if not (candidates and state.ledger.model.is_warm):
         return []
     counts = chooser.choose([one for one in candidates if one.is_short], room).counts
@@ -123,9 +129,10 @@ def _prices(state: EngineState, alone: float) -> DraftPrices:
 
 
 def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[Candidate]:
-    """Yield the sequences that may have proposals, unless what was proposed for them in this step is more likely to be
-    right than what the draft model guesses. The step may accept all of its proposals or none. Other proposals than the
-    draft model's, which cost nothing, are taken to be made for the next step, too."""
+    """Yield the sequences that the draft model may guess for: those that may have proposals, except where another
+    proposer has proposed for this step and is accepted at least as often as the draft model. The numbers of tokens hold
+    whether the step accepts all of its proposals or none. Another proposer, which costs nothing, is assumed to propose
+    for the next step, too."""
     for seq, _, left in speculating(state, chunks):
         chunk, drafting = chunks[seq.id], seq.drafting
         is_drafted = chunk.sources[-1:] == (DRAFT,)
@@ -138,8 +145,9 @@ def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
 
 
 class Chooser(NamedTuple):
-    """Chooses numbers of guesses for a step like one with `tokens` decodes that takes `alone` seconds, at the given
-    prices. `budget` is that of the present step, which has `proposed` proposals."""
+    """Chooses how many tokens to guess for each sequence. The next step is assumed to have `tokens` decodes and to take
+    `alone` seconds without guesses; `prices` are those of drafting. `budget` is that of the present step, which has
+    `proposed` proposals."""
 
     budget: StepBudget
     prices: DraftPrices
@@ -148,8 +156,8 @@ class Chooser(NamedTuple):
     proposed: int
 
     def choose(self, candidates: Items[Candidate], room: float) -> Choice:
-        """Guess one token more of those sequences for which the row pays, pass by pass within `room` seconds, and
-        choose the number of passes after which the most tokens per second are expected."""
+        """Return the choice with the most expected tokens per second. Each further pass of the draft model within
+        `room` seconds adds one guess for every sequence whose guess is worth the row that computes it."""
         counts, tokens, seconds, number = dict[Sequence, int](), float(self.tokens), self.alone, 0
         best = Choice({}, tokens, seconds)
         for depth in range(1, MOST_DRAFTED + 1):
@@ -167,21 +175,23 @@ class Chooser(NamedTuple):
         return best
 
     def saved(self, one: Candidate, expected: float, room: float) -> float:
-        """Return the seconds that guesses for one sequence alone would save until its end, which is `expected` tokens
-        away, if the draft model held it."""
+        """Return the seconds that guesses for one sequence alone would save in all until it ends, `expected` tokens
+        from now, if the draft model were up to date with it."""
         choice = self.choose([one], room)
         more, cost = choice.tokens - self.tokens, choice.seconds - self.alone
         saved = more * self.alone / self.tokens - cost
         return saved * expected / (1 + more)
 
     def _row(self, seq: Sequence, number: int) -> float:
-        """Return the seconds of a row of the draft model, and of verifying the guess as number `number` of a step."""
+        """Return the predicted seconds that one guess for a sequence costs: a row of the draft model, and a row of the
+        next step that verifies it together with `number` other guesses."""
         return self.prices.row + self.budget.row_price(seq, len(seq.tokens), number - self.proposed)
 
 
 def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
-    """Yield sequences of which the draft model lacks many tokens, and should compute as many as fit: not those whose
-    other proposals have been right more often than not of late."""
+    """Yield, for sequences of which the draft model lacks more than `SHORT` tokens, how many it should compute within
+    `room` seconds, if that is predicted to save more than it costs. Guesses follow where it then has all. Answers
+    shorter than `BEGIN_AFTER`, and sequences whose other proposals are mostly accepted, are skipped."""
     left = _most_caught_up(chooser, room)
     for one in candidates:
         is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE
@@ -196,21 +206,22 @@ def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iter
 
 
 def _most_caught_up(chooser: Chooser, room: float) -> int:
-    """Return how many tokens of one pass fit into `room` seconds, at most `MOST_CAUGHT_UP`."""
+    """Return how many known tokens one pass of the draft model can compute in `room` seconds, at most
+    `MOST_CAUGHT_UP`."""
     row, seconds = chooser.prices.row, room - chooser.prices.one_pass
     return int(max(0.0, min(MOST_CAUGHT_UP, seconds / row if row else MOST_CAUGHT_UP)))
 
 
 def _expected(seq: Sequence) -> float:
-    """Return the expected number of tokens until a sequence ends, without those that other proposals will yield if they
-    yield the same share as before."""
+    """Return the expected number of tokens that a sequence will still generate, less the share that other proposers are
+    expected to contribute, which is their share of the answer so far."""
     others = sum(one.accepted for one in seq.tally.counts if one.proposer != DRAFT)
     return max(0.0, seq.expected_output - seq.num_generated) * (1 - others / max(1, seq.num_generated))
 
 
 def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | None:
-    """Return the ask for a sequence, with pages for it; None if these are not at hand. Guesses follow only where all
-    known tokens are computed."""
+    """Return the instruction to the draft model for a sequence, with pages for its KV. None means that no pages are
+    available. It asks for guesses only if it also makes the draft model compute all missing known tokens."""
     one, most = wanted.candidate, wanted.most
     count = wanted.guesses if most >= one.missing else 0
     held = one.length - one.missing + most + max(0, count - 1)

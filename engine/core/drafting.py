@@ -1,4 +1,4 @@
-"""What the engine knows of its draft model: per sequence what it holds and has guessed, and for all what it costs.
+"""What the engine knows of its draft model: its KV and its guesses for each sequence, and what drafting costs.
 
 A draft model is a small model that guesses the next tokens of sequences, one after the other, for the large one to
 verify (speculative decoding, Leviathan et al., ICML 2023). Its KV is in pages of the same pool, of which a sequence
@@ -21,21 +21,24 @@ from engine.core.types import AdapterHash, PageId
 DRAFT = "draft"
 """Name of the draft model as a proposer, in counts of proposals."""
 FIRST_ACCEPTANCE, FIRST_DRAFTED = 0.5, 0.8
-"""Acceptance before any proposal, and before any of the draft model, which is trained to be right."""
+"""Initial acceptance, which is the share of proposals that are accepted: of any other proposer, and of the draft model,
+which is trained to be right."""
 NEWEST_PROPOSAL = 1 / 8
-"""Weight of the newest proposal in an acceptance, which follows a passage that repeats within a few steps."""
+"""Weight of the newest proposal in the moving average of an acceptance, which thus adapts to a repetitive passage
+within a few steps."""
 NEWEST_SEQUENCE, RETRY, MOST_ADAPTERS = 1 / 4, 1 / 64, 1024
-"""Weight of the newest sequence in the acceptance that an adapter's sequences begin with, part of the way back to
-`FIRST_DRAFTED` that it goes with each of them, and maximum number of adapters for which it is kept."""
+"""Constants of the acceptance that the sequences of an adapter begin with, a moving average: weight of the newest
+sequence that has ended, part of the way back to `FIRST_DRAFTED` that it goes with each new sequence, and maximum number
+of adapters for which it is kept."""
 FORGETTING, FIRST_WORK = 0.95, ((1, 1), (4, 8), (1, 32))
-"""Factor by which `DraftCosts` discounts an observation with each later one, and numbers of passes and rows that it
-begins with."""
+"""Factor by which `DraftCosts` discounts earlier observations with each new one, and the (passes, rows) of the assumed
+observations that it begins with."""
 RIDGE = 1e-6
 
 
 def updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
-    """Return an acceptance, which is a moving average, after `accepted` proposals and, if `is_refused`, one that was
-    refused. Those after a refused one tell nothing."""
+    """Return the moving average `acceptance` after `accepted` more proposals were accepted and, if `is_refused`, the
+    next one was refused. Proposals after a refused one do not count."""
     keep = 1 - NEWEST_PROPOSAL
     acceptance = 1 - (1 - acceptance) * keep**accepted
     return acceptance * keep if is_refused else acceptance
@@ -43,7 +46,8 @@ def updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
 
 @dataclass(slots=True)
 class Drafting:
-    """What the draft model holds of a sequence and has guessed for it."""
+    """State of the draft model for one sequence: its KV, its guesses, and the share of its proposals that was
+    accepted."""
 
     pages: list[PageId] = field(default_factory=list)
     """Pages of the draft model's KV, which no other sequence shares."""
@@ -59,19 +63,20 @@ class Drafting:
     """True once a step has verified proposals of the draft model for the sequence."""
 
     def follow(self, known: Sequence[int]) -> None:
-        """Take note of the sequence's tokens after a step: the guesses are of no more use, and of their KV, that of the
-        right ones remains."""
+        """Compare the guesses with the sequence's tokens after a step, and discard them. KV of the leading guesses that
+        were right stays in use (`num_held`)."""
         new = known[self.num_known : self.num_known + len(self.tokens)]
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(new, self.tokens, strict=False)))
         self.num_held = min(self.num_held, self.num_known + right)
         self.tokens, self.num_known = (), len(known)
 
     def take(self, drafted: Drafted) -> None:
-        """Take what the draft model returned, after `follow`."""
+        """Store the guesses and the KV length of a `DraftAsk`'s result. Must be called after `follow`."""
         self.num_held, self.tokens = drafted.num_held, drafted.tokens
 
     def clear(self) -> list[PageId]:
-        """Forget all but the acceptance, because the draft model does, and return the pages, which are free now."""
+        """Forget the guesses and the KV of a sequence that the draft model has forgotten, but not the acceptance.
+        Returns the pages, which the caller frees."""
         pages, self.pages = self.pages, []
         self.num_held, self.tokens = 0, ()
         return pages
@@ -84,20 +89,20 @@ class DraftPrices(NamedTuple):
     row: float
 
     def seconds(self, work: tuple[int, int]) -> float:
-        """Return the predicted seconds of numbers of passes and rows."""
+        """Return the predicted seconds of `work`: (number of passes, number of rows)."""
         return self.one_pass * work[0] + self.row * work[1]
 
 
 def work_of(sequences: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the numbers of passes and rows for sequences that are given by the numbers of their known tokens to
-    compute and of those to guess. The pass that computes known tokens makes the first guesses."""
+    """Return (passes, rows) that the draft model computes for sequences, each given as (known tokens to compute, tokens
+    to guess). The pass that computes known tokens makes the first guesses."""
     passes = max((max(1, guessed) for _, guessed in sequences), default=0)
     return passes, sum(known + max(0, guessed - 1) for known, guessed in sequences)
 
 
 class DraftCosts:
-    """Predicts the seconds of drafting: a model of its own, so that it changes nothing of what is known about steps.
-    Like the step-time model, it uses recursive least squares on relative errors."""
+    """Learns and predicts the seconds that drafting takes, separately from the step-time model, whose prices it does
+    not affect. Both use recursive least squares on relative errors."""
 
     def __init__(self) -> None:
         self._normal: Matrix = [[0.0] * 2 for _ in range(2)]
@@ -106,8 +111,9 @@ class DraftCosts:
         self._is_begun = False
 
     def prices(self, first: DraftPrices) -> DraftPrices:
-        """Return the prices. At the first call, they are `first`, as if work of the sizes `FIRST_WORK` had been
-        observed: observations of one size, of which there may be many, do not tell passes from rows."""
+        """Return the learned prices. The first call begins the learning with `first`, as if work of the sizes
+        `FIRST_WORK` had been observed at these prices, because later observations of a single size cannot tell the
+        price of a pass from that of a row."""
         if not self._is_begun:
             self._is_begun = True
             for work in FIRST_WORK:
@@ -142,8 +148,8 @@ class DraftRecord:
         self._acceptances: OrderedDict[AdapterHash | None, float] = OrderedDict()
 
     def begin(self, adapter_hash: AdapterHash | None) -> Drafting:
-        """Return the record of a new sequence, whose acceptance is what earlier ones with its adapter ended with, a
-        little nearer to `FIRST_DRAFTED`, so that the draft model is tried again by and by."""
+        """Return the record of a new sequence. Its acceptance is the average of earlier sequences with its adapter,
+        which each call moves a little towards `FIRST_DRAFTED`, so that the draft model is eventually tried again."""
         return Drafting(acceptance=self._note(adapter_hash, FIRST_DRAFTED, RETRY))
 
     def end(self, adapter_hash: AdapterHash | None, drafting: Drafting) -> None:

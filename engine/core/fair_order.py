@@ -61,24 +61,25 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
 
 
 Entry = tuple[int, int, int, float, str, int, int, int, float, str]
-"""Place of a party: quanta, holding (see `_holding`), locality, counter and name of its tenant, and then its own."""
+"""Sort key of a party, the lowest first: its tenant's counter in whole quanta, running sequences (see `_holding`),
+negated locality, exact counter and name, and then the same five values of the party itself."""
 
 
 class _Turns:
-    """The places of a lane's parties while one plan is made. Parties are charged after the step; until then, the plan
-    must not give one of them everything."""
+    """Sort keys of a lane's parties while one plan is made. They include the seconds that the plan has given to each
+    party so far: parties are charged only after the step, and the plan must not give everything to one of them."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._accounts, self._lane = state.ledger.accounts, lane
         self._quantum = state.config.scheduling.quantum_s or 1e-9
         self._holding = _holding(state, lane)
         self._held: Counter[str] = Counter()
-        """What `_holding` counts, by tenant."""
+        """Numbers of sequences, as `_holding` counts them, by tenant."""
         for party, count in self._holding.items():
             self._held[tenant_of(party)] += count
         self._local = {party: _locality(state, queue[0]) for party, queue in state.waiting.groups(lane).items()}
         self._most_local: dict[str, int] = {}
-        """The best locality of a tenant's classes."""
+        """By tenant, the best locality among the first waiting requests of its classes."""
         for party, local in self._local.items():
             name = tenant_of(party)
             if local >= self._most_local.get(name, 0):
@@ -104,17 +105,18 @@ class _Turns:
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
-    """Return how many sequences of a lane each party runs if all slots are taken, and no counts otherwise. If all
-    slots are taken, only a tenant or class within its share can take one. One that has just returned has the same
-    counter as the others, so that without these counts another could be tried first, fail, and end the search."""
+    """Return the number of running sequences of a lane by party if all slots are taken, and no counts otherwise. If all
+    slots are taken, only a party within its share can get one, and these counts put it first. A party that has just
+    returned may have the same counter as others; if one of those were tried first, it would fail and end the search."""
     if len(state.running) < state.config.max_seqs:
         return Counter()
     return Counter(seq.request.party for seq in state.running.values() if seq.lane is lane)
 
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
-    """Yield a party's waiting requests: each time, of the next `locality_window` in order, the one with the best
-    locality of those with at least the first one's priority, or the first if it waited too long or was preempted."""
+    """Yield a party's waiting requests, each chosen among the next `locality_window` in order: the one with the best
+    locality among those at least as urgent (by priority) as the first, or the first itself if it has waited too long or
+    was preempted."""
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))
     while window:

@@ -104,10 +104,11 @@ def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
 def _taken(
     state: EngineState, shares: LaneShares, needy: Sequence, groups: dict[str, Group], name: str
 ) -> Iterator[Sequence]:
-    """Yield the sequences that may be preempted so that the group `name` can run `needy`: of the group that is then
-    farthest above the fair level, those of parties above it first, and the cheapest to preempt first, but never a
-    group's last one. There are none if `needy` would bring its own group above that level, unless the group runs no
-    other and `needy` was preempted fewer than `max_preemptions` times."""
+    """Yield the running sequences that may be preempted so that the group `name` (a tenant or a party) can run `needy`.
+    Each is taken from the group that is then farthest above the fair level, and no group loses its last one. Within a
+    group, sequences of parties above the fair level go first, and of these the cheapest to preempt. Yields none if
+    `needy` would bring its own group above the fair level, unless the group runs no other and `needy` was preempted
+    fewer than `max_preemptions` times."""
     own = groups.pop(name)
     is_too_much = shares.level_of(own.weight, [*own.held, needy]) > shares.fair
     # A group's first sequence may exceed the share, but not after it has been preempted too often.

@@ -8,13 +8,14 @@ MOST_MISSES = 2
 """Number of tokens in a row that differ from the text, after which the answer has left it."""
 
 Find = Callable[[Sequence[int]], int]
-"""Returns the place in a text after an answer's last tokens; 0 if they are not found."""
+"""Function that looks for the given last tokens of an answer in the text, and returns the place after them; 0 if they
+are not found."""
 
 
 class Follower:
-    """Follows an answer through a text, token by token, and expects it to go on there. Where the answer differs by one
-    token, the text is taken to go on after its own, and if it does, the token is replaced in what is expected from then
-    on, as where a name is changed."""
+    """Follows an answer through a text, token by token, and expects it to go on as the text does. If one token of the
+    answer differs and the next one agrees with the text again, the differing token is a replacement: it is expected
+    from then on wherever the text has the token that it replaced, as when an edit changes a name."""
 
     def __init__(self, longest: int, *, is_lost: bool = False) -> None:
         """`longest` is the number of last tokens by which the answer is found in the text. `is_lost` means that the
@@ -25,13 +26,15 @@ class Follower:
         self._misses = MOST_MISSES if is_lost else 0
         """Number of the answer's last tokens that differed from the text."""
         self.run = 0
-        """Number of the answer's last tokens that were found in the text or expected, one after the other."""
+        """Number of the answer's last tokens, in a row, that were as expected or by which the place in the text was
+        found."""
         self._replaced: dict[int, int] = {}
         """Token of the text -> the answer's token in its place, when the text last had that token."""
 
     def expected(self, text: Sequence[int], unseen: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return the tokens, at most `most`, that are expected after those that were followed and the `unseen` ones;
-        none if the answer has left the text, or the unseen tokens are not expected."""
+        """Return at most `most` tokens that are expected to follow the answer, which consists of the tokens that
+        `follow` has seen and the `unseen` ones. Empty if the answer has left the text, or if the unseen tokens are not
+        as expected."""
         if self._misses >= MOST_MISSES:
             return ()
         coming = text[self.place : self.place + len(unseen) + most]
@@ -39,7 +42,8 @@ class Follower:
         return tokens[len(unseen) :] if tokens[: len(unseen)] == tuple(unseen) else ()
 
     def follow(self, text: Sequence[int], answer: Sequence[int], number: int, find: Find) -> None:
-        """Take note of the answer's token `number`. Where it was not expected, `find` is asked for the place."""
+        """Take note of the answer's token `number`. If it is not the expected one, `find` is called with the answer's
+        last tokens and returns the new place in the text."""
         token, is_inside = answer[number], self.place < len(text) and self._misses < MOST_MISSES
         if is_inside and token in (expected := text[self.place], self._replaced.get(expected)):
             self._go_on(text, answer, number)

@@ -4,7 +4,7 @@ A copy is there for one of three reasons, which decide in what order host pages 
 
     idle      a prefix that was evicted from the device, or whose sequence has ended: the oldest use first
     needed    pages of live sequences, saved for a preemption: only for other live sequences, when no idle copy is left
-    leased    pages that are being sent to another engine: never, while they are
+    leased    pages that are being sent to another engine: never before the transfer ends
 
 Pages that are being received from another engine are reserved: they are neither free nor copies yet.
 """
@@ -44,8 +44,8 @@ class HostTier:
         return leading_pages(self.page_of, keys)
 
     def reusable(self, *, needed: bool) -> Iterator[PrefixKey]:
-        """Yield the keys of the copies that may be overwritten, in order; those of live sequences, after all others,
-        only with `needed`."""
+        """Yield the keys of the copies that may be overwritten, in the order of reuse: idle copies and, only with
+        `needed`, those of live sequences after them."""
         yield from self.idle
         if needed:
             yield from (key for key in self.needed if key in self.page_of and key not in self.leased)
@@ -61,7 +61,7 @@ class HostTier:
         self._sort(key)
 
     def touch(self, keys: Iterable[PrefixKey]) -> None:
-        """Record that the copies of these keys, those that are in the tier, were used just now."""
+        """Record that the copies of those `keys` that are in the tier were used just now."""
         for key in keys:
             for order in (self.idle, self.needed):
                 if key in order:
@@ -74,8 +74,9 @@ class HostTier:
             self._sort(key)
 
     def end_need(self, keys: Iterable[PrefixKey]) -> None:
-        """Record that a sequence that has saved the pages of these keys has ended. Copies that no other one needs are
-        reused first, because the device has the same pages, and saves those that it evicts."""
+        """Record that a sequence that has saved the pages of these keys has ended. Copies that no other sequence needs
+        become idle and are overwritten first, because the device still has the same pages, and saves them when it
+        evicts them."""
         for key in keys:
             self.needed[key] -= 1
             if not self.needed[key]:
@@ -120,7 +121,8 @@ class HostTier:
         self.idle.pop(key, None)
 
     def _sort(self, key: PrefixKey) -> None:
-        """Enter a copy whose state has changed into `idle`, as the one used last, or remove it."""
+        """Update `idle` after a change to a key: append the key, as the one used last, if its copy is neither needed
+        nor leased, otherwise remove it."""
         if key not in self.page_of or key in self.needed or key in self.leased:
             self.idle.pop(key, None)
         elif key not in self.idle:

@@ -147,7 +147,7 @@ class KvImport:
     deadline: float
     num_come: int
     pages: dict[PrefixKey, HostPageId]
-    """Reserved host pages of the keys that have not come yet, in the order in which they will."""
+    """Reserved host pages, by key, for the pages that have not come yet, in the order in which they will come."""
     is_cancelled: bool = False
 
 
@@ -161,7 +161,7 @@ class KvExport:
     num_leased: int = 0
     """Number of leading keys whose copies are leased, or were."""
     num_ready: int = 0
-    """Number of leading keys whose copies are complete, which the mover was told."""
+    """Number of leading keys whose copies are complete and have been reported to the mover as ready."""
     num_sent: int = 0
     """Number of leading keys that were sent, so that their leases have ended."""
     is_over: bool = False
@@ -181,11 +181,13 @@ class KvMoves:
     num_begun: int = 0
     """Number of imports so far, which are numbered from 1 on."""
     come: tuple[float, float] = (0.0, 0.0)
-    """Pages that came lately, and the seconds that they took: each fetch halves what those before it count."""
+    """Number of pages that came and the seconds that they took, as decaying sums: each fetch halves the weight of
+    earlier ones."""
 
     @property
     def pages_per_second(self) -> float:
-        """Rate at which pages came lately, without the time in which they were computed; 0 if none did."""
+        """Rate, in pages per second, at which fetched pages came recently, without the time in which the other engine
+        computed them; 0 if none came."""
         pages, seconds = self.come
         return pages / seconds if seconds else 0.0
 

@@ -33,7 +33,8 @@ STEPS_REMEMBERED = 2000
 PROMPT_WINDOW_S = 5.0
 """Seconds, with exponential decay, over which `Ledger.prompt_share` is measured."""
 LEAST_WINDOW_S = 1.0
-"""Seconds over which it is measured at least after an engine's first step: a single prompt is no share."""
+"""Minimum number of seconds by which `Ledger.prompt_share` divides, so that a single prompt right after an engine's
+first step does not count as a high share."""
 TAIL, TAIL_EVERY = 0.98, 16
 """Quantile that defines `Ledger.tail`, and number of steps between two computations of it."""
 
@@ -110,7 +111,8 @@ class Ledger:
         self._prompt_time, self._prompts_at = 0.0, 0.0
         """Seconds that the device computed prompts, with exponential decay until the time `_prompts_at`."""
         self._first_at: float | None = None
-        """When the first step ended that was measured for it."""
+        """End of the first step that counts for `prompt_share`, in seconds on the engine's clock. None means that there
+        was none."""
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
@@ -270,8 +272,8 @@ class Ledger:
         self._prompts_at = now
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> tuple[float, float]:
-        """Charge a step, whose weights times `scale` are device seconds, and return the seconds of its prompts and the
-        weight of its batch work."""
+        """Charge each of a step's sequences its weight times `scale`, which is in device seconds. Returns the device
+        seconds of the step's prompts, and the weight (not scaled) of its batch work."""
         cost, tokens, batch = [0.0, 0.0], [0, 0], 0.0
         for seq, count, is_decode, weight, billed in charges:
             seconds, lane = weight * scale, seq.request.lane

@@ -108,8 +108,8 @@ class _Submitted:
         reached: when its first work reached the device.
         returned: when all of it was launched.
         late: whether the device had run out of work when its first work reached it.
-        rest: None means that its times say nothing: the step computes nothing, or the one before it did not, or had no
-            predicted end.
+        rest: the rest before it was planned. None means that nothing can be learned from the step: it, or the one
+            before it, computes nothing, or the one before had no predicted end.
     """
 
     begun: float

@@ -11,8 +11,8 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, PageId
 
 DRAFT_RESERVE = 16
-"""One page of as many stays unused when the draft model takes pages, so that sequences that grow do not take them away
-again at once."""
+"""The draft model takes pages only if one page in this many stays unused, so that growing sequences do not take the
+pages away from it again at once."""
 
 
 class PageBudget:
@@ -62,15 +62,17 @@ class PageBudget:
         return self.take(min(count, self._free_left), lane)
 
     def take_for_draft(self, count: int) -> tuple[PageId, ...] | None:
-        """Take `count` pages for the draft model, with a batch sequence's permission to take idle prefixes, and return
-        their ids. Returns None if this plan took pages from the draft model, or would leave less than its reserve."""
+        """Take `count` pages for the draft model, including idle prefixes that the batch lane may take, and return
+        their ids. None means that this plan took pages from the draft model, or that too few pages would stay unused
+        (see `DRAFT_RESERVE`)."""
         reserve = self._num_pages // DRAFT_RESERVE
         if count and (self.undrafted or self._unused(Lane.BATCH) < count + reserve):
             return None
         return self.take(count, Lane.BATCH)
 
     def end_draft(self, seq: Sequence) -> None:
-        """Return the pages that the draft model has for a sequence that is preempted."""
+        """Free the pages that the draft model holds for a sequence that this plan preempts, so that the plan can take
+        them."""
         pages = self._drafted.pop(seq.id, [])
         self._drafted_left -= len(pages)
         self.give_back(pages)

@@ -188,10 +188,11 @@ class Planner:
         )
 
     def _keep_evicted(self) -> int:
-        """Plan to save the cached pages that this plan evicts, if copying a page twice is predicted to take less time
-        than computing its tokens. As many are saved as the plan restores, because restored pages save more time than
-        these copies take; more are saved as far as the step has time and earlier saves have been of use. A prefix's
-        first pages come first, because the others are of no use without them. Returns the number of copies."""
+        """Plan to save to the host the cached pages that this plan evicts, if copying a page to the host and back is
+        predicted to take less time than computing its tokens. As many are saved as the plan restores, because restored
+        pages save more time than these copies take, and further ones as far as the step has time and `_saves_to_try`
+        allows. A prefix's first pages are saved first, because the others are of no use without them. Returns the
+        number of copies."""
         if not (self._state.host.num_pages and self._pages.dropped):
             return 0
         ledger, pages = self._state.ledger, list(reversed(self._pages.dropped))
@@ -202,10 +203,10 @@ class Planner:
         return self._host.evicted(pages, len(self._restores) + more)
 
     def _saves_to_try(self, price: float, saving: float) -> int:
-        """Return how many pages may be saved that may never be restored: as many as the host tier has, once, and then
-        those whose copies, of `price` seconds each, take no longer than the pages restored so far have saved, `saving`
-        seconds each, and `TRIED_SHARE` of the device's time. Where prompts never begin alike, saves would otherwise
-        cost a simulated H100 4 % of its throughput."""
+        """Return how many evicted pages may be saved although they may never be restored: as many as the host tier has,
+        once, and then as many as fit, at `price` seconds each, into the time that the pages restored so far have saved
+        (`saving` seconds each) plus `TRIED_SHARE` of the device's time. Where prompts never begin alike, saves would
+        otherwise cost a simulated H100 4 % of its throughput."""
         counters, host = self._state.counters, self._state.host
         earned = counters.pages_restored * saving + TRIED_SHARE * sum(self._state.ledger.busy.values())
         return max(0, host.num_pages - counters.pages_saved + int(earned / price)) if price else host.num_pages
@@ -326,8 +327,9 @@ class Planner:
         return owner.lane <= seq.lane
 
     def _tail(self, seq: Sequence, known: int) -> PageId | None:
-        """Return the page of a running sequence that holds the end of the prompt of `seq`, if its KV is not known
-        beyond the prompt's full pages, of which `known` are known. None means that there is no such page."""
+        """Return the page of a running sequence with the end of the prompt of `seq`, for `seq` to copy. None means that
+        there is no such page, or that the `known` leading pages of `seq` with known KV are not just the full pages of
+        its prompt."""
         count = len(seq.request.prompt_ids) - 1
         if not self._state.prefix.tails or known != count // self._config.block_size or seq.num_skippable < count:
             return None

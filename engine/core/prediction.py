@@ -12,9 +12,9 @@ from engine.core.proposer import Guess, Proposer
 PREDICTION = "prediction"
 """Name of this proposer in counts of proposals."""
 NEAR, FAR = 32, 512
-"""Numbers of tokens before and after the last known place in a prediction within which the answer's last two or, if
-these are not found, its last three tokens are looked for: lines, or some pages, that an edit leaves out or writes
-again. The search takes some 10 us."""
+"""Distances, in tokens before and after the last known place in a prediction, up to which the answer is searched for:
+`NEAR` for its last two tokens and, if these are not found, `FAR` for its last three. They cover lines, or some pages,
+that an edit leaves out or writes again. The search takes some 10 us."""
 
 
 class Prediction:
@@ -44,8 +44,9 @@ class Prediction:
         self._other.end(tokens)
 
     def _find(self, last: Sequence[int]) -> int:
-        """Return the place in the text after the last two tokens, or after all of `last` if that is farther away: the
-        first one after the last known place, otherwise the first one in the range before it; 0 if there is none."""
+        """Return the place in the text after the last two tokens, if they are within `NEAR`, or else after all of
+        `last`, within `FAR`: after the first occurrence behind the last known place, otherwise after the first one
+        before it; 0 if there is none."""
         place = self._follower.place
         for tokens, most in ((tuple(last[-2:]), NEAR), (tuple(last), FAR)):
             found = self._after(tokens, place, place + most) or self._after(tokens, place - most, place)

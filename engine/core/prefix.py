@@ -38,9 +38,9 @@ def root_key(adapter_hash: AdapterHash | None, realm: str) -> PrefixKey:
 
 
 def activated_key(parent: PrefixKey, adapter_hash: AdapterHash, offset: int) -> PrefixKey:
-    """Return the parent of the key of the page in which an activated LoRA begins, at its token `offset`, from the key
-    of the page before, which is one of the base model. The offset is included, because the same tokens may be the base
-    model's in another prompt, in which the adapter begins later."""
+    """Return the parent key for the page in which an activated LoRA begins, at the page's token `offset`. `parent` is
+    the key of the page before, which the base model computes. The offset is part of the key, because in another prompt,
+    in which the adapter begins later, the base model may compute the same tokens."""
     text = parent + offset.to_bytes(4, "little") + adapter_hash.encode()
     return blake2b(text, digest_size=KEY_BYTES, person=b"activated").digest()
 

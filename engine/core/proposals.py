@@ -36,8 +36,9 @@ MOST_PROPOSED = 16
 GRAMMAR = "grammar"
 """Name of the grammar as a proposer, in counts of proposals."""
 RECOVERY, DRAFT_RECOVERY = 1 / 256, 1 / 1024
-"""Part of the way back to its first value that an acceptance goes in a step without proposals, so that a sequence whose
-proposals were refused is tried again: more rarely with the draft model, which then has to compute all tokens since."""
+"""Part of the way back to its initial value that an acceptance goes in each step without proposals of its kind, so that
+a sequence whose proposals were refused is tried again. It is smaller for the draft model, which then has to compute all
+tokens that it has missed."""
 PROBE_EVERY, PROBE_ROWS = 64, 4
 """In one of `PROBE_EVERY` steps, `PROBE_ROWS` proposals are made whatever they are predicted to cost: from steps of one
 size only, the model cannot tell the price of a row from the constant."""
@@ -60,9 +61,9 @@ def proposer_for(config: CoreConfig, request: Request, memories: AnswerMemories)
 
 
 def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget: StepBudget, pages: PageBudget) -> None:
-    """Add proposals to the `chunks` of a plan, by request id, if it only decodes and has at most `MOST_DECODES` chunks.
-    In a step with interactive work only that gets proposals, because those of batch work would delay it. `budget`
-    counts the work and `pages` gives pages, only free ones."""
+    """Add proposals, in place, to the `chunks` of a plan (by request id), if they are all decodes and at most
+    `MOST_DECODES`. In a step with interactive work, batch sequences get none, because their proposals would delay that
+    work. The proposals are counted in `budget`, and take only free pages of `pages`."""
     if not 0 < len(chunks) <= MOST_DECODES or not budget.is_decoding:
         return
     guesses = dict(_guesses(state, chunks))
@@ -94,8 +95,8 @@ def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterat
 
 
 def speculating(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, Proposer, int]]:
-    """Yield the sequences of a decoding step that may have proposals, with their proposers and the numbers of tokens
-    that the requests' limits and the context still allow: sequences of the first lane that run already."""
+    """Yield the sequences of a decoding step that may have proposals, which are running ones of the most urgent lane in
+    the step, with their proposers and the numbers of tokens that `max_tokens` and the context still allow."""
     owners = [state.sequences[request_id] for request_id in chunks]
     lane = min(seq.lane for seq in owners)
     for seq in owners:
@@ -115,8 +116,9 @@ def _guess(seq: Sequence, proposer: Proposer, most: int) -> Guess:
 
 
 def _better(seq: Sequence, guess: Guess, most: int) -> Guess:
-    """Return `guess`, of the tokens after those that the grammar forces, or the draft model's guess where more of its
-    guesses are accepted. If both begin alike, `guess` is the better one, because it may go on further."""
+    """Return the better guess of the tokens after those that the grammar forces: `guess`, or the draft model's if its
+    guesses are accepted more often or `guess` is empty. If `guess` begins with the draft model's guess, it is the
+    better one, because it may go on further."""
     drafting, forced = seq.drafting, len(seq.forced)
     drafted = drafting.tokens[forced:most]
     if not drafted or drafting.tokens[:forced] != seq.forced or guess.tokens[: len(drafted)] == drafted:
@@ -149,7 +151,7 @@ def _worthwhile(
 
 
 def _gains(seq: Sequence, guess: Guess) -> Iterator[float]:
-    """Yield the probability that each proposal is accepted."""
+    """Yield, for each proposal in order, the probability that it and all those before it are accepted."""
     forced = min(len(seq.forced), len(guess.tokens))
     acceptance = (seq.drafting if guess.proposer == DRAFT else seq).acceptance
     yield from repeat(1.0, forced)
@@ -175,9 +177,9 @@ def count_proposed(state: EngineState, step: StepUnderWay) -> None:
 
 
 def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int], result: StepResult) -> None:
-    """Learn from a step whose tokens have been appended: update the acceptances of its sequences, note which tokens are
-    forced to follow, show the proposers the new tokens, and take those that were drafted. `refused` is what
-    `count_refused` returned for `result`."""
+    """Learn from a step whose tokens have been appended: update the acceptances of its sequences, note which tokens
+    grammars force to follow, show the proposers the new tokens, and store the draft model's new guesses. `refused` is
+    what `count_refused` returned for `result`."""
     forced, drafted = dict(result.forced), {one.request_id: one for one in result.drafted}
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
@@ -195,8 +197,9 @@ def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str,
 
 
 def _note_accepted(seq: Sequence, sources: tuple[str, ...], refused: int) -> None:
-    """Update the acceptances of a sequence by proposals from `sources`, of which the last `refused` were refused: one
-    more than there are if its grammar failed. Those that the grammar forced tell nothing of a proposer."""
+    """Update the acceptances of a sequence after a step with proposals from `sources`, of which the last `refused` were
+    refused: one more than there are if its grammar failed. Tokens that the grammar forced do not count, because they
+    say nothing about a proposer."""
     guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.drafting
     if sources[-1:] == (DRAFT,):
         drafting.is_tried, drafting.acceptance = True, _judged(drafting.acceptance, guessed, refused)

@@ -15,8 +15,9 @@ LONGEST_MATCH = 4
 """Number of last tokens that a lookup compares at most; the shortest match has 2. A longer match would be a little more
 reliable, and the acceptance that is measured tells the same."""
 FOLLOWED_FROM = LONGEST_MATCH
-"""Number of last tokens by which a place is found that the answer is then followed from. With 3, places that are wrong
-are followed, too: an answer in which a name is changed had 3.7 tokens a step in place of 4.8."""
+"""Number of the answer's last tokens that must match at a place for the answer to be followed from there (see
+follower.py). With 3, wrong places are followed, too: an answer in which a name is changed had 3.7 tokens a step in
+place of 4.8."""
 MOST_CANDIDATES = 8
 """Maximum number of earlier places that one lookup compares, the latest first, so that its time is bounded."""
 MOST_REMEMBERED = 4096
@@ -44,16 +45,17 @@ class Proposer(Protocol):
         """Take note of at most `most` of the request's `tokens` that are new since the last call."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Guess:
-        """Guess at most `most` tokens that may follow `tokens`, which may go on after the learned ones. This changes
-        nothing."""
+        """Return at most `most` tokens that may follow `tokens`, whose last ones may not have been passed to `learn`
+        yet. This changes nothing."""
 
     def end(self, tokens: Sequence[int]) -> None:
         """Take note that the request ended with these tokens."""
 
 
 class PairChains:
-    """Finds where the last tokens of a sequence occurred in a text. It keeps the places after every pair of tokens in a
-    chain, the latest first, as LZ77 coders do: about 150 bytes for each distinct pair."""
+    """Index of a text that finds where the last tokens of a sequence occurred in it. For every pair of adjacent tokens,
+    it keeps a chain of the places after the pair, the latest first, as LZ77 coders do: about 150 bytes for each
+    distinct pair."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
@@ -102,8 +104,8 @@ class AnswerMemory:
         self._chains = PairChains()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add the beginning of an answer, after the last two tokens of its prompt. The others are forgotten if it does
-        not fit."""
+        """Add the last two tokens of a prompt and the beginning of its answer. Earlier answers are forgotten if it does
+        not fit beside them."""
         tokens = tokens[:LONGEST_REMEMBERED]
         if len(self.text) + len(tokens) > MOST_REMEMBERED:
             self.text, self._chains = [], PairChains()
@@ -137,8 +139,8 @@ class AnswerMemories:
 
 
 def repeated(tokens: Sequence[int], period: int, length: int) -> tuple[int, ...]:
-    """Return `tokens`, of which there are at least `period` or `length`, and the tokens that follow if each is the same
-    as the one `period` places before it: `length` in all."""
+    """Return `tokens`, extended to `length` by tokens that each equal the one `period` places before. There must be at
+    least `period` or `length` of them."""
     found = list(tokens)
     while len(found) < length:
         found.append(found[len(found) - period])
@@ -161,7 +163,8 @@ class PromptLookup:
         """Number of the request's tokens that were followed, or need not be."""
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
-        """Take note of tokens, one by one once the answer has begun, which is followed through what was before."""
+        """Add new tokens to the index of earlier ones. Tokens of the answer are added one by one, and each is also
+        followed through the prompt and the answer so far (see follower.py)."""
         find = partial(self._place_after, tokens)
         end = min(len(tokens), self._chains.length + most)
         self._chains.learn(tokens, min(end, self._num_prompt))
@@ -177,8 +180,8 @@ class PromptLookup:
         return place if length == FOLLOWED_FROM else 0
 
     def propose(self, tokens: Sequence[int], most: int) -> Guess:
-        """Guess the tokens after the longest match. Where they reach the sequence's end, they go on with the proposals
-        themselves, as in a text that repeats itself."""
+        """Guess the tokens after the longest match. If these reach the end of the sequence, the guess goes on
+        periodically, as in a text that repeats itself."""
         place, length = self._chains.find(tokens, tokens)
         unseen = tokens[self._seen :]
         found = self._follower.expected(tokens, unseen, most)

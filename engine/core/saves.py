@@ -77,8 +77,8 @@ class Saves:
         return made
 
     def export(self, most: int, room: int) -> int:
-        """Plan to save, for exports, pages that the device has and the host has not, at most `most`, and return the
-        number of copies. At most `room` more pages are leased to exports, and none is taken from a live sequence."""
+        """Plan to save pages that exports want and that only the device has, at most `most`, and return the number of
+        copies. At most `room` more pages are leased to exports, and no host page is taken from a live sequence."""
         made = 0
         for number, export in self._state.moves.exports.items():
             done = export.num_leased

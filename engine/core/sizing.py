@@ -151,9 +151,9 @@ def seqs_by_memory(pool_bytes: int, model: Model) -> Size:
 
 
 def tokens_by_speed(gpu: Gpu, model: Model, itl_s: float) -> Size:
-    """Return the number of tokens of a step that lasts `FULL_STEP` times what any step takes, so that this is a small
-    part of it, but not longer than the ITL goal in seconds. If reading the weights alone takes longer than the goal, it
-    is the tokens that are computed meanwhile."""
+    """Return the number of tokens of a step that lasts `FULL_STEP` times what any step takes (see `any_step_s`), so
+    that this constant is a small part of it, but not longer than the ITL goal in seconds. If the constant alone exceeds
+    the goal, return the number of tokens that are computed in the time in which the weights are read."""
     any_step, token = any_step_s(gpu, model), token_s(gpu, model)
     full = _multiple((FULL_STEP * any_step - STEP_OVERHEAD_S) / token)
     goal = _multiple((max(itl_s, any_step) - STEP_OVERHEAD_S) / token)

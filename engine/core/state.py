@@ -79,7 +79,7 @@ class Counters:
     step_tokens: Buckets = field(default_factory=lambda: Buckets(SIZES))
     """Tokens that a step computes, with proposals."""
     yield_seconds: Buckets = field(default_factory=lambda: Buckets(SECONDS))
-    """From the arrival of an interactive request that only batch work delays to the step that starts it."""
+    """Seconds from the arrival of an interactive request that only batch work delays to the step that starts it."""
 
     @property
     def preemptions(self) -> int:

@@ -5,8 +5,8 @@ and nearly linear terms for attention over context, for adapters that are read a
 and for logprobs of prompts. The function is convex because a further token is nearly free while reading the weights
 hides its arithmetic.
 A step that the host launches kernel by kernel lasts at least as long as the launching, so that a small one takes longer
-than a captured one of its size: it has one term more, and the convex function covers its being the shorter of the two.
-Which steps are launched so is known from the last ones of their kind and size.
+than a captured one of its size: launched steps have a further constant, and the convex function covers the steps whose
+launching takes less time than their work. Which steps are launched is known from the last ones of their kind and size.
 A model with experts has another term, the expected share of its experts that the step's rows choose and so read: a
 concave function of the tokens, which the convex one cannot be.
 

@@ -94,8 +94,8 @@ def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
 
 
 def train(model: PeftModel, rows: list[Row], steps: int, batch_size: int) -> Iterator[float]:
-    """Train a character's adapter in place for `steps` steps of `batch_size` conversations, over and over the same
-    ones, and yield the loss of each step."""
+    """Train a character's adapter in place for `steps` steps of `batch_size` conversations, repeating the conversations
+    as often as needed, and yield the loss of each step."""
     made = islice(cycle(batches(rows, batch_size)), steps)
     return optimise(model, (answer_loss(model, batch) for batch in made), steps, LEARNING_RATE)
 

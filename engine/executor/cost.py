@@ -83,7 +83,7 @@ class LinearCost:
     coefficients: tuple[float, ...]
     """Seconds per unit of each of the TERMS, in their order."""
     beyond: tuple[tuple[int, float], ...] = ()
-    """Pairs of a number of tokens, and seconds for each further token of a step."""
+    """Pairs (number of tokens, seconds): each token of a step beyond that number costs so many seconds more."""
     chosen: float = 1.0
     """Share of a layer's experts that are chosen for a token."""
     experts: float = 0.0
@@ -118,7 +118,7 @@ class RooflineCost:
     weight_bytes: float
     """Bytes of weights that every step reads."""
     flop_per_token: float
-    """FLOP of these weights' products for a row, without the output head's."""
+    """FLOP of the matrix products of one row with the weights that every step reads, without the output head's."""
     flop_per_sample: float
     flop_per_attention_pair: float
     flop_per_lora_row: float
@@ -135,7 +135,8 @@ class RooflineCost:
     expert_flop_per_token: float = 0.0
     """FLOP of the experts that are chosen for a row."""
     expert_reached: float = 1.0
-    """What experts reach of the bandwidth and FLOP/s that other weights do."""
+    """Efficiency of experts relative to that of other weights: a factor for the bandwidth and the FLOP/s that they
+    reach."""
     expert_adapter_bytes_per_rank: float = 0.0
     """Bytes of an adapter of rank 1 on all experts. `flop_per_lora_row` has the FLOP of those that are chosen."""
 
@@ -167,7 +168,8 @@ class RooflineCost:
         return max(read / self.bandwidth, tokens * self.expert_flop_per_token / self.speed) / self.expert_reached
 
     def _adapter_bytes(self, work: StepWork) -> float:
-        """Return the bytes of adapters that a step reads. Of experts, each adapter's mean number of rows decides."""
+        """Return the bytes of adapters that a step reads. Which share of the experts' adapter weights it reads follows
+        from the mean number of rows of an adapter."""
         if not work.adapter_ranks:
             return 0.0
         of_experts = self.expert_adapter_bytes_per_rank * share_read(self.chosen, work.lora_rows / work.adapter_ranks)

@@ -49,9 +49,9 @@ class VirtualDevice:
         """When the last step ends, in seconds on the clock."""
 
     def begin(self, seconds: float, launching: float = 0.0) -> bool:
-        """Queue a step that takes `seconds` or, if the host needs longer, until all of it is launched: the clock
-        advances by the `launching` seconds of a step that is launched kernel by kernel. Return whether the step was
-        late: all earlier steps had ended, and not all were waited for."""
+        """Queue a step that takes `seconds` once the device is free. Launching it kernel by kernel takes `launching`
+        seconds of the host, by which the clock advances; the step then ends no sooner than its launch. Returns whether
+        the step was late: all earlier steps had ended, and not all were waited for."""
         late = bool(self._ends) and self.free_at < self._clock.now
         self.free_at = max(self.free_at, self._clock.now) + seconds
         self._clock.advance(launching)
@@ -99,11 +99,12 @@ Copies = Callable[[StepPlan], int]
 class TimedExecutor:
     """An executor for simulations on a virtual clock. A plan takes the time that the cost model predicts, times
     lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
-    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. Steps with prompts are launched kernel by
-    kernel if `launch_s` is positive, the others replayed: such a step takes at least the `launch_s` seconds, with the
-    same noise, that the host takes to launch it. `seed` is for all noises. `ranks` must hold the rank of every adapter.
-    `copies` counts what a step copies for others than its plan. `submit` calls `observe` with each plan and answers its
-    grammar preparations; `collect` answers the fetches that have ended by then or that the plan cancels.
+    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. If `launch_s` is positive, steps with
+    prompts are launched kernel by kernel, and take at least the `launch_s` seconds, with the same noise, that launching
+    takes the host; all other steps are replayed. `seed` is for all noises. `ranks` must hold the rank of every adapter.
+    `copies` returns the number of pages that a step copies beyond those in its plan. `submit` calls `observe` with each
+    plan and answers its grammar preparations; `collect` answers the fetches that have ended by then or that the plan
+    cancels.
 
     A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
     the same after a preemption.

@@ -42,7 +42,7 @@ class Reason(Enum):
 
 
 DEATHS = frozenset({Reason.CPU, Reason.MEMORY, Reason.CRASHED})
-"""Reasons that mean that the grammar ended its worker process or used up a limit, so that the worker is replaced."""
+"""Reasons for which the worker process is replaced, because the grammar ended it or used up one of its limits."""
 
 
 @dataclass(frozen=True, slots=True)

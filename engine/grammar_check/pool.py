@@ -62,7 +62,8 @@ class PoolCounts:
 
 
 UNHURRIED_S = 10.0
-"""Seconds for `GrammarPool(start_after=...)` in a server process, which has finished its own start by then."""
+"""Value in seconds of `GrammarPool(start_after=...)` in a server process: by then, the server's own start has
+finished."""
 
 
 class GrammarPool:

@@ -55,8 +55,8 @@ def objection(grammar: Grammar) -> str:
 
 
 def told(error: str) -> str:
-    """Return an error of the library, which may quote the whole grammar, cut to `MAX_TOLD` characters and `...`,
-    without the library's marker `<non-verbose/>`."""
+    """Return an error message of the library without its marker `<non-verbose/>`, cut to `MAX_TOLD` characters and
+    `...` because it may quote the whole grammar."""
     text = error.removesuffix("<non-verbose/>").strip()
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
 

@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """What moves need of the engine of this process.
+    """The parts of this process's engine that moves of pages use.
 
     Attributes:
         identity: see `EngineInfo.kv_identity`.
@@ -112,14 +112,15 @@ class Line:
         self._deadline = deadline
 
     def left(self) -> float:
-        """Return the seconds until the deadline."""
+        """Return the seconds until the deadline. Raises MoveFailed (LATE) if it has passed."""
         if (left := self._deadline - self._clock()) <= 0:
             raise MoveFailed(FetchEnd.LATE, "the deadline passed")
         return left
 
     @contextmanager
     def _call(self, seconds: float) -> Iterator[None]:
-        """Let a call of the socket wait for so many seconds at most, and raise MoveFailed if the call fails."""
+        """Run a call of the socket, the block, with a timeout of `seconds`. Raises MoveFailed if the call fails or
+        times out."""
         self._socket.settimeout(seconds)
         try:
             yield
@@ -176,7 +177,8 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket that a process left when it was killed. Raises OSError if a process still listens there."""
+    """Remove the socket file at `path` that a killed process has left. Raises OSError if a process still listens
+    there."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))

@@ -47,9 +47,10 @@ class KvMover:
 
 
 def listen_address(setting: str, target: EngineTarget) -> str:
-    """Return where an engine gives KV pages, by `engine.kv_listen`; empty means nowhere. `auto` is beside `target`,
-    where the engine itself listens: a socket whose name ends with `.kv`, or any free port of the same host. Raises
-    ValueError for an address that other machines reach, if there are no TLS files."""
+    """Return the address at which an engine gives KV pages to others, by its setting `engine.kv_listen`; empty means
+    that it gives none. `auto` means an address beside `target`, the engine's own: a socket whose name ends with `.kv`,
+    or any free port of the same host. Raises ValueError for an address that other machines reach, if there are no TLS
+    files."""
     if setting and setting != "auto":
         check_address(setting, any_port=True)
         if target.tls is None and not is_local(setting):

@@ -32,7 +32,8 @@ class _Fetch:
     is_cancelled: bool = False
     num_come: int = 0
     seconds: float = 0.0
-    """Time in which pages came, from the arrival of each one's frame on."""
+    """Seconds that receiving the pages has taken so far: for each page, from the arrival of its frame until it was
+    checked."""
 
 
 class Receiver:

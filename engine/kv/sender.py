@@ -35,7 +35,7 @@ MOST_S = 120.0
 GRACE_S = 1.0
 """Seconds that a move may take longer than its receiver waits, so that the receiver is the one to give up."""
 POLL_S = 0.1
-"""Seconds between two looks whether a receiver that waits for pages is still there."""
+"""Seconds between two checks whether a receiver that waits for pages is still connected."""
 
 
 class Sender:
@@ -53,7 +53,7 @@ class Sender:
         self._tls = None if self._is_local else tls
         self._numbers = count(1)
         self._queues: dict[int, queue.SimpleQueue[HostPageId | None]] = {}
-        """Exports under way: their pages that are ready, and None for the end."""
+        """Queue of each export under way, by its number: host pages that are ready to be sent, and None for the end."""
         self.lines: set[Line] = set()
         """Connections of the exports under way."""
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)

@@ -1,5 +1,5 @@
 """How the bytes of pages cross: on the connection itself or, between processes of one machine, in shared memory whose
-file descriptor the sender passes. Another transport, such as RDMA, needs the same two classes."""
+file descriptor the sender passes. Another transport, such as RDMA, would be one more implementation of `Transport`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Transport(Protocol):
     """Carries pages in one direction. `number` counts pages from 0 on."""
 
     def send(self, number: int, frame: bytes, page: memoryview) -> None:
-        """Send a page's frame and bytes. The receiver has taken the page `window` pages before. Raises MoveFailed."""
+        """Send a page's frame and bytes. The caller makes sure that the receiver has taken the page `window` pages
+        before this one. Raises MoveFailed."""
 
     def receive(self, number: int, page: memoryview) -> None:
         """Receive a page's bytes, after its frame, into `page`. Raises MoveFailed."""
@@ -49,8 +50,8 @@ class SharedTransport:
     passes through the socket but frames."""
 
     def __init__(self, line: Line, file: int, window: int, page_bytes: int) -> None:
-        """`file` is a descriptor of the memory, which is closed. Raises MoveFailed if it has not this size or could be
-        made shorter, so that reading it would end the process."""
+        """`file` is a descriptor of the shared memory, which this call closes. Raises MoveFailed if the memory has not
+        the size of `window` pages or could be shrunk, so that reading it would end the process."""
         self._line = line
         try:
             sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK

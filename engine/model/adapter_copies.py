@@ -214,7 +214,8 @@ def make_copies(arena: Tensor) -> AdapterCopies:
 
 
 def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:
-    """Returns, for each layer, the number of leading blob pages that hold it and all before it; for the last, all."""
+    """Returns, for each layer, how many leading pages of the blob must be copied before its kernels may run: those that
+    hold it and all layers before it, and for the last layer all pages."""
     last_tiles = layout.offsets.reshape(len(layout.offsets), -1).max(axis=1)
     touched = layout.ranks.any(axis=1)
     tokens = max(layout.token_offsets, default=-1) // page_elems + 1  # before every layer

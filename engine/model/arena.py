@@ -97,7 +97,8 @@ class Arena:
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
 
     def close(self) -> None:
-        """Give up what would keep the pages' memory after the arena is dropped."""
+        """Cancels the delayed `populate` of the pages, whose timer would keep their memory after the arena is
+        dropped."""
         if self._populating is not None:
             self._populating.cancel()
 
@@ -116,7 +117,8 @@ class Arena:
         return self._kv_codings[layer]
 
     def fork(self, forks: NDArray[np.int64]) -> None:
-        """Copies pages to others, in kernel order: `forks` is [number, 2], of sources and targets."""
+        """Copies pages to other pages on the device, ordered with the kernels. Each row of `forks`, int64 [num_forks,
+        2], is (source page, target page)."""
         sources, targets = upload(np.ascontiguousarray(forks.T), self.pages.device)
         self.pages.index_copy_(0, targets, self.pages.index_select(0, sources))
 

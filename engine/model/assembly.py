@@ -25,13 +25,13 @@ from lora_kernels.quantized import Weight, dense
 
 
 class _Reader(NamedTuple):
-    """How weights are read.
+    """The functions and dtypes with which `build_decoder` reads weights and makes linears.
 
     Attributes:
         weight: returns a parameter on the decoder's device, in `dtype` unless it stays quantised or, on a CPU, is in
             bf16.
         norm: returns the weight of a norm, in the dtype in which the decoder multiplies by it.
-        sum_dtype: dtype of what ranks sum, where the kernel can give it.
+        sum_dtype: dtype of the outputs of linears that ranks add up (o and down), where the kernel can give it.
     """
 
     weight: WeightSource
@@ -46,7 +46,8 @@ class _Reader(NamedTuple):
     def fused(
         self, block: str, names: tuple[str, ...], bias: bool = False, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        """Returns the projections of these names (without `_proj`) of the module `block` as one linear."""
+        """Returns the projections `names` (`q` for `q_proj`) of the module at path `block` as one linear, whose outputs
+        are theirs, one after the other."""
         paths = [f"{block}.{name}_proj" for name in names]
         biases = self.bias(*paths) if bias else None
         return make_linear([self.weight(f"{path}.weight") for path in paths], biases, self.dtype, out_dtype)
@@ -103,7 +104,7 @@ def _make_rope(rope: RopeSpec, device: torch.device) -> Rope:
 
 
 class _Ends(NamedTuple):
-    """What comes before and after the layers."""
+    """The embedding, which comes before the layers, and the final norm and the head, which come after them."""
 
     embed: Embedding
     norm: Tensor
@@ -115,11 +116,12 @@ def _elsewhere(token_ids: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 NO_ENDS = _Ends(_elsewhere, torch.empty(0), _elsewhere)
-"""The ends of stages other than the first."""
+"""Placeholder on stages other than the first, which have no embedding, final norm or head."""
 
 
 def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) -> _Ends:
-    """Builds the first stage's ends. `spec` is the whole model's."""
+    """Builds the embedding, the final norm and the head, which only the first stage has. `spec` is the whole
+    model's."""
     dtype, embed = reader.dtype, reader.weight("model.embed_tokens.weight")
     head = make_linear(embed if spec.tied_embeddings else reader.weight("lm_head.weight"), dtype=dtype)
     embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
@@ -200,21 +202,21 @@ class ScaledEmbedding:
     scale: float
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns rows [num_rows, hidden_size]: `out`, if it is given."""
+        """Returns the scaled embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given."""
         return self.part(token_ids, out).mul_(self.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedEmbedding:
-    """The embedding of all tokens, of which this rank has those of `tokens` in `part`."""
+    """A vocabulary-parallel embedding: this rank has the rows of `tokens` in `part`, and ranks add up their results."""
 
     part: Embedding
     tokens: Cut
     ranks: Ranks
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns rows [num_rows, hidden_size]: `out`, if it is given. Each is the sum of one rank's row and of zeros,
-        which is exact."""
+        """Returns the embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given. The sum over ranks is
+        exact, because all ranks but one add zeros for a token."""
         ids = token_ids - self.tokens.start
         others = (ids < 0) | (ids >= self.tokens.stop - self.tokens.start)
         rows = self.part(ids.masked_fill(others, 0)).masked_fill_(others[:, None], 0)
@@ -224,7 +226,7 @@ class SharedEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class SharedHead:
-    """The head of all tokens, of which this rank has a part."""
+    """A vocabulary-parallel head: `part` computes the logits of this rank's part of the tokens."""
 
     part: Linear
     vocab_size: int

@@ -46,7 +46,7 @@ class Layer:
     Attributes:
         index: number of the layer in its stage, from 0, as in the stage's arena.
         window: sliding attention window in tokens. None means full attention.
-        scores: how attention weighs tokens.
+        scores: scale, bound and sinks of the scores of attention.
         rope: index of its rotary embedding in `Decoder.ropes`.
         qk_norms: RMSNorms of queries and keys. None means that there are none.
     """
@@ -150,7 +150,7 @@ class Decoder:
     def head_outputs(
         self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
     ) -> Tensor:
-        """Does what `compute` does, but returns what `finish` makes logits of."""
+        """Does what `compute` does, but returns the head's outputs before `finish` turns them into logits."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
@@ -162,7 +162,8 @@ class Decoder:
         return self._head(rows[sample_rows], step.tokens, host_sample_rows)
 
     def _head(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
-        """Returns the outputs of the head, of which those of trained tokens are of their own rows."""
+        """Returns the head's outputs for `hidden`. Outputs of trained `tokens` are computed with the rows of the head
+        that a row's adapter has in place of the base model's."""
         outputs = self.head(hidden)
         if tokens is not None:
             tokens.adjust(outputs, hidden, rows)
@@ -185,12 +186,13 @@ class Decoder:
         return delta
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
-        """Adds `delta`, if given, to `x` in place. Returns what attention or MLP reads of it: normalised, or `x`."""
+        """Adds `delta`, if given, times `ModelSpec.residual_scale` to the residual stream `x` in place. Returns the
+        input of the next attention, MLP or head: `x` normalised by `norm`, or `x` itself if `norm` is None."""
         return pointwise.add_norm(x, delta, norm, self.spec.rms_norm_eps, self.spec.residual_scale)
 
     def _leaving(self, delta: Tensor, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
-        """Returns what attention or MLP adds to the residual stream, but for `ModelSpec.residual_scale`, given their
-        output `delta`."""
+        """Returns the output `delta` of attention or MLP as it is added to the residual stream, before
+        `ModelSpec.residual_scale`: normalised by `norm`, unless that is None."""
         return delta if norm is None else pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
 
     def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
@@ -200,8 +202,9 @@ class Decoder:
     def logits(
         self, x: Tensor, backend: Backend, tokens: TrainedTokens | None = None, rows: Longs | None = None
     ) -> Tensor:
-        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows of the residual stream. With the
-        trained `tokens` of a step, `rows` are their rows in its batch; None means all."""
+        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows `x` of the residual stream. If a
+        step's adapters have trained `tokens`, `rows` are the numbers of these rows in the step; None means that `x` has
+        all of its rows."""
         return self.finish(self._head(self.final_norm(x, backend), tokens, rows))
 
     def finish(self, outputs: Tensor) -> Tensor:

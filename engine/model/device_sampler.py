@@ -30,9 +30,9 @@ TOP_LOGPROBS = 20
 """Number of likeliest tokens per row for which result blocks have room: the most that OpenAI's API allows."""
 ROW_BYTES = 8 + 4 * (1 + 2 * TOP_LOGPROBS)
 ALIGN = 4
-"""Slots and lines have room for a multiple of this many int32, which are 16 bytes."""
+"""The parts of an upload for slots and for lines have room for a multiple of this many int32, which are 16 bytes."""
 EVERY_TOKEN = -1
-"""Line of a row that allows every token."""
+"""Line, in place of the index of a mask, of a row that allows every token."""
 
 
 class RowUploads:
@@ -40,9 +40,9 @@ class RowUploads:
 
         slots | lines | masks
 
-    The masks come last, with room for one in every row; a step fills and uploads only those that it has. There is one
-    block on the device, and two on the host: one is filled while the other is copied. They are pinned if the device is
-    a GPU, and no memory is allocated after construction.
+    A row's line is the index of its mask. The masks come last, with room for one in every row; a step fills and uploads
+    only those that it has. There is one block on the device, and two on the host: one is filled while the other is
+    copied. They are pinned if the device is a GPU, and no memory is allocated after construction.
 
     Args:
         max_rows: largest number of rows that are sampled in one step.

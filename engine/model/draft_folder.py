@@ -13,7 +13,7 @@ from engine.model.spec import ModelSpec, read_spec
 
 TOKENIZER = "tokenizer.json"
 ALIGNED_BLOCK = 16
-"""Numbers of tokens in a page above this one are multiples of it."""
+"""A page with room for at least this many tokens of the draft model's KV holds a multiple of this number."""
 
 
 class DraftFolder(NamedTuple):

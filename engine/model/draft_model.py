@@ -56,7 +56,7 @@ class DraftModel:
     """Guesses the next tokens of requests, greedily.
 
     Attributes:
-        block: number of tokens in a page.
+        block: number of tokens of the draft model's KV in a page.
 
     Args:
         forward: computes a step of the draft model over `arena`, its view of the pages.
@@ -109,8 +109,9 @@ class DraftModel:
             self._batch.release(request_id)
 
     def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
-        """Does what a step asks for, after its tokens, which `batch` knows: nothing for answers that ended with an EOS
-        token or by their grammars. Returns the guesses, and the seconds that they took."""
+        """Answers the asks (`DraftAsk`) of a step whose sampled tokens `batch` already has: takes the pages of each
+        ask, and guesses for the requests whose answers have not ended with an EOS token or by their grammars. Returns
+        the guesses, and the seconds that they took."""
         if not step.drafts:
             return (), 0.0
         started, last = self._clock(), {token.request_id: token.token for token in step.tokens}
@@ -141,7 +142,8 @@ class DraftModel:
         )
 
     def _give_pages(self, ask: DraftAsk) -> None:
-        """Adds an ask's pages to its request, which is admitted if it is not known."""
+        """Appends an ask's new pages to the block table of its request, or admits the request with these pages if the
+        draft model does not know it."""
         if ask.request_id in self._held:
             self._batch.add_pages(ask.request_id, ask.new_pages)
             return
@@ -150,8 +152,9 @@ class DraftModel:
         self._held[ask.request_id] = 0
 
     def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
-        """Takes over the known tokens that the model is to compute, and returns their chunk. They become rows of their
-        own, as proposals do, so that the pass is computed, and replayed from a tape, like a step of decodes."""
+        """Takes over the request's `known` tokens that the draft model has not computed, at most `ask.most`, and
+        returns the chunk that computes them. They become rows of their own, as proposals do, so that the pass is
+        computed, and replayed from a tape, like a step of decodes."""
         name, held = ask.request_id, self._batch.known(ask.request_id)[: self._held[ask.request_id]]
         start = _num_alike(held, known)
         end = min(len(known), start + ask.most)

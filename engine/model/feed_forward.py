@@ -82,7 +82,8 @@ class Experts:
 
     @property
     def waits_for_routing(self) -> bool:
-        """Returns whether the host needs to know the entries of each expert, and waits for them."""
+        """Returns whether the host must wait for a layer's routing, because it needs to know the rows of each
+        expert."""
         return any(isinstance(linear, ExpertByExpert) for linear in (self.gate_up, self.down))
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:

@@ -33,8 +33,8 @@ def fused_name(name: str) -> str:
 
 
 def fuse(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, Rows]]:
-    """Returns the shapes of parameters as they are stored where projections are fused, by name, and which rows of these
-    each parameter is."""
+    """Fuses the shapes of q, k and v, and of gate and up. Returns the shape of each parameter as it is stored, and for
+    each parameter of `shapes` its rows of a stored one, both by name."""
     whole: dict[str, tuple[int, ...]] = {}
     rows: dict[str, Rows] = {}
     for name, (outputs, *inputs) in shapes.items():

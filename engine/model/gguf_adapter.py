@@ -81,7 +81,8 @@ def _header(data: memoryview, name: str) -> Header:
 
 
 def _turned(rows: Tensor, base: GgufBase) -> Tensor:
-    """Returns rows in Hugging Face's order. Rows of no whole heads, which no model has, are left as they are."""
+    """Returns the rows of a matrix of q or k in Hugging Face's order, from llama.cpp's. Rows that are not whole heads,
+    which no model has, are left as they are."""
     return rows[turned_back(len(rows), base.head_dim)] if len(rows) % base.head_dim == 0 else rows
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from lora_kernels.quantized import Coding, QuantizedWeight
 
 Parts = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-"""Codes (uint8 [blocks, inputs]); scales and minima (fp16 or, for the types with a K, int8, [blocks, groups]); and of
-these types the units (fp16 [blocks, 1, 1] or, with minima, [blocks, 1, 2])."""
+"""Contents of blocks: codes (uint8 [blocks, inputs]), scales and minima ([blocks, groups]), and units. Scales and
+minima are fp16 or, in types whose names have a K, int8 multiples of the units (fp16 [blocks, 1, 1] or, with minima,
+[blocks, 1, 2]). None means that a type has no minima or no units."""
 SUPER = 256
 """Inputs of a block of the types whose names have a K."""
 

@@ -22,11 +22,12 @@ MOST_DIMENSIONS = 4
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 """Default of the alignment of tensors, in bytes, and the key of the metadata that changes it."""
 MOST_READ = 1024
-"""Maximum length of arrays that are read: not those of a tokenizer."""
+"""Maximum length of the metadata arrays that are read. Longer ones, such as a tokenizer's, are skipped."""
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's name of an architecture, by the `model_type` of config.json: those of the GGUF files that are read."""
 Value = str | int | float | tuple[float, ...] | None
-"""A metadata value, where an array of numbers is a tuple. None means an array that is longer, or of something else."""
+"""A metadata value, where an array of numbers is a tuple. None means an array that was skipped, because it is longer
+than MOST_READ or does not hold numbers."""
 
 
 class StoredTensor(NamedTuple):

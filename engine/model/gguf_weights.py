@@ -1,4 +1,5 @@
-"""Reads a model's weights out of a GGUF file, as they are: quantised blocks become neither bf16 nor other files."""
+"""Reads a model's weights straight from a GGUF file: quantised blocks are neither expanded to bf16 nor written to other
+files."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ FROM_WHOLE = {name: module for module, name in WHOLE.items()}
 FROM_LAYER = {name: module for module, name in IN_LAYER.items()}
 GGUF_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 IGNORED = ("rope_freqs.weight",)
-"""Tensors that are not read. Factors of rotary frequencies: config.json has the scaling, if transformers knows it."""
+"""Names of tensors that are not read: the factors of rotary frequencies, because config.json has the scaling, if
+transformers knows it."""
 TURNED = re.compile(r"self_attn\.[qk]_proj")
 """Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
 that a rotation turns side by side, whereas Hugging Face has them half a head apart."""
@@ -102,7 +104,8 @@ class GgufFile:
         return read_blocks(blocks, kind, (outputs, inputs))
 
     def _dequantized(self, name: str, stored: StoredTensor) -> Tensor:
-        """Returns a tensor of another block type as fp32."""
+        """Dequantises a tensor of a block type that is not in `BLOCK_TYPES`, and returns it as fp32. Raises ValueError
+        if the type is unknown."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # takes a second, and is needed rarely
 
         unknown = f"tensor {name} of {self._path.name} is of type {stored.kind} of ggml, which cannot be read"
@@ -153,11 +156,11 @@ def hub_name(name: str) -> str:
 
 
 def is_turned(name: str, model_type: str) -> bool:
-    """Returns whether GGUF files have the outputs of a projection, or of its LoRA's B, in another order (see
-    `TURNED`)."""
+    """Returns whether GGUF files of a `model_type` have the outputs of the projection `name`, or of its LoRA's B, in
+    another order than Hugging Face (see `TURNED`)."""
     return model_type in TURNED_TYPES and TURNED.search(name) is not None
 
 
 def turned_back(outputs: int, head_dim: int) -> Tensor:
-    """Returns which rows of the file the rows of Hugging Face's order are, int64 [outputs]."""
+    """Returns, for each row in Hugging Face's order, the number of that row in the GGUF file, int64 [outputs]."""
     return torch.arange(outputs).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

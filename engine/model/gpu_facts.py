@@ -20,8 +20,8 @@ HALF_RATE = ("GeForce", "A10G")
 """Names of GPUs whose tensor cores sum in float32 at half the rate of others of their compute capability: the white
 paper of GA102, table 3, and Amazon's 70 TFLOP/s for an A10G."""
 FLOAT_FLOP = {(7, 0): 128, (7, 5): 128, (8, 0): 128}
-"""The same for float32, which torch by default does not compute on tensor cores: two operations on each of 64 cores.
-Other capabilities have 128 cores."""
+"""Compute capability -> operations that a multiprocessor does in a clock in float32, which torch by default does not
+compute on tensor cores: two on each of 64 cores. Other capabilities have 128 cores."""
 ASSUMED_BALANCE = 300.0
 """Operations in 16 bits for each byte of memory bandwidth, assumed if the driver reports no memory clock: an A100 has
 153, an H100 295 and an L4 400."""

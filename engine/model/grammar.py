@@ -43,8 +43,9 @@ KEPT_BYTES = 256 << 20
 grammars hold 1 MB, large ones 10 MB. The core bounds the memory of grammars that live requests use."""
 THREADS = 2
 AHEAD_SECONDS = 0.005
-"""Processor time in a step after which no more proposals of a request are followed, then and later. Sixteen usually
-take 0.3 ms; a hostile grammar can take 0.1 s for a token."""
+"""Maximum processor time in seconds for following a request's proposals in a step. Once it is exceeded, no more
+proposals of the request are followed, in this step and later. Sixteen usually take 0.3 ms; a hostile grammar can take
+0.1 s for a token."""
 MOST_FORCED = 16
 """Maximum number of forced tokens that are reported: as many as a step can compute (`engine.core.proposals`)."""
 
@@ -259,9 +260,9 @@ class GrammarRoom:
     def masks(
         self, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     ) -> tuple[TokenMasks | None, dict[str, tuple[int, ...]]]:
-        """Returns masks of the tokens allowed next, by place in `request_ids`, which names a request with `proposals`
-        once more for each of them, and the proposals that may be kept. No masks means that no request follows a
-        grammar."""
+        """Returns masks of the tokens that grammars allow in the rows of a step, and the proposals of each request that
+        may be kept. Row i is of `request_ids[i]`; a request with `proposals` is listed once more for each of them. None
+        in place of masks means that no request follows a grammar."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]
         kept = dict(proposals)
         if not places:
@@ -278,8 +279,8 @@ class GrammarRoom:
         return TokenMasks(tuple(places), words), kept
 
     def forced(self, request_ids: Iterable[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Returns the tokens that must follow in each request whose grammar leaves no other text, with its id, at most
-        MOST_FORCED. They are those that the tokenizer makes of the text; a mask allows others for the same text."""
+        """Returns (request id, tokens) for each request whose grammar leaves only one text to come: the tokens that the
+        tokenizer makes of this text, at most MOST_FORCED. Masks also allow other tokens for the same text."""
         found = {name: self._rows[name].following() for name in request_ids if name in self._rows}
         return tuple((name, tokens) for name, tokens in found.items() if tokens)
 

@@ -139,7 +139,8 @@ def graph_bytes(
 
 
 def may_capture(config: EngineConfig) -> bool:
-    """Returns whether steps of a configuration may be captured: stages launch theirs kernel by kernel."""
+    """Returns whether the configuration allows steps to be captured. It does not with several pipeline stages, which
+    launch their steps kernel by kernel."""
     return config.graphs and config.pipeline_parallel == 1
 
 

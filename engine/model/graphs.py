@@ -83,9 +83,9 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step size, with the layout of its input block, its LoRA workspace, the plans of its attention (None means that
-    it has none on the host) and its graphs: for steps without adapters, with adapters, and with long segments of
-    adapters (None means that there are none of this size)."""
+    """A step size for which graphs are captured: the layout of its input block, its LoRA workspace, the plans of its
+    attention that the host renews (None means that there are none), and its graphs for steps without adapters, with
+    adapters, and with long LoRA segments (None means that a step of this size has none)."""
 
     shape: StepShape
     workspace: LoraWorkspace
@@ -230,8 +230,8 @@ class StepGraphs:
         return Rung(shape, workspace, plans, record(LoraStep(backend, None)), short, long)
 
     def _lora_of_experts(self, fields: StepFields, *, long: bool) -> LoraOfExperts | None:
-        """Returns the work on experts of a captured step with any adapters, which have long segments only if `long`.
-        None means that the model has no experts."""
+        """Returns the LoRA work on experts of a captured step, whose rows may have any adapters. Segments are shorter
+        than `long_from` rows (see `LoraTuning`) unless `long`. None means that the model has no experts."""
         arena, rows = self._parts.arena, len(fields.adapter_slots)
         if not rows:
             return None

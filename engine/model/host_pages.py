@@ -42,7 +42,8 @@ class HostPages:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._bytes = pages.view(torch.uint8).numpy()
         self._emptied: torch.cuda.Event | None = None
-        """When kernels had read the last restore's buffer. None means that there was none, or on a CPU."""
+        """Event after the kernels that read the buffer of the last restore. None means that there was no restore, or
+        that the arena is on a CPU."""
 
     def move(self, arena: Tensor, saves: tuple[PageCopy, ...], restores: tuple[PageCopy, ...]) -> None:
         """Copies pages of `arena` ([num_pages, page_elems]) to host pages, as `saves` pairs them, and then host pages

@@ -7,11 +7,11 @@ is subtracted where scores are bounded or heads have sinks, because weights woul
 
 Unless the checkpoint has scales, both are measured when the model is loaded, and hold at every position that is served:
 the rotary embedding turns pairs of a key's numbers, each pair at a speed of its own, and keeps their norms. The
-constant is the mean key, averaged over positions: of pairs that turn fast little remains of it, and slow ones keep
-almost all.
+constant is the mean key, averaged over positions: in pairs that turn fast it almost averages out, and in pairs that
+turn slowly almost all of it remains.
 
-e4m3 is a floating-point format: a bound that is several times too large costs no precision, but numbers more than 2^14
-below the bound.
+e4m3 is a floating-point format: a bound that is several times too large costs no precision, except for numbers that are
+more than 2^14 times smaller than the bound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ log = structlog.get_logger(__name__)
 LARGEST = 448.0
 """Largest number of e4m3 (OCP 8-bit Floating Point Specification, table 1)."""
 MARGIN = 2.0
-"""Ratio of what can be stored to what was measured, for tokens and adapters that make larger numbers."""
+"""Factor by which the largest number that can be stored exceeds the largest that was measured, as a reserve for tokens
+and adapters that make larger numbers."""
 PROMPTS, PROMPT_TOKENS = 8, 256
 POSITIONS = 512
 SEED = 0
@@ -96,9 +97,9 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
 
 
 def _turned(inv_freq: Tensor, max_model_len: int) -> Tensor:
-    """Returns what the rotary embedding multiplies each pair by, at POSITIONS of the positions that are served: complex
-    [POSITIONS, head_dim / 2]. As many lie between 1 and 2 as between 1,000 and 2,000: contexts of every size count
-    alike, and a key is in all that are longer than its position."""
+    """Returns the factors by which the rotary embedding turns each pair of a key at POSITIONS positions below
+    `max_model_len`: complex [POSITIONS, head_dim / 2]. The positions are spaced evenly on a logarithmic scale: contexts
+    of every size count alike, and a key is in all contexts that are longer than its position."""
     positions = torch.logspace(0, math.log10(max(max_model_len, 2)), POSITIONS) - 1
     angles = positions[:, None] * inv_freq
     return torch.polar(torch.ones_like(angles), angles)
@@ -146,7 +147,7 @@ def _chunk(prompt: Tensor) -> BatchInput:
 
 
 class _Meter:
-    """A `Backend` for one prompt without adapters, in torch on any device. It stores no pages.
+    """A `Backend` that records K and V of one prompt without adapters, in torch on any device. It stores no pages.
 
     Attributes:
         keys: the pairs of K of each layer so far, before they were turned, on the host: complex [num_tokens, kv_heads,
@@ -173,7 +174,7 @@ class _Meter:
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Notes K and V, and keeps them for `attention`. See `Backend.rotate_and_write`."""
+        """Records K and V in `keys` and `values`, and keeps them for `attention`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
         query, key, value = rotate_heads(self.pointwise, qkv, kv, cos, sin, norms)
         low, high = key.float().chunk(2, dim=-1)

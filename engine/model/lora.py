@@ -26,21 +26,22 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 """Projections in the order of the T axis of every table: a projection's index is its target number. Those of the MLP
 are of the one that computes all rows."""
 NUM_ATTENTION = 4
-"""Number of TARGETS that are projections of attention: the first."""
+"""Number of attention projections, which come first in TARGETS."""
 SHARED_GATE = "shared_expert_gate"
 ROUTERS = (SHARED_GATE, "gate")
-"""Linears of layers with experts that say how much each expert counts for a row: the one that all rows share, and the
-others. They follow TARGETS, and the experts' projections follow them: gate, up and down of each expert."""
+"""Names of the linears that weigh experts for a row: the gate of the shared expert, which computes all rows, and the
+router of the others. They follow TARGETS, and the gate, up and down projections of each expert follow them."""
 EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 NUMBER = re.compile(r"(?<=experts\.)\d+\.")
 ROUTER = len(TARGETS) + 1
-"""Target number of the router. Those from there on are of experts."""
+"""Target number of the router. All higher target numbers are those of experts' projections."""
 FIRST_EXPERT = len(TARGETS) + len(ROUTERS)
 """Target number of the gate of expert 0. It is a multiple of three, as `ExpertKernels.prepare_lora` needs it."""
 
 
 def target_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the names of all targets of a model, those of experts with the expert: `experts.3.up_proj`."""
+    """Returns the names of all targets of a model, by target number. The name of an expert's projection includes the
+    expert's number: `experts.3.up_proj`."""
     if spec.experts is None:
         return TARGETS
     numbers = range(spec.experts.count)
@@ -48,8 +49,8 @@ def target_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def touched_names(names: Sequence[str], ranks: npt.NDArray[np.int32]) -> tuple[str, ...]:
-    """Returns the names of the targets that an adapter of these ranks, int32 [layers, targets], changes in any layer:
-    those of experts without the expert, once. `names` are the model's `target_names`."""
+    """Returns the names of the targets that an adapter with these ranks, int32 [layers, targets], changes in any layer.
+    A projection of experts is named once, without the expert's number. `names` are the model's `target_names`."""
     touched = (name for name, column in zip(names, ranks.T, strict=True) if column.any())
     return tuple(dict.fromkeys(NUMBER.sub("", name) for name in touched))
 
@@ -101,8 +102,8 @@ class ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """The linears of a layer's experts. `gate_up` and `down` are of any one expert, with the targets that it has under
-    its virtual slot (see lora_kernels/routing.py)."""
+    """The linears of a layer with experts, as groups of the projections that adapters change. `gate_up` and `down` are
+    the same for every expert, whose targets have these numbers under its virtual slot (see lora_kernels/routing.py)."""
 
     router: ProjectionGroup
     shared_gate: ProjectionGroup
@@ -161,8 +162,8 @@ class LoraStep:
     def route(
         self, logits: Tensor, top_k: int, normalised: bool, layer: int, groups: ExpertGroups
     ) -> tuple[Routing, LoraStep]:
-        """Returns the entries of a layer with experts, of the router's logits [num_rows, experts], and the LoRA work on
-        them, with `groups`, in layer 0."""
+        """Chooses `top_k` experts for each row by the router's `logits`, [num_rows, experts]. Returns the routing, and
+        the LoRA work on its entries (a row at one of its experts), to be applied with `groups` and layer 0."""
         experts, work = self.backend.experts, self.of_experts
         if work is None:
             return experts.route(logits, top_k, normalised=normalised), LoraStep(self.backend, None)
@@ -173,8 +174,8 @@ class LoraStep:
 
 
 class LoraOfExperts(NamedTuple):
-    """What the LoRA work on experts is prepared from, in each layer once its routing is known: see
-    `ExpertKernels.prepare_lora`."""
+    """What all layers of a step need to prepare their LoRA work on experts. Each layer prepares it once its routing is
+    known: see `ExpertKernels.prepare_lora`."""
 
     arena: Tensor
     table: LoraTable

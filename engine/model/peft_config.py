@@ -162,7 +162,8 @@ def _saved_layers(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _refuse_activated(config: dict[str, Any], field: str) -> None:
-    """Raises AdapterError if an activated LoRA has rows of its own, which `field` says."""
+    """Raises AdapterError if the adapter is an activated LoRA, for which rows of tokens, as the setting `field` asks
+    for, are not served."""
     if config.get("alora_invocation_tokens") is not None:
         raise AdapterError(
             f"alora_invocation_tokens and {field}: before the invocation, pages are the base model's, whose rows the "

@@ -34,12 +34,12 @@ KEY = re.compile(
 GATE = "mlp.gate"
 """Path of a router in its layer, as `parameter_shapes` has it."""
 Exact = dict[str, tuple[int, float]]
-"""See `PeftSettings.exact`."""
+"""Path of a module -> its rank and alpha: see `PeftSettings.exact`."""
 
 
 def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -> PeftFolder:
-    """Returns an adapter whose tensors and settings are those of modules, each expert's projections among them. Its
-    hash stays as it is. An adapter without `target_parameters` is returned as it is.
+    """Converts an adapter that changes bare parameters (`target_parameters`) to one that changes modules only, among
+    them the projections of each expert. Its hash stays as it is. Other adapters are returned as they are.
 
     Args:
         spec: the shape of the model, which has experts.
@@ -62,8 +62,9 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
 
 
 def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, modules: Sequence[str]) -> Exact:
-    """Returns the rank and alpha of each module that the settings change. Raises AdapterError if a parameter that they
-    name is not one of experts or a router."""
+    """Returns the rank and alpha of each module that the adapter changes, including the experts' projections and
+    routers whose parameters it changes. Raises AdapterError if `target_parameters` names a parameter of anything
+    else."""
     exact: Exact = {module: settings.rank_and_alpha(module) for module in modules if settings.targets(module)}
     paths, router = dict[str, list[str]](), f"{experts.module}.{experts.router}.weight"
     for layer in (f"model.layers.{number}" for number in range(spec.layers) if spec.has_experts(number)):
@@ -93,7 +94,7 @@ def _paths(experts: ExpertsSpec, parameter: str) -> list[str]:
 
 
 def _projections(spec: ModelSpec, experts: ExpertsSpec, layer: str, names: Sequence[str]) -> list[str]:
-    """Returns the paths of projections of all experts of a layer."""
+    """Returns the paths of the projections `names` of every expert of a layer."""
     numbers = range(experts.count)
     return [spec.stored_name(f"{layer}.mlp.experts.{number}.{name}") for number in numbers for name in names]
 
@@ -123,8 +124,8 @@ def _find(key: str, layer: str, module: str, settings: PeftSettings, experts: Ex
 def _parts(
     key: str, tensor: Tensor, settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of experts' projections, by name, that lie in one of an experts' parameter; other tensors as
-    they are."""
+    """Splits a tensor of an experts' parameter, and yields the tensors of each expert's projections by name. Yields
+    other tensors whole."""
     named = KEY.fullmatch(key)
     found = named and _find(key, named["layer"], named["module"], settings, experts)
     if named is None or found is None:
@@ -141,7 +142,8 @@ def _parts(
 
 
 def _of_names(matrix: Tensor, side: str, count: int, experts: ExpertsSpec) -> Sequence[Tensor]:
-    """Returns the A or B of each of the `count` projections that lie in a parameter, given those of the parameter."""
+    """Splits one expert's A or B (`side`) of a parameter into those of the `count` projections that lie in it: each has
+    all of A, and some rows of B."""
     if side == "A":
         return [matrix] * count
     if experts.stacks and experts.stacks.interleaved:
@@ -150,7 +152,8 @@ def _of_names(matrix: Tensor, side: str, count: int, experts: ExpertsSpec) -> Se
 
 
 def _by_expert(key: str, tensor: Tensor, side: str, count: int, rank: int) -> Tensor:
-    """Returns A [experts, rank, in_features] or B [experts, out_features, rank]."""
+    """Separates a parameter's tensor by expert. Returns A [experts, rank, in_features] or B [experts, out_features,
+    rank]. Raises AdapterError if it is not of `count` experts of this rank."""
     axis = 0 if side == "A" else 1
     if tensor.dim() != 2 or tensor.shape[axis] != count * rank:
         raise AdapterError(

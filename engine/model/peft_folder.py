@@ -97,7 +97,8 @@ def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """Returns what `find_gguf` returns, and raises AdapterError in its place."""
+    """Returns the GGUF file that an adapter's path names; None means that there is none. Raises AdapterError where
+    `find_gguf` raises another error."""
     try:
         return find_gguf(path)
     except OSError as error:

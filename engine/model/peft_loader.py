@@ -38,7 +38,7 @@ KEY = re.compile(
 MAGNITUDE, OUTPUT_SCALE = "magnitude_vector", "output_scale"
 """Parts of adapters that scale base outputs. The second stands only in what `as_lora` has converted."""
 MOST_NAMED = 12
-"""Number of projections that messages name: all but those of other experts than the first."""
+"""Maximum number of projections that error messages name: enough for all but those of the second and later experts."""
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
 

@@ -30,7 +30,7 @@ of an 8B model, and 450 s for those of 48 layers of 128 experts."""
 MAX_INVOCATION = 256
 """Maximum number of tokens that activate an adapter."""
 Selection: TypeAlias = regex.Pattern[str] | frozenset[str]
-"""An expression that matches whole module names, or suffixes of them, in whole path components."""
+"""Selects modules by name: an expression that matches whole names, or a set of suffixes of whole path components."""
 
 
 class AdapterError(ValueError):
@@ -99,7 +99,8 @@ class PeftSettings:
     seed: int | None = None
     """Seed of VeRA's shared matrices. None means that the weights file has them."""
     scaled_inputs: Selection = frozenset()
-    """Ends of the names of modules whose inputs, not outputs, (IA)³ scales, or an expression of whole names."""
+    """Selects the modules whose inputs, not outputs, (IA)³ scales: by the ends of their names, or by an expression of
+    whole names."""
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Layers with trained rows, `embed_tokens` or `lm_head`, each with its tokens, in the order of their rows in the
     file. An adapter of a model whose head is its embedding need not name the head."""
@@ -117,7 +118,7 @@ class PeftSettings:
     first that works with transformers 5 (huggingface/transformers#41889)."""
     matching: Matching = field(default_factory=Matching, compare=False, repr=False)
     found: dict[str, tuple[int, float]] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Rank and alpha by name, of the names that were matched."""
+    """Rank and alpha by name, kept for each name that `rank_and_alpha` has matched with the overrides."""
 
     @property
     def has_only_deltas(self) -> bool:
@@ -225,8 +226,8 @@ def check_invocation(tokens: object, name: str) -> tuple[int, ...]:
 
 
 def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSettings:
-    """Returns the settings of a LoRA that changes modules of these names with these ranks. With `alpha` 0, B A is
-    multiplied by nothing."""
+    """Returns the settings of a LoRA that changes modules of these names with these ranks. `alpha` 0 means that B A is
+    not scaled."""
     [(common, _)] = Counter(ranks.values()).most_common(1)
     others = tuple(
         Override(module, regex.compile(f"{regex.escape(module)}$"), rank)

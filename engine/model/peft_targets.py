@@ -42,8 +42,8 @@ class TargetShapes:
         fused: whether adapters have the projections of `FUSED` (engine/model/fused.py) in place of their parts.
         spec: shape of a model with experts. None means that every layer has one MLP.
         ends: shape of the embedding and the head, of which adapters may replace rows.
-        changed: the tokens of which checked adapters have other rows than the base model.
-        most_numbers: the most numbers that an adapter has which fits into host memory. None means any number.
+        changed: remembers which tokens' rows checked adapters change.
+        most_numbers: the most numbers that an adapter can have and still fit into host memory. None means any number.
     """
 
     layers: int
@@ -66,16 +66,18 @@ class TargetShapes:
 
     @property
     def max_file_bytes(self) -> int:
-        """Maximum size in bytes of the weights file of any adapter of this model that fits into host memory, in which
-        few rows of layers that are saved whole (`modules_to_save`) are kept."""
+        """Maximum size in bytes of an adapter's weights file. A larger file cannot be of an adapter of this model that
+        fits into host memory, even if it has layers saved whole (`modules_to_save`), of which only the changed rows are
+        kept."""
         most, saved = self.layers * MAX_RANK * int(self.widths.sum()), 2 * self.ends.vocab_size * self.ends.hidden_size
         if self.most_numbers is not None:
             most = min(most, self.most_numbers)
         return MAX_HEADER_BYTES + (most + saved) * torch.float64.itemsize
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
-        """Returns an adapter that was read as a LoRA of `targets`. Raises AdapterError if it is of another kind that is
-        not exactly a LoRA, or has fused projections or parameters that are not the model's."""
+        """Converts an adapter of another kind, or with fused projections or bare parameters of experts, to a LoRA of
+        `targets`. Raises AdapterError if its kind is not exactly a LoRA, or the fused projections or parameters are not
+        the model's."""
         folder = as_lora(folder, self.stored_widths())
         if self.spec is not None:
             modules = [path for path, (_, target) in self.places().items() if target < ROUTER]

@@ -28,7 +28,7 @@ KEY = re.compile(
 )
 PATHS = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}
 STORED = {"F16": torch.float16, "BF16": torch.bfloat16}
-"""Stored types to which untrained rows are rounded."""
+"""Types of weights files to which the base model's rows are rounded before they are compared with the file's."""
 MOST_CHANGED = 256
 """Maximum number of layers whose changed tokens are remembered."""
 SLICE_ROWS = 4096
@@ -36,7 +36,8 @@ SLICE_ROWS = 4096
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
 Convert = Callable[[Raw, str, tuple[int, ...]], Tensor]
-"""Converts a tensor, which errors name as they are told, of a shape to fp32. Raises AdapterError if it is another."""
+"""Function (tensor, its name in error messages, expected shape) -> fp32 tensor. Raises AdapterError if the tensor does
+not have that shape."""
 
 
 class Ends(NamedTuple):
@@ -79,7 +80,8 @@ class ChangedTokens:
 
 
 class KnownRows(NamedTuple):
-    """How the saved layers of an adapter are compared with those that `linears` reads: once for each content."""
+    """What `_read_saved` needs to compare an adapter's saved layers with the base model's: `linears` reads the base
+    model's layers, and `changed` remembers the results by `adapter_hash`, so that each content is compared once."""
 
     linears: BaseLinears
     changed: ChangedTokens
@@ -87,8 +89,8 @@ class KnownRows(NamedTuple):
 
 
 def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """Returns the tensors of trained tokens and of saved layers, by layer, and the others, by name. Raises AdapterError
-    if a layer has several, or not those that the configuration says."""
+    """Returns the tensors of trained tokens and of saved layers, by layer, and all other tensors, by name. A tensor
+    that the configuration does not announce is among the others. Raises AdapterError if a layer has several."""
     found: dict[str, Raw] = {}
     others: dict[str, Raw] = {}
     for key, tensor in tensors.items():
@@ -130,8 +132,8 @@ def read_rows(
 
 
 def _read_saved(raw: Raw, layer: str, path: str, base: KnownRows, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
-    """Returns what `_changed_rows` does for the layer at `path`, and reads the base model's only if the tokens are not
-    known."""
+    """Returns what `_changed_rows` returns for a saved layer. Reads the base model's layer, which is at `path`, only if
+    the changed tokens are not known yet."""
     known = base.changed.get(base.adapter_hash, layer)
     if known is not None:
         empty = torch.empty(0, int(raw["shape"][1]))
@@ -178,8 +180,8 @@ def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Te
 
 
 def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -> dict[str, tuple[int, ...]]:
-    """Returns the layers whose rows the file has, with their tokens (see `PeftSettings.tokens`): not the head if it is
-    tied and has the embedding's tokens, because PEFT then gives it the embedding's rows."""
+    """Returns the layers whose rows the file has, with their tokens (see `PeftSettings.tokens`). The head is left out
+    if it is tied and has the same tokens as the embedding, because PEFT then gives it the embedding's rows."""
     layers = dict(tokens)
     if ends.are_tied and layers.get(HEAD) == layers.get(EMBEDDING):
         layers.pop(HEAD, None)
@@ -193,7 +195,7 @@ def arrange_rows(
     own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
 
     Args:
-        layers: result of `stored_layers`, and the changed rows of saved layers.
+        layers: layer -> its tokens: those that `stored_layers` returns, and the changed ones of saved layers.
         rows: layer -> its rows, fp32 [tokens of the layer, hidden_size].
         ties: whether a tied head follows the embedding. PEFT unties layers that it saves.
     """

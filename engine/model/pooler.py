@@ -33,8 +33,8 @@ class _PoolerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Vectors of one step, while they are copied to the host: `host` is fp32 [len(request_ids), hidden_size], of whose
-    rows the first `dimensions` elements are meant."""
+    """Vectors of one step, while they are copied to the host: `host` is fp32 [len(request_ids), hidden_size], and each
+    request gets the first elements of its row, as many as `dimensions` says."""
 
     request_ids: tuple[str, ...]
     dimensions: tuple[int, ...]
@@ -114,7 +114,8 @@ class Pooler:
         return torch.segment_reduce(hidden, "sum", lengths=numbers[len(rows) :], unsafe=True)
 
     def _carry(self, chunk: PooledChunk, row: Tensor) -> None:
-        """Adds the sum of earlier chunks to `row`, the sum of a chunk, and keeps it unless the chunk is the last."""
+        """Continues a mean over several chunks: adds the sum of the request's earlier chunks to `row`, which has the
+        sum of this chunk, in place, and keeps the result for the next chunk unless this one is the last."""
         before = self._sums.pop(chunk.request_id, None)
         if before is not None:
             row += before

@@ -41,8 +41,8 @@ VERSION = 1
 
 
 def kept_folder(state_dir: Path, model: Path) -> Path:
-    """Returns the folder in `state_dir` for the quantised weights of a model's folder: another one if a file of weights
-    has another name, size or time of its last change."""
+    """Returns the folder in `state_dir` that keeps the quantised weights of the model's folder `model`. Its name
+    changes with the name, size or modification time of any weights file, so that changed weights are quantised anew."""
     digest = hashlib.sha256()
     for path in sorted(model.glob("*.safetensors")):
         stat = path.stat()
@@ -109,7 +109,8 @@ def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None, devi
 
 
 def _plain(name: str, weight: Weight) -> Tensor:
-    """Returns a weight that is not quantised in integers, as a tensor. Raises ValueError for others."""
+    """Returns a weight as a tensor, to be quantised. Raises ValueError if it is quantised in integers already, or has
+    numbers that are not finite."""
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
     plain = dense(weight)

@@ -24,9 +24,10 @@ def write_adapters(
     on_written: Callable[[], None] = lambda: None,
     invocation: Sequence[int] = (),
 ) -> dict[str, Path]:
-    """Write a random PEFT adapter for each rank, on all projections of a model but routers, those of experts as with
-    transformers 4, or reuse its folder if that exists; call `on_written` after each. With `invocation`, which holds
-    token ids, they are activated LoRAs. Returns name (`a0000` and so on) -> folder."""
+    """Write one random PEFT adapter for each of `ranks`, or reuse its folder if that exists; call `on_written` after
+    each. They change all projections of a model except routers, and name those of experts as with transformers 4.
+    `invocation`, if given, holds token ids, and makes them activated LoRAs. Returns name (`a0000` and so on) ->
+    folder."""
     spec = read_spec(model_dir)
     shapes = dict(_projections(spec))
     targets = sorted({module.rpartition(".")[2] for module in shapes})

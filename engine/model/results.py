@@ -10,7 +10,8 @@ from torch import Tensor
 from lora_kernels.pinned import pinned_zeros
 
 BLOCKS = 4
-"""Two are in use at most: of the step that the host waits for, and of the one planned ahead."""
+"""Number of blocks. At most two are in use: that of the step that the host waits for, and that of the step planned
+ahead."""
 ALIGNMENT = 16
 """Alignment of results in a block, in bytes."""
 

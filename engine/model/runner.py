@@ -101,9 +101,8 @@ class ModelRunner:
         clock: Callable[[], float] = time.perf_counter,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`clock`, in seconds, measures what drafting takes of the steps' duration, which the engine measures. `ranks`
-        are all that run the model; each needs a runner with the same configuration, to which the same plans are
-        submitted."""
+        """`clock`, in seconds, measures how much of the duration of steps is spent on drafting. `ranks` are all that
+        run the model; each needs a runner with the same configuration, to which the same plans are submitted."""
         # torch's own default respects affinity and hyperthreads, but not CPU quotas.
         threads = config.threads or min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(threads_of_rank(threads, ranks.size))
@@ -255,9 +254,9 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> Launch:
         """Starts to execute a plan, after those submitted before. A CPU has computed the step when this returns; a GPU
         computes it later. Then, if the step has requests with grammars, the host waits for the tokens of the steps
-        before while the GPU computes the step's logits. Returns whether the step was late, because the device had
-        already finished the previous plan, which is not collected yet, when the step's graph had been launched or its
-        first kernel was about to be."""
+        before while the GPU computes the step's logits. Returns whether the step was late, and the seconds until it
+        reached the device. It is late if the device had run out of work (see `_is_idle`) once the step's graph had been
+        launched or, without a graph, just before its first kernel."""
         begun, started = self._clock.mark(), time.perf_counter()
         self._move_pages(plan)
         for request_id in plan.released:
@@ -292,7 +291,8 @@ class ModelRunner:
         return launch
 
     def _is_idle(self) -> bool:
-        """Returns whether the device has finished the last plan submitted, and that is not collected yet."""
+        """Returns whether the device has run out of work: it has finished the plan that was submitted last, and the
+        host has not collected that plan yet."""
         return bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
 
     def _sample(self, logits: Tensor, batch: HostBatch) -> Sample | None:
@@ -396,7 +396,7 @@ class ModelRunner:
         """Reads and validates a PEFT folder in a loader thread, waits, and returns facts about the adapter. If `claim`,
         which gets the facts, returns True, packs the adapter into host memory, from which plans may load it, and
         reports `AdapterFetched` or `FetchFailed`. Raises ValueError, whose message says why, if the adapter is not one
-        of this model or `claim` refuses it, and after `FetchFailed` the error itself."""
+        of this model or `claim` refuses it. If packing fails, reports `FetchFailed` and raises the error."""
         return self._loaders.submit(self._load_host, path, claim).result()
 
     def _load_host(self, path: str, claim: Claim) -> HostAdapter:

@@ -46,12 +46,12 @@ TABLE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A configuration without sizes that are left to the engine.
+    """A configuration in which all sizes are set, and what the engine found out to set them.
 
     Attributes:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set, and with no more
             `max_resident_adapters` than `fit_table` allows.
-        reasons: the reason for each of these settings, by its name; for the last only if it is not the configured one.
+        reasons: the reason for each of these settings, by its name; for `max_resident_adapters` only if it was lowered.
         weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
         loaded_bytes: bytes of weights in the memory that pages are in: on a CPU those of all ranks, on a GPU those of
             this rank.
@@ -125,21 +125,23 @@ def _has_quantised_experts(spec: ModelSpec, bits: Bits, dtype: torch.dtype) -> b
 
 
 def warn_of_dequantised(weights: str, weight_bytes: int, dtype: torch.dtype) -> None:
-    """Logs the memory of weights whose format, named `weights` (see `name_weights`), no kernel multiplies."""
+    """Logs a warning with the memory that weights take because no kernel multiplies their format, named `weights` (see
+    `name_weights`), so that they are dequantised."""
     if MXFP4 in weights:
         log.warning("weights are dequantised", format=weights, dtype=str(dtype), gib=round(weight_bytes / GIB, 2))
 
 
 def fit_table(config: EngineConfig, *specs: ModelSpec) -> EngineConfig:
-    """Returns the configuration with so few resident adapters that the tables of all models of an engine, the draft
-    model's among them, fit into TABLE_BYTES. A table of 1,024 adapters, the default, would take 2.5 GB with 48 layers
-    of 128 experts."""
+    """Returns the configuration with `max_resident_adapters` lowered, if need be, so far that the tables of all models
+    of an engine, the draft model's among them, fit into TABLE_BYTES. A table of 1,024 adapters, the default, would take
+    2.5 GB with 48 layers of 128 experts."""
     of_adapter = sum(spec.layers * len(target_names(spec)) for spec in specs) * TARGET_BYTES
     return replace(config, max_resident_adapters=min(config.max_resident_adapters, max(1, TABLE_BYTES // of_adapter)))
 
 
 def agreed(sized: Sized, ranks: Ranks) -> Sized:
-    """Return the sizes that all ranks, which have found different amounts of free memory, can have."""
+    """Return the sizes with the least `max_seqs`, `token_budget` and host memory for adapters that any rank has found,
+    because ranks find different amounts of free memory, and all need the same sizes."""
     config = sized.config
     own = (config.max_seqs, config.token_budget, int(config.host_adapter_gb * GIB))
     seqs, tokens, adapters = ranks.least(own)
@@ -149,8 +151,8 @@ def agreed(sized: Sized, ranks: Ranks) -> Sized:
 
 
 def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, host_bytes: int = 0) -> Sized:
-    """Return the configuration with these sizes of steps, and with the host memory for adapters that is left if weights
-    and pages take `host_bytes` of it."""
+    """Return the configuration with these sizes of steps. If `host_adapter_gb` is not configured, it becomes the host
+    memory that is left for adapters when weights and pages take `host_bytes`."""
     config = config.sized(steps.max_seqs.value, steps.token_budget.value)
     reasons = {"max_seqs": steps.max_seqs.reason, "token_budget": steps.token_budget.reason}
     if config.host_adapter_gb:
@@ -163,7 +165,8 @@ def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, hos
 
 
 def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
-    """Return what the operator has set, for pages of `page_bytes`."""
+    """Return the sizes and the ITL goal that the operator has configured. The size of the page pool is in bytes, for
+    pages of `page_bytes`."""
     pool = config.num_pages * page_bytes or int(config.memory_gb * GIB)
     return Chosen(config.max_seqs, config.token_budget, pool, config.interactive.itl_s)
 
@@ -188,8 +191,8 @@ def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, 
 
 
 def _dense_bits(name: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
-    """Returns the bits that each weight of a parameter takes in memory if it is a tensor of `dtype`, with those of the
-    copy that linears make of it: with tied embeddings, the head has a copy of the embedding."""
+    """Returns the bits that each weight of a parameter takes in memory if it is not quantised, in the layout that
+    linears make of it. With tied embeddings, the embedding also counts the copy that the head makes."""
     if EXPERTS.search(name):
         return grouped_bits(device, dtype, is_bf16=is_bf16)
     copied, whole = packed_bits(device, dtype, is_bf16=is_bf16), 8 * dtype.itemsize
@@ -206,8 +209,8 @@ def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:
 
 
 def multiplied_share(spec: ModelSpec, shard: Shard = WHOLE) -> float:
-    """Returns the share of a rank's weights that a row is multiplied by: a part of its experts, and all others. `spec`
-    is the whole model's."""
+    """Returns the share of a rank's weights by which one row is multiplied: those of the experts that are chosen for
+    it, and all that are not experts'. `spec` is the whole model's."""
     if spec.chosen_experts == 1:
         return 1.0
     of_experts = sum(prod(shape) for name, shape in shard.shapes(spec).items() if ".mlp.experts." in name)
@@ -252,8 +255,8 @@ def count_page_bytes(
 
 
 def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """Return the bytes of an adapter of rank 1 on all projections, as the page pool of each rank holds it: of the stage
-    that has most of them."""
+    """Return the bytes that an adapter of LoRA rank 1 on all projections takes in the page pool of one rank of the
+    engine, on the stage where it takes most."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
     names, widths = target_names(spec), shard_adapters(shard, spec).widths(target_widths(spec)).sum(axis=1)
     layers = [

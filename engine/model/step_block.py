@@ -66,7 +66,7 @@ class StepShape:
 
     @property
     def lora_start(self) -> int:
-        """Number of int32 before the LoRA lists, which every step uploads."""
+        """Number of int32 before the LoRA lists. Every step uploads all of these."""
         return self.starts[-2]
 
     @property
@@ -132,7 +132,8 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
 
 
 def write_adapters(fields: StepFields, batch: HostBatch) -> None:
-    """Writes the adapters of a batch's rows for experts, if the block has room for them."""
+    """Writes the adapter slot of each row, and the order of rows by adapter slot, to a block of a model with experts.
+    Does nothing for a model without experts."""
     rows = len(fields.adapter_slots)
     if rows:
         fields.adapter_slots[:] = slots = batch.segments.slots_of_rows(rows)

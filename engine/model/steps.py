@@ -69,7 +69,7 @@ def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
 def make_steps(
     decoder: Decoder, arena: Arena, backend: Backend, last_tokens: Tensor, graphs: StepGraphs | None
 ) -> Steps | Pipeline:
-    """Returns what computes a rank's steps: alone, with the other ranks of the only stage, or with other stages."""
+    """Returns what computes a rank's steps: a `Pipeline` if the model is split into several stages, else `Steps`."""
     if stage := decoder.ranks.stage:
         return Pipeline(decoder, arena, backend, last_tokens, stage)
     return Steps(forward_over(decoder, arena, backend), last_tokens, graphs)

@@ -100,7 +100,7 @@ class SubmittedStep:
 
     @property
     def followed(self) -> tuple[SampledToken, ...]:
-        """The sampled tokens without those from which on a grammar could not be followed."""
+        """The sampled tokens, without those of each request from the first one that its grammar did not allow."""
         if not self.failed:
             return self.tokens
         seen: Counter[str] = Counter()

@@ -96,8 +96,8 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only kernels of this project: all linears are packed, no reordered inputs need torch,
-    and no layer has a shared MLP beside experts, which torch adds."""
+    """Returns whether a step runs only kernels of this project: all linears are packed, none reorders its inputs, which
+    torch does, and no layer has a shared MLP beside experts, which torch adds."""
     linears: list[Linear | GroupedLinear] = [decoder.head]
     for layer in decoder.layers:
         feed_forward = layer.feed_forward

@@ -34,7 +34,7 @@ log = structlog.get_logger("engine")
 NAME = "warm-up"
 """Name of the adapter and the request that the steps use."""
 LOGPROBS = (0, 2, 4, 8, 16, 20)
-"""Numbers of likeliest tokens for which other kernels are compiled, up to the most that a request may ask for."""
+"""Numbers of likeliest tokens that each need kernels of their own, up to the most that a request may ask for."""
 
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -60,9 +60,10 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Every power of two of sequences up to the largest number: all but one decode, beside a prompt's chunk. Of the
-    largest number also all decode, because one decode more may need the next power of two. They have the adapter, so
-    that they are launched kernel by kernel: a captured step has the largest number of sequences."""
+    """Yields steps with every power of two of sequences, up to the largest number: all but one decode, and one has a
+    chunk of a prompt. With the largest number, also yields a step in which all decode, because one decode more may need
+    the next power of two. All rows have the adapter, so that the steps are launched kernel by kernel: a captured step
+    has the largest number of sequences."""
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)
@@ -74,13 +75,13 @@ def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
 
 
 def _long_contexts(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Contexts that are split, of a decode and of a chunk, whose parts are merged."""
+    """Yields a decode and a chunk with contexts so long that attention splits them and merges the parts."""
     yield PaddedStep(((1, limits.context),))
     yield PaddedStep(((min(2, limits.rows), limits.context),))
 
 
 def _many_rows_of_an_adapter(limits: StepLimits) -> Iterator[PaddedStep]:
-    """A segment as long as a step may be."""
+    """Yields a step whose rows all have one adapter, with as many rows as a step may have."""
     whole, rest = divmod(limits.rows, limits.context)
     lengths = [*([rest] if rest else []), *[limits.context] * whole][: limits.seqs]
     yield PaddedStep(tuple((length, length) for length in lengths), has_adapter=True)

@@ -56,8 +56,8 @@ def open_weights(
 
 
 class StoredForm(NamedTuple):
-    """How a folder stores the weights of a parameter: their coding, None if they are not quantised, and whether all of
-    their numbers are known to be bf16's."""
+    """How a folder stores a parameter's weights: their `coding` (None means that they are not quantised), and whether
+    all of their numbers are known to be bf16's."""
 
     coding: AnyCoding | None
     is_bf16: bool
@@ -78,10 +78,11 @@ def find_forms(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str
 
 
 def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
-    """Returns the name of the format of a model's weights: of the matrices that are quantised, or else of `dtype`.
+    """Returns the name of the format of a model's weights: the formats of the quantised matrices, joined by `+`, or the
+    name of `dtype` if none is quantised.
 
     Args:
-        weights: `engine.weights`; anything but `auto` is the name.
+        weights: the setting `engine.weights`. Any value but `auto` is itself the name.
 
     Raises:
         ValueError: in the cases of `find_forms`.
@@ -124,9 +125,9 @@ def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
 
 
 def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
-    """Returns the factors by which K and V in FP8 are multiplied, fp32 [layers, 2, kv_heads], from a checkpoint made
-    for such a cache, or None if it has none. A checkpoint has one factor for a layer's K and one for its V, or one for
-    each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
+    """Returns the factors by which K and V stored in FP8 are multiplied, fp32 [layers, 2, kv_heads]; None means that
+    the checkpoint has no factors for an FP8 KV cache. A checkpoint has one factor for a layer's K and one for its V, or
+    one for each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
     if (folder / GGUF_NAME).exists():
         return None
     stored = StoredTensors(folder)
@@ -169,8 +170,8 @@ def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
 
 
 def stacked_parts(spec: ModelSpec) -> dict[str, Part]:
-    """Returns which part of a stacked tensor each parameter of experts is, by its Hugging Face name; empty for families
-    that store every parameter."""
+    """Returns, for each parameter of experts by its Hugging Face name, the part of a stacked tensor that it is. Empty
+    for families whose checkpoints store each parameter as a tensor."""
     if spec.experts is None or spec.experts.stacks is None:
         return {}
     stacks, width, count, hidden = spec.experts.stacks, spec.experts.width, spec.experts.count, spec.hidden_size
@@ -255,7 +256,8 @@ def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: Mod
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Returns whether a tensor, which some writers store, is not needed for the model itself."""
+    """Returns whether a tensor that some checkpoints have is not needed: an FP8 KV scale, rotary frequencies, or the
+    head of a model with tied embeddings."""
     if KV_SCALE.fullmatch(name):
         return True  # only a KV cache in FP8 needs them: see `read_kv_scales`
     return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")

@@ -32,8 +32,8 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def only_gguf(place: Path | str, names: list[str]) -> Path | None:
-    """Return the GGUF file among the names of a place's files. None means that there is none. Raises ValueError if
-    there are several."""
+    """Return the path in `place` (a folder or a hub repository) of the GGUF file among `names`, its files. None means
+    that there is none. Raises ValueError if there are several."""
     found = sorted(name for name in names if name.endswith(GGUF_END) and "/" not in name)
     if len(found) > 1:
         raise ValueError(f"{place} has {len(found)} GGUF files: name the one to be loaded, such as {found[0]}")

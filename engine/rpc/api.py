@@ -41,7 +41,7 @@ class EngineApi(Protocol):
 
         Args:
             session: requests with the same one, unless it is empty, go to the same engine where there are several.
-            handover: that of the stream with the request's first token, which this request continues.
+            handover: the one of the stream that produced the request's first token; this request continues it.
 
         Raises:
             EngineUnavailable: the engine is not ready.

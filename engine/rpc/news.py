@@ -32,7 +32,7 @@ Tiers = dict[AdapterHash, pb.AdapterTier]
 
 
 class PrefixLog:
-    """The prefix keys of the prompts that came last, in the order of their arrival. Thread-safe."""
+    """Log of the prefix keys of the most recent prompts, at most `MAX_KEPT_KEYS`, in order of arrival. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,8 @@ class PrefixLog:
 
 
 class Draining:
-    """The engine's answer to the question if it should get new requests, and its stop once it has none left."""
+    """Switches draining on and off: while it is on, gateways send no new requests and move those that run here. It can
+    also stop the engine once no requests are left."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,7 +64,7 @@ class Draining:
         self._stopping: threading.Event | None = None
         """Set to call off a stop that waits for the last requests."""
         self._until = 0.0
-        """When such a stop waits no longer, in seconds on the engine's clock."""
+        """Time on the engine's clock, in seconds, at which the engine stops even if it still has requests."""
         self.is_on = False
         """True means that gateways send no new requests and move those that run here."""
 
@@ -164,8 +165,8 @@ class NewsFeed:
 
 
 def adapter_rates(adapters: Collection[Adapter]) -> tuple[float, float]:
-    """Return the bytes per second of copies of adapters to the device and of their reads from disk, each from the last
-    one of every adapter; 0 if there was none."""
+    """Return the bytes per second at which adapters were copied to the device and read from disk, in this order,
+    averaged over the last copy and the last read of each adapter. A rate is 0 if there was none."""
     copied = [(adapter.num_bytes, adapter.load_seconds) for adapter in adapters if adapter.load_seconds]
     read = [(adapter.num_bytes, adapter.fetch_seconds) for adapter in adapters if adapter.fetch_seconds]
     return _rate(copied), _rate(read)

@@ -12,7 +12,7 @@ log = structlog.get_logger("engine.rpc.link")
 
 
 class Cause(NamedTuple):
-    """One reason why an engine cannot be reached."""
+    """A known reason why an engine cannot be reached."""
 
     mark: str
     """Text by which the cause is recognized in gRPC's description of the failure."""
@@ -59,7 +59,7 @@ PLAIN = Cause(
 class OutageLog:
     """Logs each outage of the engine at `target` once for each cause, and the end of an outage.
 
-    Outages of an engine on a Unix socket are not logged: its supervisor, on the same machine, logs when it ends.
+    Outages of an engine on a Unix socket are not logged: its supervisor on the same machine logs when the engine ends.
     """
 
     def __init__(self, target: EngineTarget) -> None:

@@ -42,8 +42,8 @@ def trust(context: ssl.SSLContext, authorities: Path) -> None:
 
 
 def show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Let `context` show a certificate chain. Raises KeyMismatch if the two files do not belong together,
-    ValueError if they cannot be used."""
+    """Let `context` present a certificate chain, with its private key, to the other side of a connection. Raises
+    KeyMismatch if the two files do not belong together, ValueError if they cannot be used."""
     pair = f"{certificate} and {key}"
     try:
         context.load_cert_chain(certificate, key, password="")  # else OpenSSL would ask at the terminal

@@ -208,7 +208,8 @@ class EngineService(pb_grpc.EngineServicer):
         self._prefixes.add(command.submit.prefix_keys)
 
     def _fetch(self, session: GatewaySession, request: Request) -> None:
-        """Fetch the KV of a request ahead, until the session ends, unless it has ended."""
+        """Have the engine fetch the KV of a request that will be submitted later. The end of the session ends the
+        fetch. Does nothing if the session has ended already."""
         with self._lock:
             if not session.ended:
                 session.fetches.add(request.id)

@@ -72,7 +72,7 @@ class GatewaySession:
         self._outbox.put(None)
 
     def messages(self) -> Iterator[pb.StepEvents]:
-        """Yield what `steps` yields, as messages."""
+        """Yield the lists of events of `steps`, each converted to a protobuf message."""
         for events in self.steps():
             yield pb.StepEvents(events=map(event_to_pb, events))
 

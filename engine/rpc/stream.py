@@ -44,7 +44,8 @@ class EventStream(Protocol):
 
 
 class Handover(Protocol):
-    """How a request goes on in another engine after its first token. That engine fetches the prompt's KV meanwhile."""
+    """The continuation of a request in another engine after its first token. That engine fetches the prompt's KV from
+    `source` while the first engine computes it."""
 
     request_id: str
     """Id under which the other engine knows the request."""

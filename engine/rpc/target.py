@@ -67,7 +67,7 @@ def check_address(address: str, *, any_port: bool = False) -> None:
 
 
 def kv_address(given: str, address: str) -> str:
-    """Return where an engine gives KV pages, for other engines.
+    """Return the address at which other engines fetch KV pages from an engine.
 
     Args:
         given: the `kv_address` of its description. One without a host (`:PORT`) is on the host of `address`.

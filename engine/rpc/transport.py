@@ -25,9 +25,10 @@ RECONNECT_MS = 100
 CONNECT_MS = 5000
 """Milliseconds after which gRPC gives up one attempt to connect over TCP, where no answer may ever come."""
 PING_MS = 5000
-"""Milliseconds without a received byte after which either side of a TCP connection pings the other. With an answer due
-within as many, a partition is noticed after 10 s. Where tokens flow, a ping that measures the bandwidth is under way
-most of the time. It takes the place of that ping, and gRPC would wait 60 s for its answer by default."""
+"""Milliseconds without a received byte after which either side of a TCP connection pings the other, and milliseconds
+until an answer is due, so that a partition is noticed after 10 s. While tokens flow, a ping with which gRPC measures
+the bandwidth is mostly under way in place of this one. Its time limit, by default 60 s, is therefore set to the
+same."""
 Options = list[tuple[str, Any]]
 
 

@@ -96,7 +96,8 @@ def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
 
 
 def adapter_to_pb(host: HostAdapter, load_seconds: float) -> pb.AdapterInfo:
-    """`load_seconds` is what reading and validating the adapter took."""
+    """Convert an adapter in host memory to a message. `load_seconds` is the time that reading and validating it
+    took."""
     return pb.AdapterInfo(
         adapter=host.adapter_hash,
         rank=host.rank,

@@ -51,7 +51,7 @@ class LocalEngine:
         self._streams: dict[str, Arrivals] = {}
         self._engine: Engine | None = None
         self._ended: list[Future[None]] = []
-        """Set when each of the engine's threads has ended."""
+        """A future for each of the engine's threads, done once the thread has ended."""
         self._ready = asyncio.Event()
 
     async def start(self, on_progress: Progress = lambda what, done, total: None) -> None:

@@ -33,7 +33,7 @@ from engine.sim.workload import Backlog, Workload
 KNOTS = (8, 32, 128, 512)
 """Numbers of tokens of a step above which each further one may cost more."""
 SECONDS, WARM_SECONDS = 2.5, 1.0
-"""How long each closed loop runs, and before it, for the first time, without being measured."""
+"""Seconds that each measured closed loop runs, and that each warm-up loop runs before, whose steps are not measured."""
 PROMPT, OUTPUT = Sizes(16, 512), Sizes(8, 64)
 """Sizes of the requests in tokens: short answers, so that many steps compute prompts beside decodes."""
 DECODED = Sizes(16, 16), Sizes(64, 64)
@@ -41,9 +41,9 @@ DECODED = Sizes(16, 16), Sizes(64, 64)
 Without such loops, no step of more than some four tokens was without prompts, and the price of a decode came from these
 alone: 3.9 ms on two cores with AVX2, where each of 32 takes 2.5 ms."""
 ATTENDED, ATTENDED_LOOPS = (Sizes(1024, 1024), Sizes(64, 64)), 3
-"""Sizes of a prompt and an answer that attends to it, one at a time, and how many times as long as others that loop
-takes. In other loops, which end after seconds, contexts of decodes are so short and alike that noise decided the price
-of a token of context: it was up to 20 times too high."""
+"""Sizes of the prompts and answers of a loop that measures the price of context, one request at a time, and how many
+times as long as other loops it runs. In other loops, which end after seconds, contexts of decodes are so short and
+alike that noise decided the price of a token of context: it was up to 20 times too high."""
 ADAPTER_RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 SIZES = (
     "num_pages", "host_pages", "block_size", "max_seqs", "max_model_len", "token_budget", "chosen_experts",
@@ -57,7 +57,7 @@ SOURCES = {
     "adapter_bytes_per_rank": "By the shapes of the model's projections.",
     "engine": "Sizes that the engine chose for this machine.",
 }
-"""Sources of a measured device's figures."""
+"""How each figure of a measured device was obtained, by its field in the device's file."""
 MAD = 1.4826
 """Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
@@ -84,7 +84,8 @@ class Lesson:
 
 
 def cost_of(prices: Prices, chosen: float = 1.0) -> dict[str, Any]:
-    """Return a cost model, as a device's file has it. `chosen` is that of `Lesson`."""
+    """Return the cost model with these learned prices, in the form that a device's file has. `chosen` is that of
+    `Lesson`."""
     flat = dict(zip(TERMS, (prices.step, *prices.linear[:7], prices.launch), strict=True))
     beyond = {str(knot): float(f"{price:.4g}") for knot, price in zip(KNOTS, prices.beyond, strict=True)}
     flat |= {"chosen": chosen, "experts": prices.experts} if chosen < 1 else {}
@@ -114,9 +115,10 @@ Lessons = list[tuple[RealEngine, Workload]]
 
 
 def lessons(real: RealEngine, seconds: float) -> Lessons:
-    """Return closed loops of `seconds` seconds each, at each power of 2 up to the maximum of sequences, without and
-    with adapters: of prompts and answers in the engine's order and in that of `full_steps`, and of decodes. A longer
-    one decodes with a long context."""
+    """Return the closed loops to measure, of `seconds` seconds each, and the engine that runs each. There are loops of
+    prompts and answers, in the engine's own order and in that of `full_steps`, and loops that mostly decode, at each
+    power of 2 up to the maximum of concurrent requests, without and with adapters. One longer loop decodes with a long
+    context."""
     full = full_steps(real)
     mixed = [(one, loop) for loop in loops(real.core, seconds) for one in (real, full)]
     attended, *_ = loops(real.core, ATTENDED_LOOPS * seconds, *ATTENDED)
@@ -124,7 +126,8 @@ def lessons(real: RealEngine, seconds: float) -> Lessons:
 
 
 def loops(core: CoreConfig, seconds: float, prompt: Sizes = PROMPT, output: Sizes = OUTPUT) -> list[Workload]:
-    """Return closed loops of requests of these sizes, or shorter prompts if the context is too short for them."""
+    """Return closed loops of requests of these sizes, for each power of 2 of concurrent requests up to the maximum,
+    without and with adapters. Prompts are shorter if the context is too short for them."""
     longest = min(prompt.high, core.max_model_len - output.high - 1)
     prompt = Sizes(min(prompt.low, longest), longest)
     most = min(core.max_seqs, core.usable_pages * core.block_size // (prompt.high + output.high))
@@ -137,7 +140,8 @@ def loops(core: CoreConfig, seconds: float, prompt: Sizes = PROMPT, output: Size
 
 
 def full_steps(real: RealEngine) -> RealEngine:
-    """Return the engine with an order in which prompts fill each step up to the token budget, however long it takes."""
+    """Return the engine with a scheduling policy by which prompts fill each step up to the token budget, however long
+    the step takes."""
     return replace(real, core=replace(real.core, scheduling=replace(real.core.scheduling, policy="fcfs")))
 
 
@@ -159,8 +163,8 @@ def measure_model(
 
 
 def measure_device(folder: Path, name: str, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
-    """Return the contents of the file of this machine, as measured with a prepared model's folder. Raises ValueError if
-    the engine cannot serve the model here."""
+    """Measure this machine with the model in a prepared folder, and return the contents of a device's file. Raises
+    ValueError if the engine cannot serve the model here."""
     from engine.model.random_adapters import write_adapters
 
     state = str(default_data_dir(os.environ) / "engine")
@@ -196,7 +200,7 @@ def _ranks_that_fit(core: CoreConfig, bytes_per_rank: int) -> list[int]:
 
 
 def _forget(work: StepWork, seconds: float) -> None:
-    """Learn nothing from a step, whose kernels may have been compiled or recorded in it."""
+    """Ignore a step of a warm-up loop, in which kernels may have been compiled or recorded."""
 
 
 def _disk_rate(runner: Any, folders: list[Path]) -> float:
@@ -207,7 +211,8 @@ def _disk_rate(runner: Any, folders: list[Path]) -> float:
 
 
 def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_bytes_per_s: float) -> dict[str, Any]:
-    """Return the contents of the file of a device: what `lesson` has learned, with its errors."""
+    """Return the contents of a device's file: the engine's sizes, the cost model that `lesson` has learned with its
+    errors, and the rate of reading adapters."""
     model = lesson.learned()
     errors = [math.log(seconds / model.predict(features)) for features, seconds in lesson.steps]
     middle = statistics.median(errors)

@@ -138,9 +138,9 @@ def serve(
 def start_mover(
     engine: Engine, info: pb.EngineInfo, memory: PageMemory | None, setting: str, target: EngineTarget
 ) -> KvMover | None:
-    """Let an engine fetch KV pages and, unless `setting` (`engine.kv_listen`) is empty, give them; fill in where in
-    `info`. Returns None for an engine that has no host pages. Raises ValueError, which names the setting, if it cannot
-    listen there."""
+    """Let an engine fetch KV pages and, unless `setting` (`engine.kv_listen`) is empty, give KV pages at an address,
+    which is entered in `info`. Returns None for an engine that has no host pages. Raises ValueError, which names the
+    setting, if it cannot listen there."""
     if memory is None or not engine.state.host.num_pages:
         if setting:
             raise ValueError("engine.kv_listen needs host pages, for which too little memory is free")
@@ -245,8 +245,8 @@ def main() -> None:
 
 @contextmanager
 def _ending_like_ranks() -> Iterator[None]:
-    """End this process by the signal that has ended the process of another rank, if one has: what is known about the
-    death of an engine, and whether a request may have caused it, then holds for a rank's, too."""
+    """While the block runs, if a signal ends the process of another rank, end this process by the same signal. What is
+    concluded from how an engine process died, such as which requests may have caused it, then also holds for a rank."""
     try:
         yield
     except RankDied as error:

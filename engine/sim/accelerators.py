@@ -1,4 +1,4 @@
-"""Devices that a model may be planned for, and what a step costs on one or several of them."""
+"""The accelerators among which a plan for a model chooses, and the cost of a step on one or several of them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ With these, the overhead above and the fractions of `engine.core.sizing`, 60 of 
 publishes for Llama 3.1 8B and 70B on one to eight H100, H200 and A100 are predicted within 25 %
 (tests/sim/test_published.py)."""
 EXPERT_REACHED = 0.8
-"""What experts reach of the bandwidth and arithmetic that dense matrices do: they are many smaller products, and some
-experts have more rows than others. With it, 86 of 90 throughputs that TensorRT-LLM 0.17 publishes for Mixtral 8x7B on
-one to eight of these GPUs are predicted within 25 %; without it, 68, most of the others too high."""
+"""Fraction that products with experts reach of the bandwidth and arithmetic of dense matrices: they are many smaller
+products, and some experts have more rows than others. With it, 86 of 90 throughputs that TensorRT-LLM 0.17 publishes
+for Mixtral 8x7B on one to eight of these GPUs are predicted within 25 %; without it, 68, most of the others too
+high."""
 RESERVED = 3 << 30
-"""Bytes of a device that steps need beside weights and pages."""
+"""Bytes of each device's memory that are set aside for steps. Weights and pages get the rest."""
 HOST_BYTES = 128 * GIB
 NOISE, COPY_BYTES_PER_S, DISK_BYTES_PER_S = 0.02, 5e10, 2e9
-"""As in engine/sim/devices/h100-8b.json, which names their sources."""
+"""Sigma of the noise of a step's duration, bytes a second of copies from host memory to the device, and bytes a second
+of reads from disk. The values are those of engine/sim/devices/h100-8b.json, which names their sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ class Accelerator:
     memory_bytes: float
     bytes_per_s: float
     flop_per_s: float
-    """Dense bf16 products."""
+    """Floating-point operations a second of dense matrix products in bf16."""
     flop8_per_s: float
-    """Dense FP8 products; 0 means that there are none."""
+    """Floating-point operations a second of dense matrix products in FP8; 0 means that the device does not have FP8."""
     link_bytes_per_s: float
     """Bandwidth between devices of one machine, both directions together."""
 
@@ -67,8 +69,9 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of weights: bytes of a weight of the layers, and of a number of KV, whether products are in 8 bits, and
-    how weights are coded in integers, unless that is None."""
+    """A number format of weights and KV: the bytes of one weight of the layers and of one element of the KV cache,
+    whether matrix products are computed in FP8, and the integer coding of quantised weights (None means that they are
+    not quantised)."""
 
     name: str
     weight_bytes: float
@@ -91,8 +94,8 @@ multiplied in 16 bits."""
 
 
 def served_form(name: str, shape: Shape, ranks: int, stages: int = 1) -> Form:
-    """Return a form of weights as an engine of `stages` stages of `ranks` devices serves a model in it: KV in FP8 is
-    not divided among them (see `EngineConfig`), and needs heads that are rotated as a whole."""
+    """Return the form `name` as an engine of `stages` stages of `ranks` devices serves it. KV is in 16 bits in place of
+    FP8 if the engine has several devices (see `EngineConfig`) or rotates only a part of each head."""
     form = FORMS[name]
     return replace(form, kv_bytes=2) if ranks * stages > 1 or shape.rotates_parts else form
 
@@ -106,8 +109,8 @@ def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages:
 
 
 def divides(shape: Shape, form: Form, ranks: int) -> bool:
-    """Return whether ranks can have equal parts of a layer: of its heads, its MLP and each of its experts, in whole
-    groups of inputs that share a scale."""
+    """Return whether a layer can be divided evenly among `ranks` devices (tensor parallelism): its heads, KV heads, MLP
+    and each of its experts, without cutting a group of inputs that shares a quantisation scale."""
     if ranks == 1:
         return True
     widths = [shape.heads, shape.kv_heads, *shape.inner_widths]
@@ -117,15 +120,16 @@ def divides(shape: Shape, form: Form, ranks: int) -> bool:
 
 
 def _keeps_groups(form: Form, width: int, ranks: int) -> bool:
-    """Return whether a weight of `width` inputs is divided among ranks without dividing a group of them."""
+    """Return whether the `width` inputs of a weight can be divided among `ranks` devices without cutting a group that
+    shares a scale. True if the weight is not quantised."""
     coding = find_coding(form.coding, width) if form.coding else None
     return coding is None or width // ranks % coding.group == 0
 
 
 def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:
-    """Return the bytes of weights that each device of a stage has, stage by stage, as the engine divides them: each has
-    a part of every matrix of its layers, but all of the routers, and those of the first stage have a part of embedding
-    and output head, which stay in 16 bits."""
+    """Return the bytes of weights on each device of a stage, with one entry for each stage, as the engine divides them.
+    Each device has 1/`ranks` of every matrix of its stage's layers, but all of their routers. Those of the first stage
+    also have 1/`ranks` of embedding and output head, which stay in 16 bits."""
     layers, ends = _layer_bytes(shape, form, ranks), _end_bytes(shape, ranks)
     found = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
     return [found[0] + ends, *found[1:]]
@@ -156,8 +160,9 @@ def count_pages(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, 
 
 @lru_cache
 def stored_bytes_per_rank(shape: Shape, page_bytes: int) -> int:
-    """Return the bytes of pages that an adapter on all projections takes for each rank, in 16 bits, with what tiles
-    leave empty at the ends of pages (see `lora_kernels.layout`). Tiles have 16 rows, or as many as fit into a page."""
+    """Return the bytes of pages that an adapter on all projections takes for each unit of its LoRA rank, in 16 bits,
+    including what tiles leave empty at the ends of pages (see `lora_kernels.layout`). Tiles have 16 rows, or as many as
+    fit into a page."""
     elements, pages = page_bytes // 2, 0
     kinds = [(np.asarray(shape.projections(kind), np.int32), count) for kind, count in shape.kinds_of_layers.items()]
     rows = min([max(1, (elements - ALIGN) // int(widths.max())) for widths, _ in kinds] + [RANK_TILE])
@@ -176,8 +181,8 @@ def device_of(
     max_seqs: int,
     token_budget: int,
 ) -> DeviceSpec:
-    """Return the description of an engine over `stages` stages, which have a part of the layers each (pipeline
-    parallelism), of `ranks` devices, which share each of these layers (tensor parallelism)."""
+    """Return the device description with which the simulator runs an engine of `stages` pipeline stages of `ranks`
+    tensor-parallel devices each. `max_seqs` and `token_budget` are settings of that engine."""
     page = BLOCK_SIZE * shape.kv_bytes(form.kv_bytes)
     cost = _cost(shape, form, accelerator, ranks, page)
     pages = count_pages(shape, form, accelerator, ranks, stages)
@@ -207,8 +212,8 @@ def device_of(
 
 
 def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_bytes: int) -> RooflineCost:
-    """Return what steps cost on `ranks` devices that share each layer: they have the bandwidth and arithmetic of all,
-    and sum their results twice a layer, over rings of links."""
+    """Return the cost of steps on `ranks` tensor-parallel devices. They have the bandwidth and arithmetic of all
+    devices together, and each layer adds two all-reduces over rings of links."""
     sums = 2 * shape.layers if ranks > 1 else 0
     moved = 2 * (ranks - 1) / ranks * shape.hidden * 2 / (accelerator.link_bytes_per_s * LINK_REACHED)
     row_weights = shape.linear_weights - shape.expert_weights
@@ -238,8 +243,8 @@ def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_b
 
 
 def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks: int, stages: int) -> PipelineCost:
-    """Return what steps cost whose layers are divided among stages with this cost of all layers. Each rank sends rows
-    of hidden states, in 16 bits, to that of the next stage."""
+    """Return the cost of steps on an engine of `stages` pipeline stages. `cost` is that of all layers on the devices of
+    one stage. Each rank sends rows of hidden states, in 16 bits, to its counterpart in the next stage."""
     head_bytes = 2.0 * shape.head_weights
     layers = replace(
         cost,
@@ -261,8 +266,8 @@ class PipelineCost:
     """
 
     layers: RooflineCost
-    """All layers, on the devices of one stage. Its overhead is what exchanges between these devices take however small
-    they are."""
+    """Cost of all layers on the devices of one stage. Its `step_overhead_s` is the time that all-reduces between these
+    devices take however little they sum."""
     stages: int
     step_overhead_s: float
     head_bytes: float

@@ -13,10 +13,12 @@ from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
 
 LENGTH_MARGIN = 1.1
-"""Multiple of the 99th percentile of whole lengths that sequences may have at least."""
+"""The advised maximum length of a sequence is at least this multiple of the 99th percentile of prompt and answer
+together."""
 LENGTH_STEP = 64
 TTFT_MARGIN, ITL_MARGIN = 1.5, 2.0
-"""Multiples of the seconds that a long prompt takes alone, and of a step that only decodes, that goals should leave."""
+"""An advised TTFT goal is the first multiple of the seconds that a long prompt takes alone, and an advised ITL goal the
+second multiple of the seconds of a step that only decodes."""
 RANK = 16
 """Assumed rank of adapters, as traces do not say it."""
 HOLDING_S = 600.0
@@ -34,14 +36,15 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Advice:
     steady: Steady | None
-    """The device at the busiest minute's rate. None means that all requests arrive at once."""
+    """Steady state of the device at the request rate of the busiest minute. None means that all requests arrive at
+    once."""
     settings: list[Setting]
     notes: list[str]
 
 
 def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
-    """Return the average request of a trace, with an adapter of this rank (0: the base), for an engine whose pages hold
-    what the prefix cache holds."""
+    """Return the average request of a trace, with an adapter of this rank (0 means the base model). Prompt tokens that
+    a prefix cache as large as the engine's page pool finds do not count as computed."""
     cached = found.reuse.share_with(core.num_pages * core.block_size)
     prompt, output = found.prompt.mean, found.output.mean
     adapters = found.popularity.adapters if found.popularity else 0
@@ -69,8 +72,8 @@ def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
 
 
 def host_adapters(device: DeviceSpec, adapters: int, when: str) -> Setting:
-    """Return the setting of host memory for a number of adapters, which are all asked for `when`, such as "on one
-    day"."""
+    """Return the advised `engine.host_adapter_gb`: the GiB of host memory that `adapters` adapters of rank `RANK` take.
+    `when` says in the reason when requests ask for all of them, such as "on one day"."""
     size = adapters * device.adapter_pages(RANK) * device.page_bytes / GIB
     reason = f"up to {adapters:,} adapters {when}, if they have rank {RANK}"
     return Setting("engine.host_adapter_gb", round_up(max(size, 0.1)), reason)
@@ -103,7 +106,7 @@ def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
 
 
 def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[Setting]:
-    """Yield the goals of interactive work that have to be wider than those of `core`, as no schedule can meet those."""
+    """Yield wider TTFT and ITL goals for interactive work where no schedule could meet those of `core`."""
     if steady is None or "interactive" not in found.lanes:
         return
     demand, longest = _usual(found, core), min(found.prompt.p99, core.max_model_len)

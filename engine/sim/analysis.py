@@ -15,11 +15,11 @@ from engine.sim.traces import Trace
 
 MINUTE = 60.0
 SHORTEST = 1.0
-"""Seconds that a trace lasts at least if it has a rate."""
+"""Minimum length in seconds of a trace for which arrival rates are computed."""
 WINDOWS = (60.0, 600.0)
 """Windows in seconds for which an adapter that was asked for counts as part of the working set."""
 MOST_ZIPF = 10.0
-"""Largest Zipf exponent that is told apart."""
+"""Upper bound of a fitted Zipf exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Spread:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> Spread:
-        """Raises ValueError if there are no lengths."""
+        """Return the figures of `lengths`, in tokens. Raises ValueError if there are none."""
         ordered = sorted(lengths)
         p50, p90, p99 = (int(percentile(ordered, share) or 0) for share in (0.5, 0.9, 0.99))
         bins = Counter(1 << (length - 1).bit_length() for length in ordered)
@@ -50,11 +50,11 @@ class Popularity:
     share: float
     """Share of all requests that ask for an adapter."""
     first: float
-    """Share of the most popular adapter in these requests."""
+    """Share of these requests that ask for the most popular adapter."""
     tenth: float
-    """Share of the most popular tenth of the adapters."""
+    """Share of these requests that ask for one of the most popular tenth of the adapters."""
     zipf: float
-    """Exponent of the Zipf law that is most likely to have drawn them: 0 means that all are alike."""
+    """Exponent of the Zipf law that is most likely to have drawn the adapters: 0 means that all are equally popular."""
     working: dict[float, int]
     """Length of a window in seconds -> most adapters that were asked for within such a window."""
 
@@ -156,8 +156,9 @@ def _working_set(asked: Sequence[tuple[float, int]], window: float) -> int:
 
 
 def fit_zipf(counts: Sequence[int]) -> float:
-    """Return the exponent s, from 0 to `MOST_ZIPF`, of the law k^-s under which `counts`, in descending order, are most
-    likely: where the mean of ln k under the law is that of the counts. A single count has exponent 0."""
+    """Return the maximum-likelihood exponent s, from 0 to `MOST_ZIPF`, of a law k^-s for `counts`, the requests of each
+    adapter in descending order: the mean of ln k under the law is then that of the counts. A single count has exponent
+    0."""
     logs = [math.log(rank) for rank in range(1, len(counts) + 1)]
     seen = sum(count * log for count, log in zip(counts, logs, strict=True)) / sum(counts)
 

@@ -2,7 +2,8 @@
 
 While S sequences decode, each of them ends after `output` steps, and another one's prompt is computed for it, so that
 S / (output x the mean step) requests end a second. Prompts come in chunks as large as the token budget allows: some
-steps have one, and the others only decode. A step's cost is not linear, so that their mean is not that of a mean step.
+steps have one, and the others only decode. A step's cost is not linear in its work, so that the mean
+cost of both kinds is not the cost of a mean step.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def most_seqs(core: CoreConfig, demand: Demand) -> int:
 
 
 def serve(device: DeviceSpec, core: CoreConfig, demand: Demand, rate: float) -> Steady:
-    """Return the fewest sequences with which a device serves `rate` requests a second or, if it cannot, those with
-    which it serves the most."""
+    """Return the steady state with the fewest decoding sequences in which a device serves `rate` requests a second. If
+    the device cannot serve that rate, return the state with `most_seqs` sequences."""
     low, high = 1, most_seqs(core, demand)
     while low < high:
         middle = (low + high) // 2
@@ -111,8 +112,8 @@ def _step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> 
 
 
 def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
-    """Return the work of a step of `seqs` decodes and `prefill` tokens of prompts, which have before them, on average,
-    half of the computed prompt and what the prefix cache holds."""
+    """Return the work of a step of `seqs` decodes and `prefill` prompt tokens. The context before these prompt tokens
+    is, on average, half of the computed prompt and what the prefix cache holds."""
     tokens, before = seqs + prefill, demand.held - demand.output / 2 - demand.prompt / 2
     different = _different(demand.adapters, seqs)
     lora = {"adapters": different, "adapter_ranks": different * demand.rank, "lora_rows": round(tokens * demand.rank)}
@@ -127,5 +128,6 @@ def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
 
 
 def _different(adapters: int, seqs: int) -> int:
-    """Return the expected number of different adapters of so many sequences, which ask for all alike."""
+    """Return the expected number of distinct adapters among `seqs` sequences, each of which uses one of `adapters`
+    adapters with equal probability. If `adapters` is 0, each sequence has its own."""
     return round(adapters * share_read(1 / adapters, seqs)) if adapters else seqs

@@ -37,7 +37,8 @@ class Choice(NamedTuple):
 
 
 class Chooser(Protocol):
-    """What the simulation asks of a router. Replicas are known by their number; all times are virtual seconds."""
+    """Interface of the router that a simulation tests. Replicas are identified by their number; all times are virtual
+    seconds."""
 
     def join(self, replica: int) -> None: ...
 
@@ -54,7 +55,8 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A replica, by its number, that dies or, if `dies` is False, is added; `at` is in virtual seconds."""
+    """A scheduled change of the cluster: at virtual second `at`, the replica with the number `replica` dies or, if
+    `dies` is False, is added."""
 
     at: float
     replica: int
@@ -72,7 +74,7 @@ class FirstToken:
 
 @dataclass(slots=True)
 class ClusterResult:
-    """The measurements of a simulated cluster. Bytes are those of adapters."""
+    """The measurements of a simulated cluster. `bytes_copied` and `bytes_read` are bytes of adapters."""
 
     collector: Collector
     seconds: float
@@ -88,7 +90,7 @@ class ClusterResult:
     handed_over: int
     """Requests whose prompt one replica computed, and whose answer another one continued."""
     kv_bytes: float
-    """Bytes of KV that were sent for them."""
+    """Bytes of KV that replicas sent to each other for handovers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,7 +255,8 @@ class _Cluster:
         self._put(target, handover.request, handover.request)
 
     def _put(self, replica: _Replica, request: Request, part: Request) -> None:
-        """Submit a request, or a `part` of it, to a replica."""
+        """Submit `part`, which is the request itself or only its first token if another replica continues it, to a
+        replica, and record that the replica has `request`."""
         if not replica.live:
             replica.clock.advance_to(self.now)
             replica.stepped_at = replica.clock.now
@@ -274,8 +277,8 @@ class _Cluster:
         self._tell(replica, replica.clock.now)
 
     def _note(self, replica: _Replica, event: TokenEvent, now: float) -> TokenEvent:
-        """Take note of an event of a replica, and return it for the collector: without its end, if another replica
-        continues the request."""
+        """Record an event of a replica, and return it for the collector. If another replica continues the request, the
+        returned event has no finish reason."""
         request = replica.live[event.request_id]
         if event.tokens and event.request_id in self._awaited:
             self._awaited.discard(event.request_id)

@@ -31,7 +31,7 @@ class Handover:
     arrived: float = 0.0
     """When the KV sent so far has arrived, in virtual seconds."""
     pieces: int = 0
-    """Pieces of KV that are to be sent."""
+    """Number of pieces of KV that have not been sent yet."""
     is_finished: bool = False
     """True means that the source has made the first token."""
     has_source: bool = True
@@ -39,11 +39,11 @@ class Handover:
 
 
 class _Piece(NamedTuple):
-    """KV that the source has from `ready` on."""
+    """A piece of a prompt's KV that the source can send from the virtual second `ready` on."""
 
     ready: float
     number: int
-    """Number of the piece, which orders those of the same time."""
+    """Serial number, by which pieces that are ready at the same time are ordered."""
     size: float
     handover: Handover
 
@@ -51,7 +51,7 @@ class _Piece(NamedTuple):
 class _Arrival(NamedTuple):
     at: float
     number: int
-    """Number of the arrival, which orders those of the same time."""
+    """Serial number, by which arrivals at the same time are ordered."""
     handover: Handover
 
 
@@ -70,19 +70,22 @@ class Handovers:
         """Requests that were handed over so far."""
 
     def begin(self, request: Request, source: int, target: int) -> Request:
-        """Take note of a request that `source` begins and `target` continues; return the part for the source."""
+        """Register the handover of a request from `source` to `target`. Returns the request to submit to the source,
+        which ends after one token."""
         self._first_parts[request.id] = Handover(request, source, target)
         return request._replace(params=request.params._replace(max_tokens=1, min_tokens=0))
 
     def note_step(self, plan: StepPlan, end: float) -> None:
-        """Send the KV that a step found or computed, when it ends."""
+        """Schedule the sending of a step's KV: what it found in the prefix cache when it starts, and what it computed
+        at its `end` in virtual seconds."""
         for admission in plan.admitted:
             self._send(admission.request_id, admission.num_computed, plan.now)
         for chunk in plan.chunks:
             self._send(chunk.request_id, chunk.num_tokens, end)
 
     def pages_saved(self, plan: StepPlan, block_size: int) -> int:
-        """Return the number of pages that a step of a source fills and, if it keeps KV in host memory, copies there."""
+        """Return the number of KV pages that a step fills for requests that will be handed over. A source that keeps KV
+        in host memory copies these pages there."""
         count = 0
         for request_id, start, num_tokens, *_ in plan.chunks:
             if request_id in self._first_parts:
@@ -90,7 +93,8 @@ class Handovers:
         return count
 
     def finish_first(self, request_id: str, token: int, now: float) -> bool:
-        """Take note of the first token of a request, and return whether it is to be handed over."""
+        """Record the first token of a request at `now`. Returns True if the request will be handed over to another
+        replica, False if it stays where it is."""
         if (handover := self._first_parts.pop(request_id, None)) is None:
             return False
         request = handover.request
@@ -105,7 +109,8 @@ class Handovers:
         self._first_parts.pop(request_id, None)
 
     def lose(self, replica: int) -> None:
-        """Take note that a replica died: what it has sent only in part is lost."""
+        """Record that a replica died. The target of a handover computes the prompt anew if its KV has not all arrived
+        from this replica."""
         under_way = [one.handover for one in self._arrivals] + [one.handover for one in self._pieces]
         for handover in under_way:
             if handover.source == replica:
@@ -113,13 +118,15 @@ class Handovers:
 
     @property
     def next_at(self) -> float:
-        """When the next request is handed over, or its KV sent, in virtual seconds; infinity if none is under way."""
+        """Virtual second at which the next piece of KV is ready to be sent or the next handover's KV has arrived;
+        infinity if no handover is under way."""
         waiting = [self._arrivals[0].at] if self._arrivals else []
         waiting += [self._pieces[0].ready] if self._pieces else []
         return min(waiting, default=float("inf"))
 
     def pop(self, now: float) -> Handover | None:
-        """Return a request whose KV has arrived at `now`; None if there is none."""
+        """Send the KV that is ready at `now` (virtual seconds), and return a handover whose KV has arrived by then.
+        None means that there is none."""
         self._send_ready(now)
         return heapq.heappop(self._arrivals).handover if self._arrivals and self._arrivals[0].at <= now else None
 

@@ -17,7 +17,7 @@ class Link:
     name: str
     bytes_per_s: float
     latency_s: float
-    """Seconds until a copy's first byte arrives, including the receiver's notice that all of it has."""
+    """Seconds until a copy's first byte arrives, plus those until the receiver notices that all bytes have arrived."""
 
     @property
     def reached(self) -> float:

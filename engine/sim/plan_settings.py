@@ -1,4 +1,4 @@
-"""The settings with which engines serve what was planned, as sections of a configuration file."""
+"""Turns a plan into settings of its engines, as sections of a configuration file."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def pricing(found: Sequence[Candidate]) -> Callable[[Candidate], float]:
 def _described(
     wish: Wish, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
-    """Yield the candidate of one kind by data sheets, if the model fits and tokens can be in time."""
+    """Yield the candidate of one accelerator, form, number of ranks and number of stages, computed from data sheets.
+    Yields nothing if the model does not fit or a request alone misses the goals."""
     served = served_form(form, wish.shape, ranks, stages)
     if fits(wish.shape, served, ACCELERATORS[accelerator], ranks, stages):
         sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
@@ -164,7 +165,8 @@ def _described(
 def _candidate(
     wish: Wish, device: DeviceSpec, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
-    """Yield the candidate of a device, if tokens can be in time however many engines there are."""
+    """Yield the candidate on a device, with as many engines as the traffic needs. Yields nothing if the page pool
+    cannot hold the longest request, or a request alone misses the goals."""
     core = replace(CoreConfig(**device.engine), interactive=wish.goals)
     if core.num_pages * core.block_size < wish.traffic.whole.most or not _in_time(wish, device, core):
         return

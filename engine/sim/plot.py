@@ -24,7 +24,7 @@ class Measured(Protocol):
 Curves = Mapping[str, Sequence[tuple[float, Measured]]]
 """Policy -> points in order of rate, each with its rate scale (a factor of the arrival rate) and its report."""
 Line = tuple[list[int], list[float]]
-"""Tokens, and shares of them or of requests."""
+"""The points of a line: numbers of tokens (x), and shares of tokens or of requests from 0 to 1 (y)."""
 PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
 TICKS = (1.0, 2.0, 5.0)
 """Multiples of each power of ten that have a tick on the logarithmic axis."""

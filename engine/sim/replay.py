@@ -56,8 +56,8 @@ class RealClock:
 
 
 class Watched:
-    """An executor that passes everything on to another one, which collects each step before the next is submitted, and
-    tells the work in each step and its duration."""
+    """An executor that wraps another one to measure it. It passes all calls on, collects each step before the next is
+    submitted, and reports the work and duration of each step to `collector` and `seen`."""
 
     overlaps = False
 
@@ -93,7 +93,8 @@ class Watched:
 
 
 class _Replay(Run):
-    """A run whose requests have token ids of a real vocabulary and adapters of the engine."""
+    """A `Run` on a real engine. It maps the synthetic token ids of each request into the model's vocabulary, and the
+    request's adapter to one that the engine has loaded."""
 
     def __init__(self, core: CoreConfig, workload: Workload, vocab: int, hashes: Mapping[str, AdapterHash]) -> None:
         self.clock: RealClock
@@ -122,8 +123,8 @@ def replay(
     seen: StepSeen = lambda work, seconds: None,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """Run a workload on an engine that is new but for the executor, and return the report. With a backlog, requests
-    that have not ended with the workload are aborted.
+    """Run a workload in real time on a new engine with the executor of `real`, and return the report. With a backlog,
+    requests that have not ended with the workload are aborted.
 
     Args:
         folders: the workload's adapters, in the order of their indices. They are loaded before, and dropped after.

@@ -17,7 +17,7 @@ from engine.sim.traces import BLOCK_TOKENS, Trace
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Prompt tokens that were computed before."""
+    """How many of a trace's prompt tokens prefix caches of different sizes find."""
 
     share: float
     """Share of all prompt tokens that a prefix cache without bounds finds or, for a trace that says what its server

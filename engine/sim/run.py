@@ -45,7 +45,7 @@ class Clock(Protocol):
     def advance(self, seconds: float) -> None: ...
 
     def advance_to(self, when: float) -> None:
-        """Return when the clock has reached `when`; it never goes backwards."""
+        """Advance the clock to `when`, by virtual time or by sleeping. Does nothing if that time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def make_engine(
         observe: is called with each step.
         rest: is called with the seconds by which the engine delays a step, and must advance the clock.
         seed: added to the workload's seed for the noise of the device.
-        copies: counts what a step copies besides what its plan says.
+        copies: returns the number of pages that a step copies besides those in its plan.
     """
     ranks, device = workload.ranks(), setup.device
     disk = VirtualDisk(clock, device.disk_bytes_per_s)

@@ -24,12 +24,12 @@ SIZES = (
 """Fields of config.json that are sizes, where a family has them."""
 MOST = (1 << 31) - 1
 MOSTS = {"num_hidden_layers": 10_000, "hidden_size": 1 << 20, "head_dim": 1 << 16}
-"""Largest sizes that are believed, of these fields and of others."""
+"""Largest sizes that are accepted: `MOSTS` for the fields that it names, `MOST` for all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """MLPs of which a router chooses some for each row, in `layers` of a model's layers.
+    """The mixture of experts of a model: MLPs of which a router chooses some for each row, in `layers` of its layers.
 
     Attributes:
         count: experts of such a layer.
@@ -75,24 +75,27 @@ class Shape:
 
     @property
     def inner_widths(self) -> list[int]:
-        """Intermediate sizes of the MLPs that layers have: of one for all rows, and of experts."""
+        """The different intermediate sizes in the model: that of the MLP for all rows if any layer has one, and that of
+        an expert if there are experts."""
         one = self.experts
         has_mlp = one is None or one.is_shared or one.layers < self.layers
         return [self.intermediate] * has_mlp + ([one.width] if one else [])
 
     @property
     def linear_weights(self) -> int:
-        """Weights of all layers' matrices."""
+        """Number of weights in the matrices of all layers, with experts and routers, but without embedding and output
+        head."""
         return self._sum(lambda inputs, outputs: inputs * outputs)
 
     @property
     def expert_weights(self) -> int:
-        """Weights of all experts."""
+        """Number of weights in all experts of all layers."""
         return sum(inputs * outputs for inputs, outputs in self._expert()) * self._num_experts
 
     @property
     def router_weights(self) -> int:
-        """Weights of what decides how much experts count, of which each rank has all."""
+        """Number of weights in the routers and in the gates of shared MLPs. Each tensor-parallel rank has all of
+        them."""
         one = self.experts
         return one.layers * (one.count + one.is_shared) * self.hidden if one else 0
 
@@ -107,22 +110,24 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """All weights of matrices, each in memory once."""
+        """Number of weights in all matrices of the model. An output head that is tied to the embedding does not count
+        again."""
         return self.linear_weights + self.head_weights * (1 if self.is_tied else 2)
 
     @property
     def lora_widths(self) -> int:
-        """Inputs and outputs of all projections: weights of an adapter of rank 1 on all of them."""
+        """Sum of the inputs and outputs of all projections: the number of weights of an adapter of rank 1 on all of
+        them."""
         return self._sum(lambda inputs, outputs: inputs + outputs)
 
     @property
     def expert_lora_widths(self) -> int:
-        """Inputs and outputs of all experts' projections."""
+        """Sum of the inputs and outputs of all experts' projections: the part of `lora_widths` that experts have."""
         return sum(map(sum, self._expert())) * self._num_experts
 
     @property
     def kinds_of_layers(self) -> dict[bool, int]:
-        """Numbers of layers without and with experts."""
+        """Number of layers by whether they have experts."""
         with_experts = self.experts.layers if self.experts else 0
         return {False: self.layers - with_experts, True: with_experts}
 
@@ -138,7 +143,7 @@ class Shape:
         return found
 
     def kv_bytes(self, itemsize: int) -> int:
-        """Return the bytes of KV of a token whose numbers have `itemsize` bytes each."""
+        """Return the bytes of a token's KV in all layers, with `itemsize` bytes for each number."""
         return 2 * self.kv_heads * self.head_dim * self.layers * itemsize
 
     def _sum(self, of: Callable[[int, int], int]) -> int:

@@ -35,8 +35,9 @@ def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> C
 
 
 def _split(one: Candidate, wish: Wish, link: Link) -> Candidate:
-    """Return the engines of a candidate's kind that serve the traffic if all requests are split. KV comes in over the
-    link and then from host memory, in the time of the engine's steps."""
+    """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic if all
+    requests are split. KV arrives over the link and is then copied from host memory, which takes time from the decode
+    engine's steps."""
     demand = wish.demand(one.core)
     prompt, answers = max(1.0, demand.prompt), replace(demand, prompt=0.0)
     sent = prompt * one.device.page_bytes / one.core.block_size

@@ -20,7 +20,7 @@ BYTES_PER_TOKEN = 4
 DEFAULT_ANSWER = 256
 """Estimated tokens of an answer, for requests in batch files that set no limit."""
 MOST_TOKENS = 1 << 31
-"""Tokens that no prompt or answer has."""
+"""Number of tokens below which every prompt and answer must be. A trace with a longer one is refused."""
 
 
 class Arrival(NamedTuple):
@@ -48,7 +48,7 @@ is malformed."""
 
 
 def find_reader(head: str) -> Reader | None:
-    """Return the reader of the format in which a file's first line is. None means that it is in none of them."""
+    """Return the reader of the format that a file's first line shows. None means that the format is not known."""
     if head.startswith("{"):
         row = json.loads(head)
         return next((reader for field, reader in JSON_READERS.items() if field in row), None)
@@ -90,8 +90,8 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _request_log(lines: Iterable[str]) -> Iterator[Arrival]:
-    """Read the log of a gateway, of whose lines those of finished requests count: not those of other events, nor of
-    requests that ended with an error."""
+    """Read the log of a gateway. Only lines of requests that generated tokens and ended without an error become
+    arrivals."""
     number = _numbers()
     for row in _objects(line for line in lines if line.startswith("{")):
         if row.get("event") != "request" or row["error"] or not row["completion_tokens"]:

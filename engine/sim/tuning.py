@@ -20,15 +20,15 @@ BUDGETS = (512, 1024, 2048, 4096, 8192)
 LOAD = 0.8
 """Share of the rate that a device serves at most, by arithmetic, at which settings are tried."""
 REQUESTS, LEAST_S = 400, 60.0
-"""Requests that a trial has, and seconds of traffic that it has at least."""
+"""Approximate number of requests in a trial, and minimum length of its traffic in seconds."""
 LEAST_GAIN = 0.03
-"""Share by which a setting has to be better than the one at hand."""
+"""Fraction by which another token budget must lower the latencies for it to replace the configured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Reports of the token budget at hand (`before`) and of the best one (`after`), which `setting` has. None means
-    that the one at hand is the best."""
+    """Reports with the configured token budget (`before`) and with the best one (`after`), and the `setting` of the
+    latter. A setting of None means that the configured budget is the best."""
 
     before: Report
     after: Report
@@ -40,7 +40,7 @@ def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int,
     sum of TTFT and ITL, each the 99th percentile as a share of its goal.
 
     Args:
-        advice: its goals are those that count.
+        advice: its goals for interactive work replace those of `setup`, where it has any.
         jobs: simulations at a time, each in a process of its own if there are several.
 
     Raises:
@@ -65,7 +65,7 @@ def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int,
 
 
 def trial_names(setup: Setup) -> list[str]:
-    """Return the names by which `tune` tells progress."""
+    """Return the names of the runs that `tune` passes to its `advance` callback."""
     return [_name(budget) for budget in sorted({*BUDGETS, setup.core.token_budget})]
 
 
@@ -81,8 +81,8 @@ def goals_of(advice: Advice, core: CoreConfig) -> LaneGoals:
 
 
 def judge(report: Report, goals: LaneGoals) -> tuple[float, float]:
-    """Return a figure that is lower for better reports: first the share of tokens that were late, beyond what the goals
-    allow, then latencies as shares of their goals."""
+    """Return a sort key that is lower for better reports: first the share of late tokens beyond what the goals allow,
+    then the sum of p99 TTFT and p99 ITL, each divided by its goal."""
     lane = report.lanes["interactive"]
     shares: Sequence[float | None] = (lane.ttft_attainment, lane.itl_attainment)
     late = max(1 - share for share in shares if share is not None)

@@ -18,11 +18,11 @@ FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
 """Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the
 range."""
 NEVER_SAMPLED = -1
-"""Token id in predictions where they are wrong."""
+"""Token id that predictions have at the positions where they are wrong."""
 BATCH_TENANT = "batch"
 NO_LIMIT, FIRST_GUESS = 1 << 20, 1024
-"""`max_tokens` of requests whose answers end by themselves, which the engine cuts to the context, and their number of
-tokens that a gateway without experience expects."""
+"""For requests whose answers end by themselves: `max_tokens`, which the engine cuts to the context, and the number of
+output tokens that a gateway expects before it has seen an answer."""
 
 
 @dataclass(frozen=True, slots=True)

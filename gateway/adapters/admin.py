@@ -60,7 +60,8 @@ class AdapterAdmin:
 
     @property
     def next_changes(self) -> list[asyncio.Event]:
-        """Events of which one is set at the next change of an adapter. A change replaces them, so fetch them anew."""
+        """One event for each base model's registry, set at the next change of one of its adapters. Each change replaces
+        the event, so fetch the list anew."""
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
@@ -121,8 +122,9 @@ class AdapterAdmin:
         return found[0]
 
     def _is_named(self, base: str, wanted: str) -> bool:
-        """Return whether an adapter made for `wanted`, a path or an id, was made for a base model: it is the model's
-        source or name, or the name that a model of this source has by default."""
+        """Return whether `wanted`, the path or id that an adapter's configuration gives for its base model, means the
+        base model named `base`: it equals that model's name or source, or a model from the source `wanted` would be
+        named `base` by default."""
         origin = self._origins.get(base, "")
         return wanted in (base, origin) or base == served_name(wanted) or _same_folder(wanted, origin)
 

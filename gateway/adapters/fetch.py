@@ -100,8 +100,8 @@ def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
 
 
 def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
-    """Copy the files of a URL to `folder`. Return the SHA-256, in hex, of the hashes of their contents. Raises
-    ApiError if a limit is exceeded, and what the storage library raises."""
+    """Copy the files of a URL to `folder`. Return one SHA-256, in hex, over the SHA-256 digests of all files, which
+    identifies the content. Raises ApiError if a limit is exceeded, and what the storage library raises."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
     digest, copied = hashlib.sha256(), 0

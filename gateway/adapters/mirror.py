@@ -131,8 +131,8 @@ class AdapterMirror:
         log.error("adapter_not_followed", adapter=name, reason=error.message)
 
     def start_loading(self, name: str) -> None:
-        """Start loading the version of the adapter `name` in the background, with retries, or retry now if that is
-        under way. Does nothing before the first engine has started."""
+        """Start a background task that loads the registry's version of the adapter `name`, with retries. If the task is
+        running already, end its pause before the next retry. Does nothing before the first engine has started."""
         if not self._started:
             return
         if under_way := self._bringing.get(name):

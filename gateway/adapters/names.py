@@ -1,4 +1,4 @@
-"""Keeps each name of an adapter to one base model, of all gateways that serve the base models from one Redis.
+"""Ensures that a name of an adapter belongs to at most one base model, across all gateways that share one Redis.
 
 A registry knows its own names alone. Before a name is given to an adapter, it is looked up in the registries of the
 gateway's other base models: in this gateway's copies of them, and once more in Redis, where the name is locked until it
@@ -48,8 +48,8 @@ class NameOwner(Protocol):
         """Return whether the registry in Redis has an adapter or an alias of this name. Raises StoreAway."""
 
     async def seed_of(self, name: str) -> str | None:
-        """Return the source that the configuration named last for an adapter; None if it never did. Raises
-        StoreAway."""
+        """Return the source from which the configuration last had the adapter `name` loaded. None means that the
+        configuration never listed the adapter. Raises StoreAway."""
 
     async def give_up(self, record: AdapterRecord, taker: str) -> None:
         """Remove an adapter that the configuration now names for another base model, `taker`. Raises ApiError."""
@@ -89,7 +89,8 @@ class NameLocks:
 
 
 class AdapterNames:
-    """The names that the base models of one gateway and their adapters have. The registries of a gateway share it."""
+    """Keeps names of adapters unique over the base models of one gateway. All registries of the gateway share one
+    instance."""
 
     def __init__(self, owners: Sequence[NameOwner], locks: NameLocks | None = None) -> None:
         """`owners` are the registries, one for each base model. None for `locks` means that no other gateway changes
@@ -114,9 +115,10 @@ class AdapterNames:
                 raise _taken(name, other, param)
 
     async def seeded_elsewhere(self, owner: NameOwner, name: str) -> NameOwner | None:
-        """Return the other base model's registry that has an adapter of this name from the configuration, which now
-        names it for `owner`; None if no other base model has the name. Raises ApiError (ADAPTER_CONFLICT), with the
-        command that frees the name, if an operator gave it to another base model; StoreAway."""
+        """Find the base model from which the configuration has moved the adapter `name` to `owner`. Return the registry
+        of that other base model, which still has the adapter from an earlier configuration; None if no other base model
+        has the name. Raises ApiError (ADAPTER_CONFLICT), with the command that frees the name, if an operator gave the
+        name to another base model; StoreAway."""
         for other in self.others(owner):
             record = other.records.get(name)
             if record is not None and record.source == await other.seed_of(name):
@@ -140,8 +142,9 @@ class AdapterNames:
 
     @asynccontextmanager
     async def reserved(self, owner: NameOwner, names: Collection[str]) -> AsyncIterator[None]:
-        """Allow a registry, during the block, to write a record with new names, which no gateway gives to another base
-        model meanwhile. Raises ApiError: ADAPTER_CONFLICT, another base model has a name; REGISTRY_UNAVAILABLE."""
+        """Reserve new names for the registry `owner` during the block: it may write a record with them, and no gateway
+        gives them to another base model meanwhile. Raises ApiError: ADAPTER_CONFLICT, another base model has one of the
+        names; REGISTRY_UNAVAILABLE."""
         others = self.others(owner)
         async with AsyncExitStack() as stack:
             for name in sorted(names) if others else ():  # sorted, so that two gateways do not wait for each other
@@ -163,7 +166,8 @@ def _taken(name: str, owner: NameOwner, param: str) -> ApiError:
 
 
 def _freeing(name: str, adapter: str, base_model: str) -> str:
-    """Return the message of a configured name that an operator gave to another base model's adapter, or alias."""
+    """Return the error message for a configured adapter whose name is taken: an operator gave the name to the adapter
+    `adapter` of `base_model`, or made it an alias of that adapter. The message has the command that frees the name."""
     what = "an adapter" if name == adapter else f"an alias of {adapter!r}"
     command = f"unload {name} --base-model {base_model}" if name == adapter else f"alias {adapter} {name} --remove"
     return (

@@ -242,11 +242,12 @@ class AdapterRegistry:
         return await self._amend(name, lambda record: replace(record, tenants=allowed))
 
     async def seed(self, name: str, source: str) -> None:
-        """Serve an adapter of the configuration. If the configuration named the same source before, operators' later
-        changes stand. If it named the adapter for another base model before, the adapter moves here. If Redis is away,
-        the adapter is served here and written to the registry later. Raises ApiError as `load` does, except
-        ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the adapter from this source
-        but this gateway's engine could not load it."""
+        """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
+        with the same source before, changes that operators have made since are kept. If it listed the adapter for
+        another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
+        writes it to the registry later. Raises ApiError: INVALID_REQUEST, also if the registry has the adapter from
+        this source but this gateway's engine could not load it; otherwise as `load` does, except ADAPTER_EXISTS and
+        REGISTRY_UNAVAILABLE."""
         check_name(name, "lora_name")
         try:
             with self._names.changing(name):
@@ -266,8 +267,9 @@ class AdapterRegistry:
             await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
 
     async def restore(self) -> None:
-        """Load all adapters into a new engine, and return when each was tried. Adapters whose files changed meanwhile
-        get a new version. Failures are recorded for `statuses` and retried, those without an engine in the next one."""
+        """Load all adapters of the registry into a new engine. Returns after one attempt for each adapter. An adapter
+        whose files have changed gets a new version. A failure is recorded for `statuses`, and the load is retried in
+        the background; if the engine was unavailable, only the next engine's `restore` retries it."""
         self._mirror.restart()
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
 
@@ -291,9 +293,10 @@ class AdapterRegistry:
     async def _load(
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
     ) -> AdapterRecord:
-        """Load an adapter into the engine and write its record, with `previous` as the present one. Return the new
-        record, or `previous` itself if only the time would change and `seed`, the configured source, is empty. Empty
-        `tenants` leave those of `previous`. Raises ApiError as `load` does."""
+        """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
+        none). Return the new record. If only the time of change would differ, and `seed`, the configured source, is
+        empty, nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`. Raises
+        ApiError as `load` does."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -305,16 +308,18 @@ class AdapterRegistry:
 
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
-        """Load the adapter at `source` into the engine, and yield `previous` (None: a new record of `name`) with that
-        source and its content. On exit, the engine's version is released. Raises ApiError if a step fails."""
+        """Load the adapter at `source` into the engine, and yield its record: a copy of `previous` (None: a new record
+        of `name`) with that source and with the version and sizes that the engine reports. On exit, the hold on the
+        version is released. Raises ApiError if a step fails."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
             yield base.with_content(str(folder), info, now)
 
     async def _apply_seed(self, name: str, source: str) -> None:
-        """Load an adapter of the configuration and write its record, with what operators gave the adapter if it comes
-        from another base model, which then gives it up."""
+        """Load an adapter that the configuration lists and write its record. If the configuration has moved the adapter
+        here from another base model, the record takes over the adapter's aliases, tenants and pin, and the registry of
+        the other base model then removes the adapter."""
         previous, former = self.records.get(name), await self._names.seeded_elsewhere(self, name)
         if former is None:
             self._names.check(self, name, "lora_name")
@@ -335,7 +340,8 @@ class AdapterRegistry:
             await self._log.put(record, previous, seed=seed)
 
     async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord], *further: str) -> AdapterRecord:
-        """Change a record, and return it once that is in effect. `further` names are refused to other changes, too."""
+        """Apply `change` to an adapter's record, and return the new record once it is in effect. Meanwhile, other
+        changes of the adapter, or of adapters with one of the names `further`, are refused."""
         with self._names.changing(name, *further):
             previous = self._known(name)
             record = change(previous)

@@ -29,7 +29,8 @@ Work = Callable[[], Path]
 
 
 class LocalSources:
-    """Finds adapters in local folders and GGUF files below the given roots, and in single ones given by path."""
+    """Finds adapters in local folders and GGUF files: all those below the given roots, and further ones that are listed
+    one by one."""
 
     def __init__(self, roots: Collection[Path], folders: Collection[Path] = ()) -> None:
         """
@@ -42,12 +43,13 @@ class LocalSources:
 
     async def fetch(self, source: str) -> Path:
         """Return the folder or file of an adapter after resolving symbolic links. `source` is absolute, or relative to
-        a root. Raises ApiError (INVALID_REQUEST) if it is neither below a root nor a single one, or is relative and
-        missing."""
+        a root. Raises ApiError (INVALID_REQUEST) if it is neither below a root nor one of the listed ones, or is
+        relative and missing."""
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
-        """Return the place of an adapter as `fetch` does, without awaiting. An absolute path need not exist."""
+        """Return the folder or file of an adapter as `fetch` does, without awaiting. An absolute path need not
+        exist."""
         with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
             for root in self._roots:
                 folder = (root / source).resolve()

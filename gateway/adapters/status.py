@@ -68,9 +68,9 @@ def statuses_of(
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` has the
-    served version by name, `errors` the reason why a version is not served by name, and `adapters` the engine's
-    statistics of its versions."""
+    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` maps a name
+    to the version that new requests get, and `errors` maps a name to the reason why its version is not served;
+    `adapters` are the engine's statistics, one entry for each version."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
         _status(

@@ -56,7 +56,8 @@ class AdapterVersions:
         return adapter_hash in self._pinned
 
     def hold(self, adapter_hash: AdapterHash) -> VersionHold | None:
-        """Add a hold on a version and return it. None means that the version has none yet and must be loaded."""
+        """Add a hold to a version that has holds already, and return it. None means that the version has no hold, so
+        that it must be loaded first."""
         if not self._holds[adapter_hash]:
             return None
         self._holds[adapter_hash] += 1

@@ -78,7 +78,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        """The messages so far. The content of one that may be continued is a list of texts."""
+        """The messages so far. Their contents are lists of texts, which `whole` joins."""
         self._names: dict[str, str] = {}
         """Name of the tool by the id of each call so far."""
 

@@ -73,8 +73,8 @@ class MessageRenderer:
         self._kind: str | int = ""
         """What the last block is, as `_kind_of` says."""
         self._held: list[str] | None = None
-        """Arguments of the last block's call until they show that they are an object: clients parse each piece. None
-        means that they are sent as they come."""
+        """Arguments of the current tool call that are held back until they are seen to begin a JSON object, because
+        clients parse the pieces. None means that pieces are sent as they come."""
 
     def opening(self) -> bytes:
         """Return message_start. Its usage assumes that no prompt tokens are cached; message_delta corrects it."""
@@ -114,7 +114,8 @@ class MessageRenderer:
             yield from self._arguments(part.arguments)
 
     def _arguments(self, text: str) -> Iterator[bytes]:
-        """Yield the event of a piece of a call's arguments. Those that are no object are held until the call ends."""
+        """Yield the event of a piece of a tool call's arguments. Arguments that do not begin as a JSON object are held
+        back until the call ends."""
         if self._held is not None:
             self._held.append(text)
             text = "".join(self._held)

@@ -30,12 +30,14 @@ COUNT_SECONDS = 5.0
 AWAY_SECONDS = 2.0
 """Seconds until a task that failed because Redis or the storage is away is tried again."""
 MAX_SLOW = 8
-"""Maximum number of held shards that are slowed by a tenant's limits or on trial. Of more, those with the longest wait
-of the tenants with most of them are released, so that other shards can be claimed."""
+"""Maximum number of slow shards that this process holds: their lines are slowed by a tenant's limits or on trial.
+Further ones are released, so that other shards can be claimed: first those of the tenants with the most of them, and of
+a tenant those with the longest wait."""
 MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
-"""Seconds that running work gets to end when the gateway stops, and again as many after it is told to end at once."""
+"""Seconds that running work has to finish after the dispatcher begins to drain it at its exit. Work that is still
+running is then told to `end`, and cancelled after as many seconds again."""
 
 log = structlog.get_logger("batches")
 
@@ -129,8 +131,8 @@ class Dispatcher:
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Release lost leases and shards that are of no use here, then claim and start control tasks, and shards while
-        a gate wants lines. Return whether any work was claimed. Raises ApiError while Redis is away."""
+        """Release lost leases and shards that make no progress here, and claim and start control tasks and, while a
+        gate wants lines, shards. Return whether any work was claimed. Raises ApiError while Redis is away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_control_tasks()
         self._drain_useless()
@@ -139,8 +141,8 @@ class Dispatcher:
         return found
 
     async def _claim_shard(self) -> bool:
-        """Claim and start a shard with lines for an engine that needs more than this process's shards have for it;
-        return whether there was one."""
+        """Claim and start a shard for an engine that wants more lines than this process's shards have waiting for it.
+        Return whether one was claimed."""
         waiting, gates = self.backlog, self._context.gates
         wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
         quota = ShardQuota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
@@ -222,13 +224,14 @@ class Dispatcher:
 
     @property
     def _has_enough(self) -> bool:
-        """True if some engine has all the lines that it needs here, so that it may soon need more."""
+        """True if the shards of this process have as many waiting lines as some open engine wants. That engine may soon
+        want more, so the next claim is tried after BUSY_SECONDS."""
         waiting, gates = self.backlog, self._context.gates.items()
         return any(gate.is_passable and not gate.wants_more(waiting[model]) for model, gate in gates)
 
     def _held_up(self) -> set[str]:
-        """Return the ids of batches of which no shard is claimed now: they rest after a limit's refusal, or a shard of
-        theirs here `is_slow`."""
+        """Return the ids of the batches from which this process claims no further shard now: those that rest because a
+        tenant's limit refused a line, and those of which it already holds a shard that `is_slow`."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
@@ -244,8 +247,8 @@ class Dispatcher:
 
 
 def by_tenant_turns(slow: Iterable[Shard]) -> list[Shard]:
-    """Return shards with a shorter wait for limits first, but each tenant's second after the first of every tenant, and
-    so on: a tenant with many slow shards does not crowd out another's only one."""
+    """Return slow shards in turns of their tenants: first each tenant's shard with the shortest wait for limits, then
+    each tenant's second, and so on. A tenant with many slow shards thus does not crowd out another's only one."""
     turns = Counter[str]()
     found = []
     for shard in sorted(slow, key=lambda shard: shard.limit_window.seconds_to_next):

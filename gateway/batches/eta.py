@@ -52,7 +52,8 @@ class EtaEstimator:
         return found.pop() if all(homes) and len(found) == 1 and found <= self._stats.keys() else None
 
     def _homes(self, name: str) -> Sequence[str]:
-        """Return the base models that may answer lines which name a model; none means that it is unknown."""
+        """Return the names of the base models that may answer lines for the base model or virtual model `name`. Empty
+        means that the name is unknown."""
         is_virtual = name in self._gateway.virtual_models
         return self._gateway.batch_homes(name, None) if is_virtual else [name] if name in self._stats else []
 

@@ -24,7 +24,8 @@ POLL_SECONDS = 0.25
 """Seconds between two polls of the engine while there are lines."""
 
 LEAST_FORGOTTEN = 64
-"""Number of cancelled waiters that an `AdmissionQueue` keeps at least, so that dropping them costs little for each."""
+"""An `AdmissionQueue` drops its cancelled waiters only when they outnumber the others by more than this, so that the
+cost of rebuilding the queue is shared by many."""
 
 log = structlog.get_logger("batches")
 
@@ -107,8 +108,8 @@ class Gate:
         return self._queue.inside + self._flow.begun
 
     def wants_more(self, waiting: int) -> bool:
-        """Return whether the gate is open and `waiting`, the lines that this gateway could send, are fewer than should
-        wait in the engine, so that more should be claimed."""
+        """Return whether this process should claim more lines: the gate is open, and fewer lines wait here (`waiting`)
+        than should wait in the engine."""
         return self.is_passable and waiting < self._flow.target
 
     @asynccontextmanager
@@ -217,7 +218,8 @@ class AdmissionQueue:
                 room -= 1
 
     def _forget_cancelled(self) -> None:
-        """Drop the cancelled waiters once they are most of the queue: while there is no room, nothing else does."""
+        """Drop the cancelled waiters once they are most of the queue. Otherwise only `admit` drops them, and it drops
+        none while there is no room."""
         if len(self._waiting) > 2 * self.queued + LEAST_FORGOTTEN:
             self._waiting = [waiter for waiter in self._waiting if not waiter[2].cancelled()]
             heapify(self._waiting)

@@ -34,8 +34,8 @@ MAX_ERRORS = 100
 PREFIX_BYTES = 192
 """Bytes of a prompt's prefix by which lines are sorted, so that lines with the same prefix run after each other."""
 SPARE_LEVELS = 200
-"""Extra nesting levels that a line must survive: the code that parses the line later runs deeper in the call stack than
-this check, and must get as far."""
+"""Nesting levels that the check of a deeply nested line adds to it. The code that parses the line later runs deeper in
+the call stack than this check, and must not fail on a line that the check accepted."""
 MANY_BRACKETS = 200
 """Number of opening brackets up to which a line's nesting depth is not checked."""
 BOM = b"\xef\xbb\xbf"
@@ -224,7 +224,8 @@ class InputCheck:
 
 
 def _order(line: tuple[str, Target, bytes, int, int, int]) -> tuple[object, ...]:
-    """Sort key of valid lines."""
+    """Sort key of valid lines in the index: base model, name of the base or virtual model, adapter, beginning of the
+    prompt, line number."""
     name, target, *rest = line
     return (target.model, name, target.adapter or "", *rest)
 
@@ -261,8 +262,9 @@ def _named(query: ModelQuery) -> str:
 
 
 def _beginning(request: GenerateRequest) -> bytes:
-    """Return a sort key: up to PREFIX_BYTES of the first prompt (of token ids as text, of a chat's first two messages,
-    after a hash of its tools, which chat templates put first)."""
+    """Return a sort key that puts requests with the same prompt prefix next to each other: up to PREFIX_BYTES of the
+    first prompt. Token ids are written as text. Of a chat, a hash of its tools, which chat templates put first,
+    precedes the first two messages."""
     prompt = request.prompts[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))

@@ -12,7 +12,8 @@ from gateway.batches.trial import TaskHistory
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
 CONTROL_TASKS: frozenset[TaskKind] = ALL_TASKS - {"shard"}
-"""Tasks that take only seconds. They are claimed separately, or they would wait for shards of more urgent batches."""
+"""Tasks that run no lines and take only seconds. They are claimed separately, because they would otherwise wait for the
+shards of more urgent batches."""
 SHARD_SIZE = 128
 """Number of positions (lines) in a shard. It is a multiple of 8, so that each shard has whole bytes in the bitmap."""
 
@@ -49,7 +50,8 @@ class Lease:
     """Number of processes that leased the task, and may have died of it: they neither released it nor reported
     since."""
     marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
-    """For each position whose line ran alone, on trial, when its process died: how often (`gateway.batches.trial`)."""
+    """Number of processes that died while the line at a position ran alone, on trial (`gateway.batches.trial`), by
+    position."""
 
     @property
     def batch_id(self) -> str:

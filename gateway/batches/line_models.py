@@ -15,8 +15,9 @@ class LineModels:
     ended."""
 
     def __init__(self, models: Collection[str], lease: Lease) -> None:
-        """`models` are the base models of this gateway, then its virtual models. A line of another model, or of a batch
-        without a record of models, counts as one of the first: it may still run there, or it fails."""
+        """`models` are the names of this gateway's base models, then those of its virtual models. A line that needs
+        another model, or whose batch has no record of models, is counted under the first of them: it may still run
+        there, or it fails."""
         first = next(iter(models))
         record = lease.batch.model_lines
         self._ends = list(accumulate(lines for _, lines in record))

@@ -12,7 +12,8 @@ from gateway.files.service import Files
 from gateway.files.storage import Storage
 
 SMALL_BYTES = 16 * 2**10
-"""Maximum bytes of lines that are read when the shard begins (2 MiB in total). Longer ones are read when they run."""
+"""Maximum size in bytes of a line that is read when its shard begins (2 MiB for all lines of a shard). A longer line is
+read when it runs."""
 GAP_BYTES = 2**10
 """Maximum gap in bytes between two lines that are read in one call. The gap's bytes are read and dropped."""
 SPAN_BYTES = 256 * 2**10

@@ -28,9 +28,11 @@ RESPONSES = "/v1/responses"
 PARSERS: Mapping[str, LineParser] = {**CALLS, RESPONSES: stateless_call, "/v1/embeddings": embeddings_call}
 """Parsers of the bodies of lines, by endpoint."""
 FIELD_NAMES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {RESPONSES: own_names}
-"""Context managers that put an endpoint's own names of fields into errors, for endpoints that have such names."""
+"""Context managers, by endpoint, that rename the fields in errors of their block: the checks name fields as the chat
+API does, and these endpoints have other names for them."""
 UNHEARD_SECONDS = 5.0
-"""Seconds after a claim in which an unknown key is not taken for deleted: it may be too new to be known here."""
+"""Seconds after the claim of a shard for which an unknown API key does not count as deleted, because this gateway may
+not have learned yet of a new key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Quarantine:
         self._has_kept_out = False
         """True if the last suspect kept other work waiting."""
         self._rest = 0.0
-        """Seconds from the last suspect's request to be alone until its end."""
+        """Seconds for which the last suspect kept ordinary work out, from its request to be alone until its end."""
 
     async def until_free(self) -> None:
         """Wait until no suspect runs or waits to be alone. A wait here makes the next suspect pause (`alone`)."""
@@ -61,8 +61,8 @@ class Quarantine:
 
     @asynccontextmanager
     async def suspect_turn(self, model: str) -> AsyncIterator[None]:
-        """Wait until no other suspect line of a base model has the turn, and hold it for the body. Ordinary work, and
-        suspects of models whose engines are there, go on meanwhile."""
+        """Hold a base model's turn during the body, after waiting for the suspect line that has it. Ordinary work goes
+        on meanwhile, and so do the suspects of other base models, which need not wait for this one's engine."""
         async with self._turns[model]:
             yield
 

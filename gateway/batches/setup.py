@@ -115,7 +115,7 @@ def open_gates(gateway: Gateway) -> Mapping[str, Gate]:
 
 
 def with_route_gates(gates: Mapping[str, Gate], gateway: Gateway) -> Mapping[str, Gate | RouteGate]:
-    """Return the gates of base models, and behind them those of virtual models."""
+    """Return the gates of the base models, followed by a gate for each virtual model, all by the model's name."""
     upstreams = UpstreamGate()
     homes: dict[str, LineGate] = {**gates, "": upstreams}
 

@@ -34,12 +34,13 @@ from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
 
 LONG_REST_SECONDS = 5.0
-"""Seconds to wait for a limit from which on the shard is released: a lease is only for running work."""
+"""A shard is released if a tenant's limit asks it to wait for at least this many seconds: a lease is only for running
+work."""
 REST_SECONDS = 60.0
 """Maximum seconds for which a released shard is not claimed again. It is short because limits can be changed."""
 LONG_CLOSED_SECONDS = 30.0
-"""Seconds for which the gates that a shard needs have been closed when it is released: the engines of other gateways
-may be there. A lane that is full for a moment or an engine that restarts is waited for."""
+"""A shard is released when all gates that it needs have been closed for this many seconds: other gateways may have
+engines for its lines. It waits for a lane that is full for a moment and for an engine that restarts."""
 
 log = structlog.get_logger("batches")
 
@@ -289,9 +290,9 @@ class Shard:
             self._models.leave(position)
 
     async def _wait(self, failure: ApiError, seconds: float, position: int) -> None:
-        """Wait before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the
-        tenant refused it, make the shard wait instead, and drain it if the wait is long; if its lane was full, the
-        shard's lines of the same base model."""
+        """Back off before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the
+        tenant refused the line, all lines of the shard wait for `seconds`, and a long wait drains the shard. If the
+        lane was full, the shard's lines of the same base model wait. After any other failure, only this line waits."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:

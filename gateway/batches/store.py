@@ -55,8 +55,8 @@ BATCHES_PER_CALL = 32
 
 
 ModelFilter = Callable[[str], Mapping[str, bool]]
-"""Returns whether to claim lines of each base model for a tenant. "" stands for models that are missing in the mapping;
-without it, they are claimed."""
+"""Function from a tenant's name to a mapping that says, for each base model, whether to claim lines of it. Its key ""
+decides about models that are missing in the mapping; without that key, their lines are claimed."""
 
 
 class BatchStore:
@@ -308,7 +308,8 @@ class BatchStore:
             return await pipeline.execute()
 
     def _ending(self, lease: Lease) -> tuple[str, ...]:
-        """Return the kinds of keys that scripts need to end a batch, with `webhooks` if its tenant is told."""
+        """Return the kinds of keys that scripts need to end a batch, with `webhooks` if the tenant is notified by
+        webhook."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 

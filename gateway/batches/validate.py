@@ -63,8 +63,8 @@ def _asked_of_storage(work: Callable[[], T]) -> T:
 
 
 def _end_with_parent() -> None:
-    """Block until standard input ends, then end this process with status 1. Bypasses sys.stdin, whose lock hangs the
-    exit."""
+    """Wait until the parent gateway closes standard input, as its death does, then end this process with status 1.
+    Reads the file descriptor, because a thread that waits in sys.stdin holds its lock and hangs the exit."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

@@ -98,7 +98,8 @@ class Validator:
 
 
 def _encodable(catalog: Catalog) -> Catalog:
-    """Return a copy of a catalog without views of the registry, which JSON cannot express."""
+    """Return a copy of a catalog that JSON can express: its live views of the registry become plain sets and
+    dictionaries."""
     return Catalog(
         catalog.bases, frozenset(catalog.adapters), dict(catalog.aliases), dict(catalog.tenants), catalog.virtual
     )

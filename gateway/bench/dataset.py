@@ -14,7 +14,7 @@ OWN_TEXTS = "texts"
 """Name of the data set that the project writes itself, from the run's seed."""
 FORMATS = f"ShareGPT, lines with messages or prompt, or lengths from {TRACES}"
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
-"""Roles of ShareGPT -> roles of OpenAI's API, whose own names stay."""
+"""OpenAI role for each role name of ShareGPT. Role names that OpenAI's API has are kept."""
 Message = Mapping[str, Any]
 
 
@@ -30,8 +30,8 @@ class Sample(NamedTuple):
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return the prompts of a file in its order. Raises OSError, and ValueError, which names the file, if it is in none
-    of the known formats, malformed, or without prompts.
+    """Return the prompts of a file, in its order. Raises OSError if the file cannot be read, and ValueError, whose
+    message names the file, if its format is unknown, it is malformed or it holds no prompts.
 
     Formats: ShareGPT (a JSON list or lines, each with `conversations`), lines with `messages` (as for fine-tuning; the
     first answer gives its length), input files of OpenAI's Batch API, lines with `prompt` and `output_tokens` (as
@@ -52,7 +52,8 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def _is_trace(head: str) -> bool:
-    """Return whether a first line is one of a trace, which has none of the fields of prompts."""
+    """Return whether a file's first line is a row of a recorded trace: JSON with none of the fields that rows of
+    prompts have."""
     try:
         row = json.loads(head)
     except ValueError:
@@ -69,7 +70,8 @@ def _reason(error: Exception) -> str:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample | None:
-    """Return the prompt of a row. None means that it is a conversation without a question."""
+    """Return the prompt of a row. None means that the row is a conversation without a message before its first
+    answer."""
     for field, read in READERS.items():
         if field in row:
             return read(row)
@@ -103,11 +105,12 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], Sample | None]] = {
     "body": _batch_line,
     "prompt": _custom,
 }
-"""Field that only rows of this format have -> the function that reads a row."""
+"""Function that reads a row of each format, by the field that only rows of this format have."""
 
 
 def _conversation(turns: Sequence[Message]) -> Sample | None:
-    """Return what comes before the first answer, with the estimated length of that answer."""
+    """Return a sample with the messages before the first answer as its prompt, and the estimated length of that answer
+    as its output length. None means that no message comes before it."""
     answers = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     asked = turns[: answers[0]] if answers else turns
     return _measured(asked, _tokens(turns[answers[0]]) if answers else None) if asked else None

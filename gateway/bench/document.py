@@ -82,7 +82,8 @@ class Document:
     cost: Cost | None
     requests: tuple[RequestRow, ...]
     speculation: Speculation | None = None
-    """What speculation did, the warm-up included. None means nothing, or that the server does not tell."""
+    """Figures of speculative decoding in the run and its warm-up. None means that the server proposed no tokens or that
+    its counters could not be compared."""
 
     def write(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1)

@@ -77,13 +77,14 @@ class Cost:
 
     price_per_hour: float
     per_million_output: float
-    """Price of a million output tokens, with the prompts that belong to them."""
+    """Price of a million output tokens if the whole cost is charged to output tokens and prompt tokens are free."""
     per_million: float
     """Price of a million tokens, of prompts (cached ones, too) and answers."""
 
 
 def cost(found: LaneResults, price_per_hour: float) -> Cost | None:
-    """Return what tokens cost if the server always works as in `found`. None means that it generated nothing."""
+    """Return the cost of tokens on a server with this price whose throughput is always that of `found`. None means that
+    `found` has no output tokens."""
     if not found.output_tokens:
         return None
     per_token = price_per_hour / 3600 * found.seconds / found.output_tokens

@@ -54,8 +54,8 @@ class Plan:
     """Seconds from the beginning of the run after which no request arrives. None means no limit."""
     seed: int = 0
     prompts: int = 0
-    """Second seed, which changes the tokens of prompts and nothing else, so that a server's prefix cache has none of an
-    earlier run's."""
+    """Second seed. It changes the content of prompts and nothing else, so that prompts find no prefixes of an earlier
+    run in the server's cache."""
     token_ids: tuple[int, int] = (1000, 30_000)
     """Range of token ids that prompts are drawn from; its end is excluded."""
     dataset: str | None = None
@@ -86,13 +86,14 @@ class Plan:
 
     def items(self, trace: Sequence[Arrival] = (), samples: Sequence[Sample] = ()) -> list[BenchRequest]:
         """Return all lanes' requests in order of arrival, up to `duration`. Lanes with no `n` or `rate` replay `trace`.
-        `samples` are the prompts of the data set. Raises SpecError if a lane has no use for any of them."""
+        `samples` are the prompts of the data set. Raises SpecError if none of them has a length that a lane accepts."""
         lanes = [self._lane(lane, trace, samples) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 
     def warmup(self, count: int, samples: Sequence[Sample] = ()) -> list[BenchRequest]:
-        """Return `count` requests that arrive at once, with the lanes' lengths, models in turn, and prompts that the
-        run does not send. Each lane makes up `count` of them, of which every `len(lanes)`-th is kept."""
+        """Return `count` warm-up requests that arrive at once, with the lanes' lengths, models in turn, and a seed
+        other than the run's. `count` requests are generated for each lane, and every `len(lanes)`-th of all of them is
+        kept."""
         shapes = tuple(replace(lane, n=count, rate=None, start=0.0) for lane in self.lanes)
         other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
         return other.items(samples=samples)[:: len(shapes)]

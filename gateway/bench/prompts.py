@@ -13,7 +13,7 @@ from gateway.bench.dataset import Message, Sample
 from gateway.bench.spec import LaneSpec, SpecError
 
 WORDS_PER_TOKEN = 0.915
-"""Words of these texts in a token, measured with the tokenizer of SmolLM2."""
+"""Words per token in the generated texts, measured with the tokenizer of SmolLM2."""
 WHO = "the engineer, a teacher, our neighbour, the captain, my sister, the committee, a young doctor, the old gardener"
 DID = "described, repaired, compared, painted, remembered, questioned, measured, carried, translated, observed"
 WHAT = "the bridge, a broken clock, three letters, the northern road, an unusual recipe, the harvest, a map of the city"
@@ -37,8 +37,8 @@ class PromptSource(Protocol):
 
 
 class TokenIds:
-    """Random ids of `low` to below `high`. Ids that stand for a trace's blocks depend on the blocks only, so that
-    requests share prefixes as in the trace."""
+    """Makes prompts of random token ids from the range `token_ids`, whose end is excluded. The ids of a trace's block
+    are drawn from the block's id alone, so that requests share prefixes as in the trace."""
 
     def __init__(self, token_ids: tuple[int, int], rng: Random) -> None:
         self._range = range(*token_ids)
@@ -56,7 +56,8 @@ class TokenIds:
 
 
 class OwnTexts:
-    """English texts of about the lengths asked for, with a trace's blocks as texts that requests share."""
+    """Writes English prompts of about the requested lengths. Equal block ids of a trace give equal texts, so that
+    requests share prefixes as in the trace."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -69,9 +70,9 @@ class OwnTexts:
 
 
 class Samples:
-    """Prompts of a data set in its order, from a random one on, again and again. A lane's `in` leaves out those of
-    other lengths (or bounds them, where the file has only lengths), and its `out` bounds the answers. Raises SpecError
-    if none is left."""
+    """Takes prompts from a data set in its order, beginning at a random one and starting over at the end. Prompts whose
+    length is outside the lane's `in` are skipped; where the file has only lengths, these are clamped to `in`. Output
+    lengths are clamped to the lane's `out`. Raises SpecError if no prompt is left."""
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs

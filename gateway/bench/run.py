@@ -39,7 +39,7 @@ HINTS = {
     "http 429": "the key's limits are too narrow for a benchmark: use another key, or --concurrency 1 --warmup 1",
     "timeout": "the server is too slow for --timeout, or hangs: try --warmup 1",
 }
-"""Beginning of an error's kind -> what to do about it."""
+"""Advice to the user for each kind of error, by the text with which the kind begins."""
 
 
 class BenchError(Exception):

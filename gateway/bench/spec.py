@@ -126,7 +126,8 @@ def parse_lane(text: str) -> LaneSpec:
 
 
 def override(lane: LaneSpec, burstiness: float | None, **limits_ms: float | None) -> LaneSpec:
-    """Return a lane with what options say instead of it; None keeps the lane's own.
+    """Return a copy of a lane in which values of command-line options replace the lane's own. None keeps the lane's
+    value.
 
     Args:
         lane: the lane.

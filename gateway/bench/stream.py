@@ -25,7 +25,7 @@ class Delta(msgspec.Struct):
 class Choice(msgspec.Struct):
     text: str = ""
     delta: Delta | None = None
-    """None means that the answer is no chat's."""
+    """None means that the chunk belongs to a text completion and not to a chat."""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 

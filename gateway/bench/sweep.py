@@ -15,11 +15,12 @@ from gateway.bench.spec import SpecError
 
 FORMAT = "loralane-bench-sweep/1"
 POINT_SECONDS, MIN_REQUESTS = 30.0, 20
-"""Seconds of a rate's arrivals without a duration, and least number of its requests, unless the lane has `n`."""
+"""Seconds for which requests arrive at each rate if the plan has no duration, and minimum number of requests of the
+first lane at each rate if the lane has no `n`."""
 MOST_STEPS = 12
-"""Times that the search doubles or halves the rate at most."""
+"""Maximum number of times that the search doubles or halves the rate."""
 PRECISION = 1.1
-"""Ratio of two neighbouring rates, of which one meets the goals, at which the search ends."""
+"""The search ends when the lowest rate that misses the goals is at most this many times the highest that meets them."""
 Measure = Callable[[Settings, str], Outcome]
 """Makes a run, given its settings and the label of its progress bars."""
 
@@ -45,8 +46,8 @@ class Sweep:
     format: str
     share: float
     knee: float | None
-    """Highest rate, in requests per second, at which, as at all lower ones, the goals were met. None means that the
-    lowest rate was too high, or that there are no goals."""
+    """Highest rate, in requests per second, for which it and all lower measured rates met the goals. None means that
+    the lowest rate was too high, or that there are no goals."""
     points: tuple[Point, ...]
 
     def write(self) -> bytes:
@@ -54,9 +55,9 @@ class Sweep:
 
 
 class Sweeper:
-    """Measures one rate after another. `settings` has the lanes, of which the first one's rate is changed; `measure`
-    makes a run, and `on_point` is told of each. Prompts differ from run to run, so that a prefix cache has none of
-    them; the first run warms up.
+    """Measures a server at one request rate after another, by changing the rate of the first lane of `settings`.
+    `measure` makes a run, and `on_point` is called with the result of each. Every run has prompts of its own, so that
+    none is in the server's prefix cache. Only the first run has a warm-up.
 
     Raises:
         SpecError: the first lane replays a trace, or the share is out of range.
@@ -110,9 +111,11 @@ def at_rate(settings: Settings, rate: float, index: int) -> Settings:
 
 
 def find_knee(holds: Callable[[float], bool], first: float, precision: float = PRECISION) -> None:
-    """Search for the highest rate for which `holds` returns true by calling it, which records the rates: see `knee_of`.
-    The rate is doubled (or halved) from `first` on until the answer changes, at most MOST_STEPS times; then the
-    interval is bisected by geometric means until the ratio of its ends is at most `precision`."""
+    """Search for the knee: call `holds`, which measures a rate and returns whether it meets the goals, at rates that
+    close in on the highest one that does. Nothing is returned: `holds` records the rates, and `knee_of` finds the knee
+    among them. The rate is doubled from `first` on until a rate misses the goals (or halved until one meets them), at
+    most MOST_STEPS times; then the interval is bisected by geometric means until the ratio of its ends is at most
+    `precision`."""
     meets = holds(first)
     low, high = first, first
     for _ in range(MOST_STEPS):
@@ -127,7 +130,8 @@ def find_knee(holds: Callable[[float], bool], first: float, precision: float = P
 
 
 def knee_of(points: Sequence[Point]) -> float | None:
-    """Return the highest rate at which, as at all lower ones, the goals were met. `points` are in order of rate."""
+    """Return the highest rate for which it and all lower rates of `points` met the goals. `points` are in order of
+    rate. None means that the lowest rate missed the goals."""
     knee = None
     for point in points:
         if not point.holds:

@@ -68,7 +68,7 @@ def sweep_table(sweep: Sweep) -> Table:
 
 
 def knee_line(sweep: Sweep) -> str:
-    """Return what a sweep found, or what is missing."""
+    """Return a line that tells the knee of a sweep, or why there is none."""
     goodput = sweep.points[0].lane.goodput
     if goodput is None:
         return "No knee without goals: give --ttft-ms, --tpot-ms or --itl-ms"
@@ -85,7 +85,7 @@ def objective_text(slo: LatencyObjective) -> str:
 
 
 def point_line(point: Point) -> str:
-    """Return what a rate came to, as progress."""
+    """Return a progress line about a measured rate: the requests served per second, and the share within the goals."""
     goodput = point.lane.goodput
     met = f", {goodput.attainment:.1%} within the goals" if goodput else ""
     return f"{point.rate:.3g} requests/s: {point.lane.requests_per_second:.2f} served{met}"

@@ -79,7 +79,7 @@ def change_tenant(name: str, **settings: Unpack[TenantSettings]) -> Call[answers
 
 
 def _fields(settings: TenantSettings) -> dict[str, Any]:
-    """Return the fields of a tenant's body, in which classes are bodies, too."""
+    """Return settings as the arguments of a tenant's request body, with each class converted to a `ClassBody`."""
     if "classes" not in settings:
         return {**settings}
     return {**settings, "classes": {name: ClassBody(**own) for name, own in settings["classes"].items()}}
@@ -111,7 +111,7 @@ def key(key_id: str) -> Call[answers.Key]:
 
 
 def create_key(tenant: str, label: str = "") -> Call[answers.NewKey]:
-    """Create an API key for a tenant. No other answer has the key itself."""
+    """Create an API key for a tenant, and return it. The key itself cannot be read again later."""
     return Call("POST", KEYS, answers.NewKey, body=NewKeyBody(tenant=tenant, label=label))
 
 
@@ -136,7 +136,8 @@ def delete_key(key_id: str) -> Call[answers.Deleted]:
 
 
 def limits(tenant: str = "") -> Call[list[answers.LimitEntry]]:
-    """Return the limits of every scope, or of those of a tenant."""
+    """Return the limits of all scopes, or of those of one tenant. A scope is a tenant, one of its keys or its use of an
+    adapter."""
     return Call("GET", LIMITS, answers.LimitEntries, {"tenant": tenant}, field="limits")
 
 
@@ -154,7 +155,7 @@ def reset_limits(tenant: str, *, key: str = "", adapter: str = "", used: bool = 
 
 
 def limits_used(tenant: str = "") -> Call[list[answers.ScopeUse]]:
-    """Return how much of each limit is used."""
+    """Return how much of each limit is used, for all tenants or for one."""
     return Call("GET", f"{LIMITS}/usage", answers.LimitUses, {"tenant": tenant}, field="usage")
 
 

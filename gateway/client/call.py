@@ -55,8 +55,9 @@ class Async(Protocol):
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both kinds of clients that sends the call which a function makes of its arguments. The answer of a
-    `Sync` client's method is a T, and an `Async` client's method returns an awaitable of one."""
+    """Descriptor for a method of both kinds of clients. The method makes a call of its arguments with the function
+    `make`, and sends it. On a `Sync` client it returns the answer, a T, and on an `Async` client an awaitable of
+    one."""
 
     def __init__(self, make: Callable[P, Call[T]]) -> None:
         self._make = make

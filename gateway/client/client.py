@@ -12,7 +12,7 @@ from gateway.client import account_calls, adapter_calls, operation_calls, text_c
 from gateway.client.call import Call, Endpoint
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
-"""Seconds of a call. Loading or unloading an adapter may take minutes."""
+"""Timeouts of a call, in seconds. Loading or unloading an adapter may take minutes."""
 
 T = TypeVar("T")
 
@@ -95,8 +95,8 @@ class Client(Methods):
 
     def __init__(self, url: str, key: str, *, http: httpx.Client | None = None) -> None:
         """Create a client of the gateway at `url`, such as http://127.0.0.1:8000; for administration, the address of
-        `admin.port`, if that is set. `key` is an API key. `http` sends the requests, for certificates, proxies or time
-        limits of the caller's; it is closed with the client."""
+        `admin.port`, if that is set. `key` is an API key. `http` is the HTTP client to use, for example one with the
+        caller's certificates, proxies or timeouts; it is closed with this client."""
         self._http = http or httpx.Client(timeout=TIMEOUT)
         self._url, self._headers = url.rstrip("/"), _headers(key)
 

@@ -84,8 +84,8 @@ def resume_engine(name: str, model: str = "") -> Call[EngineOverview]:
 
 
 def restart_engine(name: str, model: str = "", *, seconds: int | None = None) -> Call[EngineOverview]:
-    """Drain an engine, and end its process, which is then started again, after at most `seconds` for requests that
-    cannot move."""
+    """Drain an engine, then end its process, which is started again. Requests that cannot move to another engine have
+    at most `seconds` to end before that."""
     return _engine(name, "restart", model, seconds)
 
 
@@ -110,17 +110,19 @@ def recent_requests(which: Literal["all", "failed"] = "all", *, limit: int = 100
 
 
 def history(minutes: int = 30, model: str = "") -> Call[HistoryPoints]:
-    """Return key figures over time."""
+    """Return key figures over time, for the last `minutes`."""
     return Call("GET", HISTORY, HistoryPoints, {"minutes": minutes, "model": model})
 
 
 def overview(sections: str = "engine,lanes,requests,tenants,adapters", model: str = "") -> Call[Overview]:
-    """Return several sections, separated by commas, in one answer. Others are UNSET."""
+    """Return several sections of the overview in one answer. `sections` names them, separated by commas; the fields of
+    all others are UNSET."""
     return Call("GET", OVERVIEW, Overview, {"sections": sections, "model": model})
 
 
 def violations() -> Call[list[str]]:
-    """Check the engines' integrity, and return what is wrong."""
+    """Check that the engines' internal state is consistent, and return a message for each violation. An empty list
+    means that there is none."""
     return Call("GET", "/admin/v1/check", Violations, field="violations")
 
 

@@ -29,5 +29,6 @@ def rerank(model: str, query: str, documents: Sequence[str], *, top_n: int | Non
 
 
 def score(model: str, text_1: str | list[str], text_2: str | list[str]) -> Call[Scores]:
-    """Return the similarity of one text with each of several, or of as many texts pairwise."""
+    """Return the similarity of `text_1` with each text of `text_2` or, if both are lists of one length, of their texts
+    pairwise."""
     return Call("POST", "/v1/score", Scores, body=ScoreRequest(model=model, text_1=text_1, text_2=text_2))

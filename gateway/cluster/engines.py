@@ -83,7 +83,8 @@ class RayEngines:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
-        """Keep the engines as they are wanted if this process owns them, otherwise have none."""
+        """Take or renew the lease. If this process holds it, update the engines that Ray should run and publish their
+        addresses; if it has lost the lease, forget its engines."""
         was_owner, self._is_owner = self._is_owner, await self._lease.hold()
         if not self._is_owner:
             if was_owner:
@@ -97,8 +98,9 @@ class RayEngines:
             await self._publish(name, model.addresses)
 
     async def _publish(self, model: str, addresses: Mapping[str, str]) -> None:
-        """Make the directory's engines of a base model on Ray those at `addresses`, also if another process left some.
-        Raises ApiError if Redis is away, or if an operator's engine has the name or address of one."""
+        """Update the directory so that the engines which Ray runs for a base model are those at `addresses`, and remove
+        others that an earlier process left. Raises ApiError if Redis is away, or if an operator's engine has the name
+        or address of one."""
         ours = [member for member in self._directory.members if member.model == model and member.added_by == "ray"]
         known = {member.engine: member.address for member in ours}
         for name in (name for name, address in known.items() if addresses.get(name) != address):

@@ -31,7 +31,7 @@ class WatchedEngine:
     """One engine on the cluster, its connection and its last news."""
 
     orders: str
-    """What the actor that hosts the engine has to know."""
+    """Instructions for the actor that hosts the engine, as text that only the actor reads."""
     address: str = ""
     client: EngineClient | None = None
     news: pb.EngineNews | None = None
@@ -40,7 +40,8 @@ class WatchedEngine:
     problem: str = ""
 
     async def connect(self, address: str, tls: EngineTls | None) -> None:
-        """Follow the engine's news at `address` from now on; an empty one means that there are none."""
+        """Connect to the engine at `address`, and follow its news. An empty address ends the connection; an unchanged
+        one has no effect."""
         if address == self.address:
             return
         await self.close()
@@ -99,7 +100,7 @@ class ModelOnRay:
         Args:
             name: name of the base model.
             goals: the goals of the model's lanes, which the number of engines is to keep.
-            orders: returns what the actor that hosts an engine has to know, for the engine's name.
+            orders: returns the instructions for the actor that hosts an engine, given the engine's name.
             tls: files for the connections to the engines.
         """
         self.name = name
@@ -116,7 +117,7 @@ class ModelOnRay:
 
     @property
     def wanted(self) -> dict[str, WantedEngine]:
-        """The engines that Ray should run, by the names that `look` finds in its reports."""
+        """The engines that Ray should run, by MODEL/ENGINE, their names in Ray's reports."""
         return {self._id(name): WantedEngine(self._resources, engine.orders) for name, engine in self._engines.items()}
 
     async def look(self, reports: Reports, now: float) -> None:

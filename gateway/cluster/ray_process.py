@@ -32,8 +32,8 @@ class RayError(Exception):
 
 
 class RayProcess:
-    """Async context manager that runs the process until the block ends. Raises RayError on entry if Ray is not
-    installed or its cluster cannot be reached."""
+    """Async context manager that runs the child process that uses Ray until the block ends. Raises RayError on entry if
+    Ray is not installed or its cluster cannot be reached."""
 
     def __init__(self, address: str, host: str) -> None:
         """

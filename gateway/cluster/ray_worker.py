@@ -30,7 +30,7 @@ WAITS_FOR_ROOM = "no node of the Ray cluster has room for it now"
 
 @dataclass
 class _Hosted:
-    """An engine's actor, the room that is reserved for it, and the question that it was asked last."""
+    """An engine's actor, the placement group that is reserved for it, and the pending call of its method `address`."""
 
     wanted: WantedEngine
     group: Any
@@ -88,7 +88,8 @@ class RayWorker:
         return _Hosted(wanted, group, actor, actor.address.remote())
 
     def _answer(self, hosted: _Hosted) -> EngineReport:
-        """Return what an actor answered, or that Ray starts it again."""
+        """Return an engine's report, from its actor's answer to `address` or, if the actor failed, that Ray starts it
+        again."""
         try:
             address, problem = self._ray.get(hosted.asked)
         except self._ray.exceptions.RayError as error:

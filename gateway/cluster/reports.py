@@ -13,7 +13,7 @@ class WantedEngine(Struct, frozen=True):
     resources: dict[str, float]
     """What it takes of its node, by Ray's names."""
     orders: str
-    """What the actor that hosts the engine has to know, as text that only it reads."""
+    """Instructions for the actor that hosts the engine, as text that only the actor reads."""
 
 
 class Wanted(Struct, frozen=True):

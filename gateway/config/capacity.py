@@ -19,11 +19,12 @@ FEW_SEQUENCES = 4
 LARGE_SHARE = 0.3
 """Share of the page pool above which adapters leave too little for KV."""
 SHORT_PROMPT = 64
-"""Tokens of a prompt that should meet the TTFT goal on an idle engine."""
+"""Length in tokens of a prompt that should meet the TTFT goal on an idle engine; a warning says so if it does not."""
 LATE = 1.25
-"""Multiple of the ITL goal that a full step may be predicted to take: predictions err by some per cent."""
+"""Multiple of the ITL goal above which the predicted duration of a full decode step causes a warning. Predictions err
+by some per cent."""
 CACHED_TOKENS = 256
-"""Tokens of KV that each running sequence takes at least; what is left of the pages holds cached prefixes."""
+"""Tokens of KV assumed for each running sequence when estimating whether pages are left for cached prefixes."""
 USUAL_RANK = 16
 Row = tuple[str, str]
 """A topic and a sentence; the topic `note` is a warning."""
@@ -43,7 +44,8 @@ def capacity_of_info(info: pb.EngineInfo) -> Capacity | None:
 
 
 def preloaded_ranks(settings: ModelSettings) -> list[int]:
-    """Return the ranks of the adapters that are loaded at the start, of those that PEFT's configuration names."""
+    """Return the LoRA ranks of the adapters to load at start, read from their PEFT configurations. Adapters without a
+    readable configuration are left out."""
     ranks = []
     for place in settings.preload.values():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -143,7 +143,8 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError for keys of `given` not in `known`; the message has each, with the nearest known key or all."""
+    """Raise ConfigError if `given` has keys that are not in `known`. The message names each of them, with the most
+    similar known key or, if none is similar, all known keys."""
     problems = Problems()
     for key in given:
         if key not in known:
@@ -251,7 +252,8 @@ def _section(kind: Any, value: Any) -> type | None:
 
 
 def _choices(kind: Any) -> list[str]:
-    """Return the values of a Literal, or of a union with one (and true and false for bool in it); else nothing."""
+    """Return the values that a type accepts if it is a Literal or a union with one, in which bool adds true and false.
+    For any other type the list is empty."""
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else ()

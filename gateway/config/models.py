@@ -240,8 +240,8 @@ def check_alone(document: Mapping[str, Any]) -> None:
 
 
 def check_kv_places(models: Mapping[str, ModelSettings], sections: Mapping[str, str]) -> None:
-    """Raise ConfigError if several engines that the gateway starts would give KV at one address. `sections` are the
-    places of the models' sections `engine` in the file."""
+    """Raise ConfigError if several engines that the gateway starts would listen at one address for the transfer of KV
+    (`kv_listen`). `sections` are the places of the models' sections `engine` in the file."""
     taken: set[str] = set()
     for model, settings in models.items():
         place, engines = settings.engine.kv_listen, settings.engines

@@ -14,7 +14,8 @@ from gateway.routes.policies import POLICIES
 from gateway.routes.policy import Policy
 
 ROUTER = "router"
-"""Setting that names the model of a router's vectors. It must be one of this gateway: upstreams embed no chats."""
+"""Setting of a learned policy that names its router's file, and place for errors about the embedding model in the file.
+This model must be one of this gateway, because upstreams embed no chats."""
 
 
 def read_routes(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Policy]:
@@ -60,14 +61,16 @@ def check_routes(
 
 
 def _refuse_unscored(name: str, policy: Cascade, upstreams: Collection[str]) -> None:
-    """Raise ConfigError if a tested member is an upstream, of which no log probabilities are asked."""
+    """Raise ConfigError if an upstream is a member whose answers a cascade judges by log probabilities, because the
+    gateway requests none from upstreams."""
     for member in policy.members[:-1]:
         if member in upstreams:
             raise ConfigError(f"routes.{name}.accept.logprob: {member!r} is an upstream and tells no log probabilities")
 
 
 def named_members(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield (place, name) for each member that a policy names, also for its shadow and its verifier."""
+    """Yield (setting, name) for each model that a policy names: its members, and those of its shadow, verifier and
+    router."""
     yield from (("members", member) for member in policy.members)
     if policy.shadow is not None:
         yield "shadow.member", policy.shadow.member
@@ -89,9 +92,9 @@ def home_of(member: str, models: Mapping[str, ModelSettings]) -> str | None:
 
 
 def virtual_names(routes: Mapping[str, Policy], models: Mapping[str, ModelSettings], model: str) -> frozenset[str]:
-    """Return the names of the virtual models for which a base model stands in lists and checks: those whose first
-    member that is a model of this gateway is the base model or one of its adapters. For those without such a member,
-    the default model stands."""
+    """Return the names of the virtual models that the base model `model` represents in lists and checks. A virtual
+    model is represented by the base model of its first member that this gateway serves or, if there is none, by the
+    default model."""
     return frozenset(name for name, policy in routes.items() if _home(policy.members, models) == model)
 
 

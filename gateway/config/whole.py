@@ -68,7 +68,7 @@ ELSEWHERE: Mapping[str, Any] = {
 ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
 """Settings of the section `engine` that belong to `Config.engines`."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
-"""Fields of `Config` that are read from another section of the file -> that section."""
+"""Section of the file from which a field of `Config` is read, for each field that is not named after its section."""
 PUBLISHED = (
     "scheduler",
     "policy",

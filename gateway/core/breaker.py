@@ -22,7 +22,8 @@ class Breaker:
 
     @property
     def is_shut(self) -> bool:
-        """Return whether no call is allowed now, without counting as a probe."""
+        """Return whether the breaker is open and its cooldown has not passed, so that no call is allowed now. Unlike
+        `allows`, this does not use up the probe."""
         return self.is_open and self._clock() < self._next_probe
 
     def allows(self) -> bool:
@@ -41,8 +42,8 @@ class Breaker:
         self._next_probe = self._clock() + self._cooldown
 
     def given_up(self) -> None:
-        """Record a call whose caller left before its outcome was known. If the circuit is open, the next call is the
-        probe: otherwise, a caller who always leaves would keep the component from all others."""
+        """Record a call whose caller left before its outcome was known. If the circuit is open, the next call becomes
+        the probe at once: otherwise, a caller that always leaves would keep the circuit open for all others."""
         self._next_probe = self._clock()
 
     def succeeded(self) -> None:

@@ -150,8 +150,9 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int, *, is_counted: bool = False) -> tuple[LimitName, ...]:
-        """Return the names of the limits, also of those in shadow, that one more request of `tokens` tokens would
-        exceed. One that `is_counted` already does not exceed the requests per minute."""
+        """Return the names of the limits, including those in shadow, that one more request of `tokens` tokens would
+        exceed. `is_counted` means that requests per minute have counted the request before, so that they are left
+        out."""
         return tuple(name for name, meter in self.meters() if not _fits(meter, name, tokens, is_counted))
 
     def admits(self, tokens: int, *, is_counted: bool = False) -> bool:
@@ -159,7 +160,7 @@ class Bucket(Struct, frozen=True):
 
     def charge(self, tokens: int, *, is_counted: bool = False) -> BucketCharge:
         """Return what admitting a request of `tokens` tokens would charge to each meter; the bucket stays unchanged.
-        One that `is_counted` already is not charged to the requests per minute again."""
+        `is_counted` means that requests per minute have counted the request before and are not charged again."""
         return BucketCharge(
             1 if self.requests.counts(1) and not is_counted else None,
             tokens if self.tokens.counts(tokens) else None,

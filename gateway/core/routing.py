@@ -58,7 +58,8 @@ class Catalog(Struct, frozen=True):
 
 
 class Target(NamedTuple):
-    """What serves a request: the base model, by its position in the configuration, and the adapter (None: none)."""
+    """What serves a request: the base model, by its position in the configuration, and its adapter. None means the base
+    model without an adapter."""
 
     model: int
     adapter: str | None
@@ -105,9 +106,9 @@ def find(name: str, catalogs: Sequence[Catalog]) -> Target | None:
 
 
 def find_adapter(name: str, catalogs: Sequence[Catalog]) -> Target | None:
-    """Return the adapter that requests get under a name or alias: that of the first catalog that has the name. None
-    means that there is no such adapter, that the name is a base or virtual model's, or that it is an alias of an
-    adapter which is not served, because an earlier catalog has that adapter's own name."""
+    """Return the adapter that a name or alias in a request means: that of the first catalog that has the name. None
+    means that no adapter has it, that a base or virtual model has it, or that it is an alias of an adapter that is not
+    served because an earlier catalog has that adapter's own name."""
     if any(name in catalog.bases or name in catalog.virtual for catalog in catalogs):
         return None
     for position, catalog in enumerate(catalogs):

@@ -31,7 +31,7 @@ INNER = tuple(
     ip_network(text)
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "::1/128", "fc00::/7")
 )
-"""Networks of this machine (loopback) and private networks."""
+"""Networks that are allowed only with `inner`: loopback, which is this machine, and private networks."""
 METADATA = frozenset(map(ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "fd00:ec2::254")))
 """Addresses of cloud metadata services, which return a machine's secrets. Two of them lie in ranges that are otherwise
 ordinary addresses."""

@@ -122,7 +122,8 @@ class Tenant:
 ADMIN_TENANT = Tenant("admin")
 """Pseudo-tenant that administrators' keys belong to. It makes no requests that are limited or billed."""
 COPIES_TENANT = Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
-"""Pseudo-tenant of the copies of requests that another member of a virtual model answers, too. They are batch work."""
+"""Pseudo-tenant of shadow requests: copies of requests for a virtual model that a second member answers, too. They run
+in the batch lane."""
 RESERVED_NAMES: Mapping[str, str] = MappingProxyType(
     {ADMIN_TENANT.name: "administrators", COPIES_TENANT.name: "copies of requests for virtual models"}
 )

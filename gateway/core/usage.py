@@ -13,7 +13,8 @@ from operator import add
 from msgspec import Struct
 
 OTHERS = "*"
-"""Placeholder for key and adapter in the row that counts everything for which a day has no rows left."""
+"""Placeholder for key and adapter in a day's collecting row, to which usage is added once the day has the maximum
+number of rows."""
 EPOCH = date(1970, 1, 1)
 
 

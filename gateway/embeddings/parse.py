@@ -29,7 +29,7 @@ from gateway.requests.types import GenerateRequest, PromptInput
 Body = TypeVar("Body", bound=PooledBody)
 
 LISTS = ("input", "text_1", "text_2", "queries", "documents")
-"""Fields that may hold one text for each vector."""
+"""Fields that may hold a list of texts, each of which gets a vector."""
 KINDS = {kind.value: kind for kind in PoolingKind}
 
 

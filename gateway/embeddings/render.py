@@ -1,4 +1,4 @@
-"""Renders vectors, and what follows from them, as response bodies."""
+"""Renders vectors, rankings and similarity scores as response bodies."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Scoring(Collector):
         self._num_first = side_lengths(body)[0]
 
     def scores(self) -> list[float]:
-        """Return the cosine similarity of each pair of texts."""
+        """Return the cosine similarity of each pair of texts, in order. One text of the first side pairs with each of
+        the second."""
         vectors = np.stack(self.in_order())
         scores: list[float] = (vectors[: self._num_first] * vectors[self._num_first :]).sum(axis=1).tolist()
         return scores

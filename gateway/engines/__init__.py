@@ -1,1 +1,2 @@
-"""Several engines of one base model behind one interface: connections, news, routing, and moves between them."""
+"""Several engines of one base model behind one interface: connections, news, routing, and moves of requests between
+them."""

@@ -1,5 +1,5 @@
-"""Keeps the adapters in the engines of a pool the same: what is loaded goes into every engine, also into those that
-come later."""
+"""Keeps the adapters of all engines of a pool the same: each adapter is loaded into every engine, also into engines
+that join later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONCURRENT_LOADS = 4
 
 
 class PoolAdapters:
-    """The adapters of a pool, and the loading of them into its engines."""
+    """Records the adapters of a pool, and loads and pins them in its engines."""
 
     def __init__(self) -> None:
         self._paths: dict[AdapterHash, str] = {}
@@ -32,7 +32,8 @@ class PoolAdapters:
 
     @property
     def infos(self) -> Mapping[AdapterHash, pb.AdapterInfo]:
-        """What the engines have said of each adapter that is loaded."""
+        """Description of each loaded adapter, as an engine gave it when it loaded the adapter, by the adapter's
+        hash."""
         return MappingProxyType(self._infos)
 
     def clear(self) -> None:
@@ -42,9 +43,9 @@ class PoolAdapters:
         self._pinned.clear()
 
     async def load(self, reachable: Callable[[], Sequence[PooledEngine]], path: str) -> pb.AdapterInfo:
-        """Load the adapter folder at `path` into all engines that `reachable` returns, and return what the first of
-        them says of it. An engine that refuses it, or finds other content at `path`, gets no requests with it; that is
-        logged. Engines that have become reachable meanwhile get it, too.
+        """Load the adapter folder at `path` into all engines that `reachable` returns, and return the description that
+        the first of them gives. If an engine refuses the adapter, or finds other content at `path`, this is logged, and
+        the engine gets no requests with the adapter. Engines that become reachable meanwhile load it, too.
 
         Raises:
             AdapterRejected: no engine took the adapter, and one refused it.
@@ -99,8 +100,9 @@ class PoolAdapters:
         (self._pinned.add if pinned else self._pinned.discard)(adapter_hash)
 
     async def fill(self, engine: PooledEngine) -> None:
-        """Load all adapters into an engine that joins, and pin those that are pinned; those that it refuses are logged.
-        Adapters that are loaded meanwhile get there by `load`. Raises EngineUnavailable if the engine is gone."""
+        """Load all adapters of the pool into an engine that joins, and pin those that are pinned; adapters that the
+        engine refuses are logged. Adapters that are added to the pool meanwhile reach the engine through `load`. Raises
+        EngineUnavailable if the engine is gone."""
         turns = asyncio.Semaphore(CONCURRENT_LOADS)
 
         async def load(adapter_hash: AdapterHash, path: str) -> None:

@@ -128,9 +128,9 @@ class EngineDirectory:
         return self._mirror.records.get(member.name, member)
 
     async def remove(self, model: str, engine: str, by: AddedBy = "operator") -> None:
-        """Remove an engine for all gateways. Its requests move to others; the process goes on. Raises ApiError:
-        INVALID_REQUEST, it was not added; ENGINE_CONFLICT, another gateway changed it meanwhile, or Ray runs it and
-        `by` is an operator; REGISTRY_UNAVAILABLE, Redis is away."""
+        """Remove an engine for all gateways. Its requests move to other engines; its process keeps running. Raises
+        ApiError: INVALID_REQUEST, the engine is not in the directory; ENGINE_CONFLICT, another gateway changed it
+        meanwhile, or Ray runs it and `by` is an operator; REGISTRY_UNAVAILABLE, Redis is away."""
         member = self.member(model, engine)
         if by == "operator" and member.added_by == "ray" and self._is_connected(member):
             raise engine_conflict(f"Ray runs {engine!r} and would add it again: drain it, or lower cluster.ray.max")
@@ -139,7 +139,8 @@ class EngineDirectory:
         log.info("engine_removed", model=model, engine=engine, address=member.address, added_by=member.added_by)
 
     def _is_connected(self, member: EngineMember) -> bool:
-        """Return whether this gateway is connected to a member. If it is not, the owner may have left the record."""
+        """Return whether this gateway is connected to a member. If it is not, the record may be a stale one that its
+        owner left behind."""
         pool = self._pools.get(member.model)
         known = pool.overviews() if pool is not None else []
         return any(one.name == member.engine and one.state in ("serving", "draining") for one in known)
@@ -193,8 +194,8 @@ class EngineDirectory:
             self._problems = problems
 
     async def _join(self, pool: EnginePool, member: EngineMember) -> str:
-        """Add a member to its pool. Returns why this gateway cannot use it, or nothing: the configuration may name an
-        engine of the same name or at the same address by now."""
+        """Add a member to its pool. Returns the reason if this gateway cannot use it, for example because the
+        configuration names an engine with the same name or address by now; empty if it was added."""
         if member.address in pool.addresses.values():
             return f"the engine at {member.address} has another name in the configuration"
         try:

@@ -1,5 +1,6 @@
-"""Chooses the engine of each request of a pool, and submits it there: all of it, or only its prompt and first token, if
-another engine is to continue the answer, which then fetches the prompt's KV meanwhile."""
+"""Routes each request of a pool to an engine, and submits it there. A request may be split between two engines: the
+first computes only the prompt and the first token; the second fetches the prompt's KV meanwhile and continues the
+answer."""
 
 from __future__ import annotations
 
@@ -20,22 +21,27 @@ from gateway.routing.router import Decision, NoReplica, Reason, Router
 from gateway.routing.split import SplitMode, Splitting
 
 FETCH_SECONDS = 60.0
-"""How long an engine waits, from the submission of a prompt to another engine, for the first pages of its KV."""
+"""Seconds that the second engine of a split request waits for the first pages of the prompt's KV, from the submission
+of the prompt to the first engine."""
 REST_SECONDS = 5.0
-"""How long it waits, from the first token on, for the pages that are still to come, before it computes them."""
+"""Seconds that the second engine waits for the remaining pages, from the first token on, before it computes them
+itself."""
 ASSUMED_BYTES_PER_S, LATENCY_S = 1e9, 0.005
-"""Rate of transfers of KV that no engine has measured yet, and the time of a transfer of nothing."""
+"""Rate of KV transfers that is assumed until an engine has measured one, and the seconds that every transfer takes,
+however short."""
 
 
 class Rest:
-    """A `Handover`: a request that an engine will continue. The router counts it there until it ends, or is dropped."""
+    """A `Handover`: the rest of a split request, which a second engine will continue. The router counts it as load of
+    that engine until it ends or is dropped."""
 
     def __init__(self, engine: PooledEngine, request_id: str, source: KvSource, finish: Callable[[], None]) -> None:
         self.engine, self.request_id, self.source = engine, request_id, source
         self._finish: Callable[[], None] | None = finish
 
     def take(self) -> Callable[[], None] | None:
-        """Return what to call at the request's end, because it is submitted now. None means that it was dropped."""
+        """Claim the rest for submission, and return the callback to call at its end. None means that it was dropped or
+        claimed before."""
         finish, self._finish = self._finish, None
         return finish
 
@@ -89,7 +95,7 @@ class Dispatch:
             self._router.splitting = self._router.splitting._replace(mode=self._mode())
 
     def hear(self, engine: PooledEngine, message: pb.EngineNews) -> None:
-        """Take in a message of an engine, which `engine` has heard already."""
+        """Pass the news of an engine to the router, after `PooledEngine.hear` has read them from the same message."""
         now = self._clock()
         if (replica := engine.replica) is not None:
             self._router.hear(replica, engine.news, now)
@@ -121,7 +127,8 @@ class Dispatch:
         return arrivals
 
     def go_on(self, request: Request, rest: Handover) -> Arrivals | None:
-        """Submit a request to the engine of its handover. Returns None if that takes no requests any more."""
+        """Submit the rest of a split request to its second engine. Returns None if that engine takes no requests any
+        more, or if the rest was dropped."""
         assert isinstance(rest, Rest), "handovers come from `submit`"
         engine = rest.engine
         if not engine.serving:
@@ -137,8 +144,8 @@ class Dispatch:
         return arrivals
 
     def _prepare_split(self, request: Request, engine: PooledEngine, decision: Decision) -> Rest | None:
-        """Let the second engine of a decision fetch the KV that the first one computes. Returns None if the request
-        cannot be split."""
+        """Let the second engine of a decision begin to fetch the KV that `engine` will compute. Returns the handover to
+        it, or None if the request is not split."""
         second = None if decision.decode is None else self._engines[decision.decode.name]
         if second is None or decision.decode is None or not _can_continue(second, engine, request):
             return None
@@ -174,13 +181,15 @@ class Dispatch:
         )
 
     def _mode(self) -> SplitMode:
-        """Return the mode of splitting: never, unless an engine gives KV."""
+        """Return the split mode in force: the configured one, or NEVER if no engine of the pool serves its KV to
+        others."""
         roles = [replica.role for replica in self._router.replicas.values()]
         return self._split if Role.PREFILL in roles or Role.BOTH in roles else SplitMode.NEVER
 
     def choose(self, ask: Ask) -> tuple[PooledEngine, Decision]:
-        """Choose an engine that has the request's adapter, one that drains if no other has. Raises EngineUnavailable if
-        none has, or none takes requests."""
+        """Return the engine for a request, and the decision. This is the router's choice or, if that engine lacks the
+        request's adapter, one that has it, preferably one that does not drain. Raises EngineUnavailable if no engine
+        takes requests, or none of those has the adapter."""
         try:
             decision = self._router.decide(ask, self._clock())
         except NoReplica as error:
@@ -206,7 +215,8 @@ def _role(engine: PooledEngine) -> Role:
 
 
 def _may_split(request: Request) -> bool:
-    """Return whether a request may be split: an interactive one that begins, and whose answer is text only."""
+    """Return whether a request may be split: an interactive one that has not run on an engine yet, and generates more
+    than one token of text."""
     params = request.params
     is_text = request.pooling is None and params.prompt_logprobs is None and params.max_tokens > 1
     return is_text and request.lane is Lane.INTERACTIVE and not (request.produced or request.moves or request.suspect)

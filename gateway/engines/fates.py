@@ -1,4 +1,4 @@
-"""How engine processes ended, as far as their successors have told."""
+"""Records how engine processes ended, as their successors report it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections import OrderedDict
 from engine.pb import engine_pb2 as pb
 
 MAX_FATES = 4096
-"""Maximum number of engine processes of which is remembered how they ended."""
+"""Maximum number of engine processes that are recorded. The oldest records are dropped."""
 
 
 class Fates:
-    """The ends of engine processes by the processes' ids. A process that runs counts as one that did not crash."""
+    """Records how engine processes ended, by process id (`life`). A running process is recorded as one that did not
+    crash."""
 
     def __init__(self) -> None:
         self._fates: OrderedDict[str, pb.PreviousLife] = OrderedDict()
         self._told = asyncio.Event()
-        """Set, and replaced, when something becomes known."""
+        """Event that is set, and replaced by a new one, whenever a record is added."""
 
     def of(self, life: str) -> pb.PreviousLife | None:
-        """Return how a process ended. None means that this is not known yet."""
+        """Return how a process ended; a process that still runs counts as not crashed. None means that this is not
+        known yet."""
         return self._fates.get(life)
 
     async def learn(self, life: str) -> pb.PreviousLife:
@@ -30,25 +32,28 @@ class Fates:
         return self._fates[life]
 
     def note_running(self, life: str) -> None:
-        """Note that a process runs."""
+        """Record that a process runs, as one that did not crash."""
         self._note(pb.PreviousLife(life=life))
 
     def note_successor(self, info: pb.EngineInfo, last_life: str) -> None:
-        """Note what a process tells of the one before it. If that is not `last_life`, the process which was reached at
-        the same place before (empty: none was), no process will ever tell how `last_life` ended: its supervisor or its
-        pod was replaced, too. Its requests are not blamed then."""
+        """Record how the previous process ended, as its successor reports in `info`. `last_life` is the process that
+        was reached at the same place before; empty means none. If it is neither the reporting process nor the one that
+        the report is about, no process will ever report how it ended, because its supervisor or pod was replaced, too.
+        It is then recorded as not crashed, so that its requests are not blamed."""
         if info.previous.life:
             self._note(info.previous)
         if last_life != info.life:
             self.note_untold(last_life)
 
     def note_untold(self, life: str) -> None:
-        """Note that no successor will tell how a process ended, unless one has. An empty `life` means no process."""
+        """Record a process as not crashed, because no successor will report how it ended. Does nothing if its end is
+        recorded already, or if `life` is empty."""
         if life and life not in self._fates:
             self._note(pb.PreviousLife(life=life))
 
     def forget(self, life: str) -> None:
-        """Note that a process which ran is out of reach: only its successor knows whether it has ended."""
+        """Drop the record of a process whose connection was lost. Only its successor knows whether it has ended, so
+        `learn` waits for the successor's report."""
         self._fates.pop(life, None)
 
     def _note(self, fate: pb.PreviousLife) -> None:

@@ -13,19 +13,20 @@ from engine.rpc.wire import lane_mode_from_pb
 
 
 class PoolLanes:
-    """Remembers what was set through this pool, and the modes that other gateways have set, from the engines' reports.
-    An engine that joins while no other one can be asked so gets them, too."""
+    """Remembers the modes and goals of the lanes that were set through this pool, and the modes that other gateways
+    have set, as the engines report them. An engine that joins gets them even if no other engine can be asked."""
 
     def __init__(self) -> None:
         self.changes = 0
-        """Counts the beginnings and ends of changes through this pool. Reports that were asked for before the last one
-        are out of date."""
+        """Number of mode changes through this pool that have begun, plus those that have ended. Reports that were
+        requested when it was lower are out of date."""
         self._modes: dict[Lane, LaneMode] = {}
         self._goals: dict[Lane, LaneGoals] = {}
 
     @contextlib.contextmanager
     def changing(self, lane: Lane, mode: LaneMode) -> Iterator[None]:
-        """Note the mode that the body sets in the engines, unless it raises."""
+        """Remember the mode of a lane, which the body sets in the engines. If the body raises, restore what was
+        remembered before."""
         before = dict(self._modes)
         self._modes[lane], self.changes = mode, self.changes + 1
         try:
@@ -40,8 +41,8 @@ class PoolLanes:
         self._goals[lane] = goals
 
     def learn(self, reports: Iterable[pb.EngineStats], changes: int) -> None:
-        """Take over the modes in which all serving engines report a lane to be. `changes` is the number of changes when
-        they were asked."""
+        """Remember the mode of each lane for which the reports of all serving engines agree. `changes` is the value of
+        `self.changes` when the reports were requested; if it has changed since, they are ignored."""
         if changes != self.changes:
             return
         found: dict[Lane, set[LaneMode]] = {}
@@ -51,8 +52,8 @@ class PoolLanes:
         self._modes |= {lane: modes.pop() for lane, modes in found.items() if len(modes) == 1}
 
     async def apply(self, client: EngineClient) -> None:
-        """Set the modes and goals of a new engine process, in which every lane is open. Raises EngineUnavailable if it
-        is gone again."""
+        """Set the remembered modes and goals in a new engine process, which starts with all lanes open. Raises
+        EngineUnavailable if the engine is gone again."""
         for lane, goals in tuple(self._goals.items()):
             await client.set_goals(lane, goals)
         changes = self.changes

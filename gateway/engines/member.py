@@ -49,7 +49,7 @@ class EngineMember:
 
     @property
     def source(self) -> str:
-        """Return no text, because the configuration names its engines itself and needs no record of them."""
+        """Always empty: these records never come from the configuration, whose engines need no record."""
         return ""
 
 

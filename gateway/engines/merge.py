@@ -23,8 +23,9 @@ TIERS = ("disk", "fetching", "host", "resident")
 
 
 def merge_info(infos: Sequence[pb.EngineInfo]) -> pb.EngineInfo:
-    """Return the description of several engines as one: sequences, pages and their kin are summed, the shortest context
-    and the slowest prediction count, and all else is the first one's. Raises IndexError if there is none."""
+    """Return the description of several engines as one. Maximum sequences, pages and adapter memory are summed; the
+    shortest context and the slowest predicted speed are taken; all other fields are those of the first engine. Raises
+    IndexError if `infos` is empty."""
     merged = pb.EngineInfo()
     merged.CopyFrom(infos[0])
     merged.max_model_len = min(info.max_model_len for info in infos)
@@ -139,7 +140,8 @@ def _numbers(all_stats: Sequence[pb.EngineStats]) -> dict[str, Any]:
 
 
 def _merge_buckets(spreads: Sequence[pb.Buckets]) -> pb.Buckets:
-    """Return counts in the same buckets as one. An engine of an earlier release has none, and is left out."""
+    """Return the sum of several histograms with the same buckets. Engines of an earlier release send empty ones, which
+    are left out."""
     known = [spread for spread in spreads if spread.counts]
     counts = [sum(column) for column in zip(*(spread.counts for spread in known), strict=True)]
     bounds = known[0].bounds if known else ()

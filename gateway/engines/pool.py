@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 FIRST_NEWS_SECONDS = 5.0
 """Seconds to wait for the first news of an engine that has connected."""
 ECHO_SECONDS = 2.0
-"""Seconds within which the news of an engine show that it began or ended to drain."""
+"""Maximum seconds to wait until the news of an engine confirm that it began or ended to drain."""
 
 
 async def _nothing() -> None:
@@ -97,15 +97,15 @@ class EnginePool:
 
     @property
     def predicted_wait(self) -> float:
-        """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now, at
-        the engine that has least to do; 0 if none serves."""
+        """Predicted TTFT, in seconds, of an interactive request with an empty prompt that arrives now, at the engine
+        with the shortest wait; 0 if no engine serves."""
         return min((engine.news.wait_s for engine in self._engines.values() if engine.serving), default=0.0)
 
     async def wait_ready(self) -> None:
         await self._serving.wait()
 
     async def wait_serving(self, count: int) -> None:
-        """Wait until so many engines serve, without a time limit."""
+        """Wait until at least `count` engines serve, without a time limit."""
         while sum(engine.serving for engine in self._engines.values()) < count:
             await self._changed.wait()
 
@@ -152,10 +152,11 @@ class EnginePool:
         return [engine.overview() for engine in self._engines.values()]
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
-        """Begin or end draining an engine, for all gateways: it gets no new requests, and its requests move to others
-        if there are any. Return when this gateway has heard of it from the engine. `restart` also ends its process,
-        once it has no requests left or after `seconds`, so that its supervisor starts another. Raises KeyError if there
-        is no such engine, EngineUnavailable if it does not answer."""
+        """Begin or end draining an engine, for all gateways. An engine that drains gets no new requests, and its
+        requests move to other engines if there are any. Returns when the engine's news confirm the change, or after
+        ECHO_SECONDS. `restart` also ends the engine's process, once it has no requests left or after `seconds`, so that
+        its supervisor starts another. Raises KeyError if there is no such engine, EngineUnavailable if it does not
+        answer."""
         engine = self._engines[name]
         await engine.client.drain(draining, stop=restart, seconds=seconds)
         with contextlib.suppress(TimeoutError):
@@ -249,9 +250,9 @@ class EnginePool:
             self._refresh()
 
     async def _prepare(self, engine: PooledEngine, others: Sequence[PooledEngine]) -> None:
-        """Give an engine that joins what the others have: adapters, and the modes and goals of the lanes. Raises
-        EngineUnavailable if it is gone again. Were it to join nevertheless, the next one would believe that it has all
-        adapters, and be filled with as few."""
+        """Load the pool's adapters into an engine that joins, and set the lanes' modes and goals there. Raises
+        EngineUnavailable if the engine is gone again: it must not join with only a part of the adapters, because the
+        next engine would then get only that part, too."""
         if others:
             await self._adapters.fill(engine)
             changes = self._lanes.changes
@@ -283,8 +284,8 @@ class EnginePool:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Take note that an engine has joined, left, or begun or ended to drain, and move requests off the engines that
-        drain if another one serves."""
+        """Update the pool after an engine has joined, left, or begun or ended to drain, and move requests off engines
+        that drain if another engine serves."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         for engine in self._engines.values():

@@ -14,12 +14,14 @@ from engine.rpc.client import EngineClient
 from gateway.routing.news import News, Replica, Role
 
 MAX_STILL_LOOKS = 30
-"""Number of looks in a row, one a second, at which an engine has told nothing new, or has running requests and has
-ended no step, before its requests are moved. A step in which a GPU's kernels are compiled takes up to half a minute."""
+"""Number of checks in a row, one a second, without progress, after which the requests of an engine are moved. An engine
+makes no progress if it sends no news, or if requests run in it and it ends no step. A step in which a GPU's kernels are
+compiled takes up to half a minute."""
 
 
 class Progress:
-    """Notices from its news an engine that stands still although requests run in it, and when it moves again."""
+    """Detects, from the news of an engine, that it hangs (no news come, or requests run and no step ends), and that it
+    makes progress again."""
 
     def __init__(self) -> None:
         self._steps = -1
@@ -43,24 +45,25 @@ class Progress:
             self._hung_life = ""
 
     def look(self, is_ready: bool) -> bool:
-        """Look at the engine once; call this every second. Returns True if it has been still for `MAX_STILL_LOOKS` in a
-        row: a stall of the gateway itself counts as one look. `is_ready` says whether the engine is connected."""
+        """Check for progress once; call this every second. Returns True if `MAX_STILL_LOOKS` checks in a row found
+        none, so that a stall of the gateway itself counts as one check. `is_ready` says whether the engine is
+        connected; if it is not, the count restarts."""
         moves = self._heard and not (self._is_busy and self._steps == self._looked_at)
         self._heard, self._looked_at = False, self._steps
         self._still_looks = 0 if moves or not is_ready else self._still_looks + 1
         return self._still_looks >= MAX_STILL_LOOKS
 
     def give_up(self, life: str) -> None:
-        """Note that the engine process with the id `life` gets no requests until it moves."""
+        """Record that the engine process `life` hangs. It gets no requests until it makes progress."""
         self._hung_life, self._hung_steps = life, self._steps
 
     def hangs(self, life: str) -> bool:
-        """Return whether the process with the id `life` was given up and has not moved since. The news of another
-        process say nothing about it."""
+        """Return whether `give_up` was called for the process `life`, and it has made no progress since. News of
+        another process do not count."""
         return bool(life) and life == self._hung_life
 
     def lose(self) -> None:
-        """Forget the looks, because the connection has ended."""
+        """Restart the count of checks without progress, because the connection has ended."""
         self._still_looks, self._heard = 0, False
 
 
@@ -146,7 +149,7 @@ class PooledEngine:
         self.life = ""
         """Id of the engine process that was connected last; empty if none was."""
         self.known_life = ""
-        """Id of the last engine process whose lanes were set as those of the other engines."""
+        """Id of the last engine process in which the pool's lane modes and goals were set."""
         self.progress = Progress()
         self._tiers: dict[AdapterHash, int] = {}
         self._on_device: Set[AdapterHash] = frozenset()
@@ -206,7 +209,7 @@ class PooledEngine:
         self.progress.lose()
 
     def hear(self, message: pb.EngineNews) -> None:
-        """Take in a message of the engine, and set `news` to what it says to the router."""
+        """Update the engine's state from its news message, and set `news`, the part of it that the router reads."""
         if message.adapters or not self.told.is_set():
             self._note_tiers(message.adapters)
         self._message, self.draining = message, message.draining
@@ -231,7 +234,8 @@ class PooledEngine:
         self.told.set()
 
     def _note_tiers(self, changes: Iterable[pb.AdapterPlace]) -> None:
-        """Take in which adapters have moved. The sets are made anew, because the router may hold the previous ones."""
+        """Update the sets of adapters on the device and in host memory. They become new sets, because the router may
+        hold the previous ones."""
         for place in changes:
             if place.tier == pb.ADAPTER_TIER_DISK:
                 self._tiers.pop(place.adapter, None)
@@ -251,8 +255,8 @@ def _known_rates(message: pb.EngineNews) -> dict[str, float]:
 
 
 def mismatch(engine: PooledEngine, others: Sequence[PooledEngine]) -> str:
-    """Return why an engine cannot continue the answers of the others; empty if it can: it differs from them, or is the
-    same process at another address."""
+    """Return the reason why an engine cannot serve in one pool with `others`: its model differs from theirs, or it is
+    the same process at another address. Empty means that it can."""
     if not others:
         return ""
     info = engine.client.info

@@ -26,15 +26,16 @@ PARTIAL_SECONDS = 86_400.0
 
 
 class NameAgeTracker:
-    """Measures, in memory, for how long each name has been seen without a gap. The limit is `seconds`."""
+    """Measures, in memory, for how long each name has been in every call of `names_older_than_limit`. The limit is
+    `seconds`."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._since: dict[str, float] = {}
 
     def names_older_than_limit(self, names: Iterable[str]) -> list[str]:
-        """Record the names that exist now and forget others. Return those that have existed in all calls for at least
-        the limit."""
+        """Record the names that exist now and forget all others. Return the names that first came at least the limit
+        ago and were in all calls since."""
         now = self._clock()
         self._since = {name: self._since.get(name, now) for name in names}
         return [name for name, since in self._since.items() if now - since >= self._seconds]

@@ -190,8 +190,8 @@ class HttpApi:
         return await self._generation(request, completion_call)
 
     async def response(self, request: Request) -> ASGIApp:
-        """Answer with a generation or, if it runs in the background, with its response object as it is before, or with
-        its events."""
+        """Handle POST /v1/responses: answer with a generation or, for a background request, with the queued response
+        object, or with the stream of its events."""
         with self._arriving(request) as arrival:
             call, whole = await self._understood(request, arrival, self._understand_response)
             if call.in_background and self._responses is not None:

@@ -124,7 +124,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled_timer.cancel()
 
     def _expect(self, seconds: float) -> None:
-        """Set the time by which the next step of the request must come to `seconds` from now.
+        """Give the peer `seconds` from now for the next step of its request.
 
         Each connection has one timer. Resetting it takes 2 us, so it is not reset at each step of a request. It may
         therefore fire early; if nothing is due then, it is started again.

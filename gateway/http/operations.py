@@ -35,7 +35,8 @@ ENGINE = ENGINES + "/{engine}"
 REQUESTS = "/admin/v1/requests"
 OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
-"""Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
+"""Minimum seconds between two reads of tenants' recent usage for the overview. Each read searches the usage books' keys
+of two days."""
 
 RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 

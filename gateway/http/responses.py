@@ -28,7 +28,8 @@ INPUT_ITEMS = RESPONSE + "/input_items"
 
 
 class OwnNames(Struct, frozen=True):
-    """An ASGI application that runs another one, and calls fields in its errors by their names in /v1/responses."""
+    """An ASGI application that runs `app` and renames the fields that its errors name, from the names in chats to those
+    in /v1/responses."""
 
     app: ASGIApp
 
@@ -38,8 +39,9 @@ class OwnNames(Struct, frozen=True):
 
 
 class FeedResponse(Struct, frozen=True):
-    """An ASGI response that sends the events of a background response until it ends or the client disconnects, which
-    does not end the response. Errors before the first byte are raised; a later one becomes the last event."""
+    """An ASGI response that sends the events of a background response until the response ends or the client
+    disconnects. A disconnect does not end the background response. Errors before the first byte are raised; a later one
+    becomes the last event."""
 
     feed: EventFeed
     ping_seconds: float

@@ -1,7 +1,7 @@
 """Time limits that a caller sets in request headers, in place of or besides those in the body.
 
-HTTP has no standard header for them. They are seconds, as the timeouts of OpenAI's SDK are, which sends its own as
-`x-stainless-read-timeout`: that has no effect here, because no caller asked for it.
+HTTP has no standard headers for time limits. The values are seconds, like the timeouts of OpenAI's SDK. The SDK sends
+its own timeout in `x-stainless-read-timeout`; this header has no effect here, because no caller asked for it.
 """
 
 from __future__ import annotations

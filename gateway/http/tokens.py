@@ -24,7 +24,7 @@ from gateway.text.chat_template import template_options
 
 
 class TokensApi:
-    """Handlers and routes."""
+    """Handlers and routes of the endpoints that count, encode or decode tokens."""
 
     def __init__(self, gateway: Gateway, authenticate: Callable[[Request], Principal], max_body_bytes: int) -> None:
         """`authenticate` returns the tenant's principal of a request, or raises ApiError."""

@@ -48,7 +48,8 @@ class ReserveRequest(Struct, frozen=True):
 
     @property
     def num_counted(self) -> int:
-        """Number of `scopes`, from the first on, that have counted the request already."""
+        """Number of the first `scopes` (tenant and key) whose requests per minute have counted the request already: 2
+        or 0."""
         return 2 if self.is_counted else 0
 
     @property
@@ -167,7 +168,8 @@ class Limiter(Protocol):
         """Names of the tenants whose limits are known, sorted."""
 
     async def limits(self, scope: Scope) -> Limits:
-        """Return the limits in force for a scope: its own or, without any, those for each key or adapter."""
+        """Return the limits in force for a scope: its own if it has any, else its tenant's limits for each key or for
+        each adapter."""
 
     async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         """Return all limits stored for a tenant: first the tenant's, then its keys' and then its adapters'."""
@@ -190,8 +192,8 @@ class Limiter(Protocol):
         """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
 
     async def outstanding(self) -> int:
-        """Return the number of reservations that are not settled, those of dead gateways included as long as they could
-        be settled (a day in Redis)."""
+        """Return the number of reservations that are not settled. Reservations of dead gateways are included as long as
+        they can still be settled (a day in Redis)."""
 
     async def ping(self) -> bool:
         """Return whether the store of the limits answers."""

@@ -218,8 +218,8 @@ SHARE = 0.5
 
 
 class Headroom:
-    """The last known bucket of each scope, by which a limiter foresees grants. A bucket is remembered from a grant
-    until the next reservation in its scope is requested."""
+    """The last known bucket of each scope, from which a limiter predicts whether Redis will grant a reservation. A
+    bucket is remembered from a grant until the next reservation in its scope is requested."""
 
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}

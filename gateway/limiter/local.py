@@ -18,7 +18,8 @@ from gateway.limiter.base import Grant, Mode, ReserveRequest, StoredLimits, limi
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 NOTHING = BucketCharge(None, None, 0, -1)
-"""A charge of nothing, on a day that is over: settling it frees its slot and corrects no count."""
+"""Empty charge, of a day that is over. It replaces the charge of a running request in a scope whose use is reset: its
+settlement frees the slot and changes no other count."""
 
 
 def unix_us() -> int:
@@ -60,7 +61,8 @@ class LocalLimiter:
         self._elsewhere: Counter[Scope] = Counter()
         """Number of running requests of this gateway that Redis admitted, by scope."""
         self._own: dict[Scope, int] = {}
-        """Number of running requests in a bucket of `_live` that were this gateway's own, by scope."""
+        """Number of this gateway's own requests among the running requests that the bucket in `_live` reports, by
+        scope."""
 
     @property
     def tenants(self) -> Sequence[str]:
@@ -71,8 +73,9 @@ class LocalLimiter:
         return False
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Reserve within this gateway's share of the limits; misses are counted. Raises ApiError: a 429 if the request
-        does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's share is used up."""
+        """Reserve within this gateway's share of the limits, and count each limit that the request does not fit. Raises
+        ApiError: a 429 if the request does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's
+        share is used up."""
         scopes, now = request.scopes, self._clock()
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
         decision = reserve(buckets, request.tokens, now, request.least, request.num_counted)
@@ -193,9 +196,9 @@ class LocalLimiter:
         return self._buckets[scope].with_limits(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:
-        """Return the bucket from which this gateway starts to count in a scope: with the limits `share`, this gateway's
-        share of the use that Redis last reported, and all that running requests reserved with this limiter, because
-        Redis does not know these."""
+        """Return the bucket with which this gateway starts to count in a scope. It has the limits `share`, this
+        gateway's share of the use that Redis last reported, and the charges of running requests that this limiter
+        admitted, because Redis does not know these."""
         now = self._clock()
         bucket = self._share_of_known(scope).with_limits(share).drained(now)
         for charges in self._leases.values():
@@ -223,12 +226,12 @@ class LocalLimiter:
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Return a copy of `bucket`, whose running requests are raised (`sign` 1) or lowered (-1) by the slots of this
-        gateway's share that requests admitted by Redis occupy.
+        """Return a copy of `bucket` in which the number of running requests is raised (`sign` 1) or lowered (-1) by the
+        slots of this gateway's share that requests admitted by Redis occupy.
 
-        These are the running requests of this gateway. If its share of the running requests that Redis last reported
-        exceeded its own requests at that time, the excess is added. The excess stays, because the end of other
-        gateways' requests is not known while Redis is unavailable.
+        These requests are this gateway's own. If its share of the running requests that Redis last reported exceeded
+        its own requests at that time, the excess is added. The excess stays, because the end of other gateways'
+        requests is not known while Redis is unavailable.
         """
         known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)
         if isinstance(known, Bucket):
@@ -258,7 +261,8 @@ class LocalLimiter:
 
 
 def _everybody(tenant: str) -> tuple[Scope, ...]:
-    """Return the scopes whose limits are configured: the tenant, each of its keys, and each adapter."""
+    """Return the scopes for which a tenant's configuration has limits: the tenant, and the defaults (EACH) for each of
+    its keys and each adapter."""
     return Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH)
 
 

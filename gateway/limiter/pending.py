@@ -84,7 +84,7 @@ class PendingSettlements:
         log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.encoded())
 
     def count(self, grant: Grant) -> None:
-        """Queue what the request of a grant that another limiter made has used; a task delivers it to Redis."""
+        """Queue the usage of a request that another limiter admitted with `grant`. A task delivers it to Redis."""
         self.usage_spool.add(grant.request, grant.day, grant.request.used())
         self._keep_trying()
 

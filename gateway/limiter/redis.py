@@ -245,8 +245,8 @@ class RedisLimiter:
         return int(now)
 
     def count(self, grant: Grant) -> None:
-        """Queue the usage of the request of a grant that another limiter made; Redis counts it exactly once, as soon as
-        it answers."""
+        """Queue the usage of a request that another limiter admitted with `grant`. Redis counts it exactly once, as
+        soon as it answers."""
         self._pending.count(grant)
 
     def _on_answer(self) -> None:

@@ -15,7 +15,8 @@ NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class AdapterFolders:
-    """Loads the adapters of folders that requests name, each when it is first named, under a name made of its path."""
+    """Loads adapters on demand. A request may name an adapter's folder, which is loaded on its first use, under a name
+    made of its path."""
 
     def __init__(self, registry: AdapterRegistry) -> None:
         self._registry = registry

@@ -33,11 +33,12 @@ TEXTS_AT_ONCE = 256
 """Maximum number of texts of one request for vectors: enough to fill every step of an engine."""
 T = TypeVar("T")
 MakeRequest = Callable[..., GenerateRequest]
-"""Makes a request for the model of a name. `streams` says whether the caller takes tokens as they come."""
+"""Makes a request, given the name of its model. `streams` says whether the caller takes tokens as they come."""
 
 
 class AsyncLLM:
-    """A model with its engine in a thread of this process: the scheduler, kernels and sampling of a served one.
+    """A model with its engine in a thread of this process, with the same scheduler, kernels and sampling as when it is
+    served.
 
     `async with AsyncLLM(...) as llm` loads the model, and frees it and ends all requests at the end; without the block,
     the first call loads the model, and `close` frees it. All methods belong to one event loop, and raise ApiError for
@@ -65,8 +66,8 @@ class AsyncLLM:
         return self
 
     async def close(self) -> None:
-        """End all requests with an error, and free the model, once it is loaded if it is being loaded. Further calls do
-        nothing."""
+        """End all requests with an error, and free the model. A model that is being loaded is freed once it is loaded.
+        Further calls do nothing."""
         self._is_closed = True
         async with self._starting:
             self._parts = None

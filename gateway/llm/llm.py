@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A model with its engine in threads of this process: the scheduler, kernels and sampling of a served one.
+    """A model with its engine in threads of this process, with the same scheduler, kernels and sampling as when it is
+    served.
 
     It is a context manager, whose end, like `close` or the end of the program, ends all requests and frees the model.
     Methods may be called from any thread, and raise what those of `AsyncLLM` raise.
@@ -194,7 +195,8 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Wait for the tasks that are being cancelled, cancel all others, and end the loop and its thread."""
+        """Cancel all tasks that are not being cancelled yet, wait for the ends of all, and end the loop and its
+        thread."""
         self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -256,7 +258,7 @@ def _bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts that a caller gave: one text, one list of token ids, or several of either."""
+    """Return a caller's prompts as a list. The caller gives one text, one list of token ids, or a list of either."""
     if isinstance(prompts, str):
         return [prompts]
     items: list[str | int | list[int]] = [item if isinstance(item, str | int) else list(item) for item in prompts]
@@ -264,8 +266,8 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _conversations(messages: ChatMessages | Sequence[ChatMessages]) -> Sequence[ChatMessages]:
-    """Return the conversations that a caller gave: one, or several. Raises ApiError (INVALID_REQUEST) if messages stand
-    among conversations."""
+    """Return a caller's conversations as a list. The caller gives one or several. Raises ApiError (INVALID_REQUEST) for
+    a list that mixes messages with conversations."""
     one = [each for each in messages if isinstance(each, dict)]
     several = [each for each in messages if not isinstance(each, dict)]
     if one and several:
@@ -274,8 +276,8 @@ def _conversations(messages: ChatMessages | Sequence[ChatMessages]) -> Sequence[
 
 
 def _spread(value: Any, count: int, field: str) -> list[Any]:
-    """Return what a caller gave for each of `count` prompts: a list with as many members, or one value for all. Raises
-    ApiError (INVALID_REQUEST) for a list of another length."""
+    """Return a list with a value for each of `count` prompts: the caller's list, or the caller's one value repeated.
+    Raises ApiError (INVALID_REQUEST) for a list of another length."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:

@@ -75,7 +75,8 @@ class Embedding(Struct, frozen=True):
 
 
 def answer_of(chunk: GenerationChunk, reader: ToolCalls | None) -> Answer:
-    """Return what a chunk says. `reader` separates tool calls from the text; None means that no tools were offered."""
+    """Convert a chunk to an `Answer`. `reader` separates tool calls from the text; None means that no tools were
+    offered."""
     told = text_content(chunk) if reader is None else reader.read(chunk)
     return Answer(
         index=chunk.answer,

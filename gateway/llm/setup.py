@@ -40,7 +40,8 @@ from gateway.text.tools.dialects import ToolParserName
 CALLER = Principal(Tenant("local"), "local")
 """The tenant of all requests of the program. It has no limits."""
 YEAR = 365 * 86_400.0
-"""Seconds after which workers that check grammars start. Without an earlier grammar, none are needed."""
+"""Seconds after which the processes that check grammars start even without a grammar: in effect, they start with the
+first grammar only."""
 UNLIMITED = 2**62
 """Value for limits of `ServiceSettings` that cannot be None. No request reaches it."""
 
@@ -73,7 +74,8 @@ class ModelOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What serves the requests of one program."""
+    """The parts that serve the requests of one program: engine, gateway, model, and the adapters that requests name by
+    folder."""
 
     engine: LocalEngine
     gateway: Gateway
@@ -97,7 +99,7 @@ class Parts:
 
 @asynccontextmanager
 async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
-    """Load a model, and yield what serves its requests; at the end, stop and free it.
+    """Load a model, and yield the parts that serve its requests; at the end, stop them and free the model.
 
     Args:
         source: a Hugging Face folder or id, a GGUF file, or `embedded`, as `loralane serve --model` takes it.

@@ -94,7 +94,8 @@ class AnswerStream:
         return result_of(admitted, chunks, self._reader)
 
     async def _next(self, *, streams: bool) -> Opened | GenerationChunk | None:
-        """Return what comes next of the request, which is started if need be. None means that it has ended."""
+        """Return the next item of the request, which the first call starts. None means that the request has ended.
+        Raises the exception with which it failed."""
         if self._task is None:
             self._task = asyncio.create_task(_pump(self._open(streams), self._items), name="answer")
         item = await self._items.get()
@@ -105,8 +106,8 @@ class AnswerStream:
 
 
 async def _pump(request: AbstractAsyncContextManager[Opened], items: asyncio.Queue[Item]) -> None:
-    """Run a request to its end in a task of its own, which a deadline may cancel, and queue what comes of it. It must
-    not refer to the stream, which would otherwise never be dropped."""
+    """Run a request to its end in a task of its own, which a deadline may cancel, and queue its `Opened`, its chunks
+    and, at the end, its exception or None. It must not refer to the stream, which would otherwise never be dropped."""
     end: BaseException | None = None
     try:
         async with request as opened:

@@ -17,7 +17,7 @@ MAX_ADAPTERS = 100
 ones share `other`. An engine's gauges label the adapters that the most requests have used; the others are left out."""
 OTHER = "other"
 VERSION_DIGITS = 12
-"""Number of hexadecimal digits of an adapter's content hash that name its version."""
+"""Number of leading hexadecimal digits of an adapter's content hash that metrics show as its version."""
 
 
 class AdapterTraffic:
@@ -47,8 +47,8 @@ class AdapterTraffic:
         )
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it used an adapter, its tokens, if the caller is charged for them, and its
-        proposed tokens."""
+        """Count the proposed tokens of an ended request. If it used an adapter, also count the request itself and, if
+        the caller is charged for them, its tokens."""
         self._count_proposals(record)
         if not record.adapter:
             return
@@ -71,9 +71,9 @@ class AdapterTraffic:
 
 
 def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
-    """Yield gauges of the tier, the version, the copies to the device and the reads from disk of the `MAX_ADAPTERS`
-    adapters that the most requests used; counters would not do, as these adapters may change. `names` maps an adapter
-    hash to all its names; an adapter is reported under each of them."""
+    """Yield metrics of the `MAX_ADAPTERS` adapters that the most requests used: tier, version, number of copies to the
+    device and number of reads from disk. The numbers are gauges instead of counters, because the set of these adapters
+    may change. `names` maps an adapter hash to all its names; an adapter is reported under each of them."""
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(
         "loralane_adapter_device_copies", "Times the adapter was copied to the device.", labels=["adapter"]

@@ -107,12 +107,13 @@ class EngineSnapshot:
     info: pb.EngineInfo
     """Empty until an engine was reached."""
     stats: pb.EngineStats | None
-    """None means that there is no engine now; then only that is reported."""
+    """None means that the engine is not available; then `loralane_engine_up` is the only metric of it."""
     names: Mapping[str, Sequence[str]]
     """All names of an adapter, by its hash."""
 
     def families(self) -> Iterator[Metric]:
-        """Yield the metrics, whose samples have the label MODEL only if they are metrics of vLLM's."""
+        """Yield the metrics of the engine. Some of those under vLLM's names have the label MODEL already; `by_model`
+        adds it to the others."""
         yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self.stats is not None))
         if self.stats is not None:
             yield _description(self.info)
@@ -146,8 +147,8 @@ class EngineMetrics(Collector):
 
 
 def by_model(families: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
-    """Combine the metric families of each base model: those of one name become one, whose samples have the label
-    MODEL."""
+    """Merge the metric families of all base models, given by the model's name: families of the same name become one,
+    and each sample gets the label MODEL if it lacks it."""
     combined: dict[str, Metric] = {}
     for model, own in families.items():
         for family in own:

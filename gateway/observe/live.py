@@ -124,8 +124,8 @@ def lane_status(model: str, stats: pb.LaneStats, latency: Latency, goals: LaneGo
 
 
 def grouped(model: str, answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
-    """Combine the answers of each request. Returns running requests first, then waiting ones, the oldest of each
-    first."""
+    """Group live answers, as the engine lists them, into requests. Returns running requests first, then waiting ones,
+    the oldest of each first."""
     by_id = sorted(answers, key=attrgetter("origin.id"))
     requests = [live_request(model, list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
     return sorted(requests, key=running_first)
@@ -137,7 +137,7 @@ def running_first(request: LiveRequest) -> tuple[bool, float]:
 
 
 def live_request(base_model: str, answers: Sequence[pb.LiveRequest]) -> LiveRequest:
-    """Combine the answers of one request."""
+    """Combine the live answers of one request, as the engine lists them, into one `LiveRequest`."""
     first = min(answers, key=attrgetter("request_id"))
     age = max(answer.age_seconds for answer in answers)
     return LiveRequest(

@@ -37,7 +37,7 @@ from gateway.observe.metrics import StaticMetrics
 MAX_RESTART_SECONDS = 3600
 """Maximum seconds that a restart may wait for requests that no other engine can take over."""
 RESTART_SECONDS = 60
-"""Seconds that it waits by default."""
+"""Default of the seconds that a restart waits for such requests."""
 ENGINE_ACTIONS = ("drain", "resume", "restart")
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
 UNPROMISED = 0.95
@@ -47,7 +47,7 @@ ALL = 2**32 - 1
 
 
 class Engines(EngineApi, Protocol):
-    """What operators see and change of the engines of one base model; `EnginePool` explains it."""
+    """The engines of one base model, with the methods that operators' requests need; `EnginePool` has them."""
 
     def overviews(self) -> list[EngineOverview]: ...
 
@@ -56,8 +56,8 @@ class Engines(EngineApi, Protocol):
 
 class ModelOperations:
     """Shows the engine of one base model, its lanes, tenants and live requests, sets lane modes and cancels requests.
-    Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE if it does not answer. What they show is cached for
-    one second, or until a change made here, for all callers; `answers` and `cancel` look anew."""
+    Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE if it does not answer. Results are cached for one
+    second for all callers, or until a change made here. `answers` and `cancel` bypass the cache."""
 
     def __init__(self, model: str, engine: Engines, latency: LatencyWindow, static: StaticMetrics) -> None:
         """`model` is the base model's name. `static` holds the lanes' goals, which follow the configuration."""
@@ -191,7 +191,8 @@ class ModelOperations:
 
 
 def _missed(model: str, action: str) -> str:
-    """Return what an operator should know who drains or restarts the only engine of a base model."""
+    """Return the notice for an operator who drains or restarts the only engine that serves a base model: what happens
+    to new requests, and how to avoid that."""
     until = "its next process serves" if action == "restart" else "an engine serves again"
     wait = f"until {until}, new requests wait up to http.engine_wait_s and then fail with engine_unavailable"
     return f"no other engine serves {model}: {wait}; to avoid that, resume it and add an engine first"

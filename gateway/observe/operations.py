@@ -21,16 +21,17 @@ T = TypeVar("T")
 
 
 class Operations:
-    """Shows and changes what `ModelOperations` does for one base model: for the model of a given name, or for all of
-    them if the name is empty.
+    """Offers the methods of `ModelOperations` over all base models of a gateway. A method that takes `model` acts on
+    the base model of this name; if the name is empty, it reports on all base models, unless its docstring says
+    otherwise.
 
-    What concerns all models leaves out those whose engine does not answer. Methods raise ApiError: ENGINE_UNAVAILABLE
-    if no engine that they ask answers; INVALID_REQUEST if no base model has the given name.
+    Results over all base models leave out those whose engine does not answer. Methods raise ApiError:
+    ENGINE_UNAVAILABLE if no engine that they ask answers; INVALID_REQUEST if no base model has the given name.
     """
 
     def __init__(self, models: Iterable[ModelOperations], directory: EngineDirectory) -> None:
-        """`models` are those of the base models, in the order of the configuration; `directory` has the engines that
-        operators add."""
+        """`models` has the operations of each base model, in the order of the configuration. `directory` stores the
+        engines that operators add."""
         self._models = {model.model: model for model in models}
         self._directory = directory
         self.recent = RecentRequestStore()
@@ -152,7 +153,9 @@ class Operations:
         return self.of(model)
 
     async def _ask(self, model: str, question: Callable[[ModelOperations], Awaitable[T]]) -> list[T]:
-        """Return the answers of one base model or, if the name is empty, of all whose engines answer."""
+        """Call `question` for the base model of this name or, if the name is empty, concurrently for all. Return the
+        results, without those of base models whose engine does not answer. Raises ApiError (ENGINE_UNAVAILABLE) if no
+        engine answers."""
         asked = [self.of(model)] if model else list(self._models.values())
         found = await asyncio.gather(*map(question, asked), return_exceptions=True)
         errors = [answer for answer in found if isinstance(answer, BaseException)]
@@ -168,8 +171,8 @@ def request_not_found(request_id: str) -> ApiError:
 
 
 def _meant(request_id: str, ids: set[str]) -> str:
-    """Return the one of `ids` that is `request_id` or, if it is long enough, begins with it; empty if there is none.
-    Raises ApiError (INVALID_REQUEST) if there are several."""
+    """Return the one of `ids` that equals `request_id` or, if `request_id` has at least SHORTEST_ID characters, begins
+    with it; empty if there is none. Raises ApiError (INVALID_REQUEST) if there are several."""
     if request_id in ids:
         return request_id
     found = [known for known in ids if known.startswith(request_id)] if len(request_id) >= SHORTEST_ID else []

@@ -124,8 +124,8 @@ def collector(endpoint: str) -> SpanProcessor:
 
 
 def _name(record: RequestRecord) -> str:
-    """Return a request's operation and, if it used an adapter that exists, the adapter's name: few different span
-    names."""
+    """Return the name of a request's span: the operation and, if the request used an adapter that exists, the adapter's
+    name. So there are few different span names."""
     return f"{_operation(record)} {record.adapter}" if record.adapter else _operation(record)
 
 

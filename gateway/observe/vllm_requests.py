@@ -15,7 +15,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from gateway.requests.record import RequestRecord
 
 MODEL = "model_name"
-"""Label with the name of the base model, as in vLLM's metrics, of all metrics that are about one."""
+"""Label that has the name of the base model, in every metric that is about one base model. vLLM's metrics have the same
+label."""
 LABELS = (MODEL, "engine")
 ENGINE = "0"
 """Value of the label `engine`. A gateway's engines of one base model count as one; vLLM numbers a server's from 0."""
@@ -62,8 +63,8 @@ class VllmRequests:
         }
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, its latencies and its tokens, unless it never reached an engine, as in vLLM:
-        an upstream's name is that of no base model."""
+        """Count an ended request, its latencies and its tokens. Requests that never reached an engine are left out, as
+        in vLLM; so are those that an upstream answered, whose name is no base model's."""
         if record.submitted is None or record.base_model not in self._models:
             return
         model = record.base_model

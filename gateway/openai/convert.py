@@ -188,7 +188,8 @@ def _request(
 
 
 def extensions(body: Extended) -> dict[str, Any]:
-    """Return the fields of a `GenerateRequest` that follow from the extensions in a body, except for the model's."""
+    """Return the arguments of `GenerateRequest`, by name, that follow from the fields of `Extended` in a body, except
+    those that choose the model."""
     slo = body.slo or Slo()
     return {
         "priority": body.priority,

@@ -54,7 +54,8 @@ class Style(Protocol):
         """Return the choice of a complete response, from one joined chunk that holds the whole answer."""
 
     def beside(self, chunk: GenerationChunk) -> Json:
-        """Return fields of a complete response beside its choices, from the joined chunk of the first answer."""
+        """Return the fields that a complete response has in addition to `choices` on its top level, from the joined
+        chunk of the first answer."""
 
 
 class ChatStyle:

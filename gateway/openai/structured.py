@@ -93,8 +93,9 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
 
 
 def schema_grammar(schema: object, field: str) -> Grammar:
-    """Return the grammar of a JSON schema, given decoded or as text. Its order, which is the order of the answer's
-    properties, is kept. Raises ApiError: INVALID_REQUEST, naming `field`: the schema is nested too deep."""
+    """Return the grammar of a JSON schema, given decoded or as text. The order of its properties is kept, because the
+    answer has its properties in this order. Raises ApiError: INVALID_REQUEST, naming `field`: the schema is nested too
+    deep."""
     check_depth(schema, field)
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)

@@ -139,7 +139,7 @@ class ToolCalls:
         """Initialize the reader.
 
         Args:
-            dialect: the syntax in which the model writes tool calls. None means that chunks have them apart.
+            dialect: the syntax in which the model writes tool calls. None means that chunks carry them separately.
             tools: the offered tools.
             parallel: whether an answer may make several calls; otherwise all calls but the first are dropped.
         """
@@ -179,7 +179,8 @@ class ToolCalls:
 
 
 def _apart(chunk: GenerationChunk) -> list[Part]:
-    """Return the text of a chunk, if it has any, and its calls, which came apart."""
+    """Return the text, if there is any, and the tool calls of a chunk that carries its tool calls separately from its
+    text."""
     return [*((chunk.text,) if chunk.text else ()), *chunk.calls]
 
 

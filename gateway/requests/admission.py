@@ -33,11 +33,13 @@ PROMPTS_AT_ONCE = 16
 """Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
 
 CHARACTERS_PER_TOKEN = 8
-"""Number of characters that are encoded for each token that a prediction may have; most texts have about 4."""
+"""A prediction's text is cut to this many characters for each token that the prediction may have, before it is encoded.
+Most texts have about 4 characters per token."""
 PREDICTED_PER_TOKEN, LEAST_PREDICTED = 4, 512
-"""Tokens of a prediction for each output token that an answer may have, which leaves parts of it out, and the number of
-them that any answer may have. A prediction is sent to the engine for each answer and charged for none: with 128 answers
-of a token, one as long as the context would take hundreds of megabytes there."""
+"""A prediction may have PREDICTED_PER_TOKEN tokens for each output token that an answer may have, because an answer
+leaves parts of its prediction out, and LEAST_PREDICTED more. It is sent to the engine with each answer and never
+charged: with 128 answers of one token each, a prediction as long as the context would take hundreds of megabytes
+there."""
 
 
 class RequestIntake:
@@ -146,7 +148,8 @@ class RequestIntake:
 
     def _thinking(self, request: GenerateRequest, prompt_ids: Sequence[tuple[int, ...]]) -> Thinking | None:
         """Return how the reasoning of a chat's answers begins. A chat that continues its last message continues the
-        reasoning in it, or has none. A context-free grammar of the caller leaves no room for reasoning."""
+        reasoning in it. None means that the gateway separates no reasoning from the answers, or that they have none: a
+        context-free grammar of the caller leaves no room for it."""
         marks, prompt, grammar = self.marks, request.prompts[0], request.sampling.grammar
         if marks is None or not isinstance(prompt, Chat):
             return None
@@ -239,8 +242,8 @@ class RequestIntake:
 
     def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's
-        room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, there is none; INVALID_REQUEST, min_tokens is
-        above it."""
+        room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, the prompt leaves no room; INVALID_REQUEST,
+        min_tokens is above max_tokens."""
         room = self._engine.info.max_model_len - prompt_tokens
         asked = request.asked_tokens
         if room < (asked != 0):

@@ -19,7 +19,7 @@ from gateway.text.tools.parser import ToolParser
 
 
 class Shown(NamedTuple):
-    """What the caller gets of a piece of an answer."""
+    """A piece of an answer as the caller gets it: reasoning, text and parts of tool calls."""
 
     reasoning: str = ""
     text: str = ""
@@ -30,8 +30,8 @@ class AnswerDecoder:
     """Turns the engine's events for one answer into chunks: detokenises, separates reasoning from text, matches stop
     strings, hides the stop token.
 
-    Stop strings end an answer where its text has them. Reasoning, marks, headers and tool calls have none: a model that
-    thinks about a stop string would end without an answer, and callers do not see the marks.
+    Stop strings are matched only in the answer's text. They are ignored in reasoning, marks, headers and tool calls: a
+    model that thinks about a stop string would end without an answer, and callers do not see the marks.
     """
 
     def __init__(

@@ -98,9 +98,9 @@ class RequestFrame:
         exit settle the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
         INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
 
-        If the limiter is almost sure to grant the reservation, `begin` is called for an interactive request, which
-        submits it to the engine before Redis has answered. This reduces the time of a request that runs alone to 0.90
-        of what it would be.
+        If the limiter is almost sure to grant the reservation of an interactive request, `begin` is called before Redis
+        has answered, to submit the request to the engine. This reduces the time of a request that runs alone to 0.90 of
+        what it would be.
         """
         if not is_charged:
             yield {}

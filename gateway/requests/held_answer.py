@@ -24,12 +24,13 @@ class HeldRun(Struct, frozen=True):
     chunks: Sequence[GenerationChunk]
 
     def answers(self, tools: Sequence[ToolSchema]) -> list[HeldAnswer]:
-        """Return the answers as tests read them. `tools` are those that the request offers."""
+        """Return the answers in the form that the acceptance tests of a cascade read (`gateway.routes.acceptance`).
+        `tools` are those that the request offers."""
         return [_answer(chunk, self.admitted.speech, tools) for chunk in join_answers(self.chunks)]
 
     def replay(self, *, with_logprobs: bool) -> Generation:
-        """Return the generation that the caller gets. Without `with_logprobs`, those that only the tests needed are
-        left out."""
+        """Return a generation that gives the caller the held chunks. Unless `with_logprobs`, it drops their log
+        probabilities, which were computed only for the acceptance tests."""
         return Generation(self.admitted, None, _replayed(self.chunks, with_logprobs))
 
 

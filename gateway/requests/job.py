@@ -47,16 +47,18 @@ class GenerationJob(Struct, frozen=True):
 
     @property
     def call_marks(self) -> tuple[str, ...]:
-        """Marks of tool calls, which the answers' text has even if they are special tokens."""
+        """Marks of tool calls. The detokenizer keeps them in the answers' text even if they are special tokens."""
         return tuple(self.dialect.marks) if self.dialect else ()
 
     @property
     def calls_apart(self) -> bool:
-        """Return whether chunks have tool calls apart from their text, so that no stop string is found in a call."""
+        """Return whether chunks have tool calls in `calls` instead of in their text. This is so if the request offers
+        tools and has stop strings, so that no stop string is found in a call."""
         return self.dialect is not None and bool(self.request.stop)
 
     def call_parser(self) -> ToolParser | None:
-        """Return a parser of one answer's tool calls if chunks are to have them apart."""
+        """Return a new parser that separates one answer's tool calls from its text. None means that chunks have the
+        calls in their text, or that no tools are offered."""
         offering = self.request.offering
         if self.dialect is None or offering is None or not self.calls_apart:
             return None
@@ -99,8 +101,8 @@ class GenerationJob(Struct, frozen=True):
         return self.prompt_tokens + outputs * self.request.n
 
     def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
-        """Return the ids of a prompt if its answers' text continues it. Empty means that the text starts anew, as in a
-        chat, unless that continues its last message, or that there is no text, but a vector."""
+        """Return the token ids of a prompt if the text of its answers continues it. Empty means that the text starts
+        anew, as in a chat that does not continue its last message, or that the answer is a vector."""
         prompt = self.request.prompts[prompt_index]
         if self.request.pooling is not None:
             return ()

@@ -19,9 +19,11 @@ class MemberRun(Struct):
     engine_wait: float | None = None
     """Seconds that the run waits for an engine before its first token. None means as long as other requests."""
     reserved_runs: int = 1
-    """The reservation is this many times that of the run alone, so that runs that may follow it fit the limits."""
+    """Number of runs to reserve tokens for: this one and those that may follow it, each as large as this one, so that
+    they fit the limits."""
     is_counted: bool = False
-    """True means that an earlier run counts in the requests per minute of the caller's tenant and key already."""
+    """True means that this run does not count in the requests per minute of the caller's tenant and key, because an
+    earlier one does."""
     suspect: bool = False
     """True means that an engine process of an earlier run of the caller's request ended while it had the request, which
     may have made it crash."""

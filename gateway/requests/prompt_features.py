@@ -1,5 +1,5 @@
-"""What a learned router decides from which member of a virtual model answers: facts about a request's prompt, and its
-vector."""
+"""What a learned router uses to choose the member of a virtual model that answers: facts about a request's prompt, and
+the prompt's vector."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def prompt_vector(
 ) -> Vector:
     """Return the vector of a request's first prompt: fp32 [hidden_size], of length 1.
 
-    The run is one of the tenant's, charged for the prompt. It leaves the prompt's KV in the prefix cache, so that an
-    answer of the same member computes only the last page of the prompt again.
+    The tenant is charged for the prompt. The run leaves the prompt's KV in the prefix cache, so that an answer of the
+    same member computes only the last page of the prompt again.
 
     Args:
         serve: runs a member.
@@ -74,7 +74,8 @@ def prompt_facts(request: GenerateRequest) -> PromptFacts:
 
 
 def last_question(prompt: PromptInput) -> str:
-    """Return the text of the last user message, or the prompt if it is a text; token ids have none."""
+    """Return the text of a chat's last user message, or a text prompt as it is. Empty means that there is none, as in a
+    prompt of token ids."""
     if not isinstance(prompt, Chat):
         return prompt if isinstance(prompt, str) else ""
     said = [message for message in prompt.messages if message.get("role") == "user"]

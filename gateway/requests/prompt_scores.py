@@ -53,8 +53,8 @@ def join_scores(parts: Sequence[PromptScores]) -> PromptScores:
 
 
 async def off_the_loop(scores: Iterable[PromptScores], render: Callable[[], T]) -> T:
-    """Return what `render` returns, which renders these scores: if they are many, in a thread, because they would stop
-    the event loop for most of a second."""
+    """Call `render`, which renders `scores` for a response, and return its result. More than ENTRIES_AT_ONCE entries
+    are rendered in a thread, because they may take most of a second, in which the event loop would stand still."""
     if sum(part.num_entries for part in scores) > ENTRIES_AT_ONCE:
         return await asyncio.to_thread(render)
     return render()

@@ -91,8 +91,8 @@ class RequestRecord(Struct):
     suspect: bool = False
     """True means that an engine process of another member of the virtual model ended while it had the request."""
     doubts: int = 0
-    """Number of engine processes that ended while they had the request and may have crashed because of it, once the
-    request has ended: the most of any of its answers."""
+    """Number of engine processes that ended while they had the request and may have crashed because of it: the maximum
+    over its answers. It is set when the request has ended."""
     member: str = ""
     """Member that served the virtual model `model`; empty if that is no virtual model."""
     member_reason: str = ""
@@ -242,10 +242,13 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 
 
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
-    """Raise an ApiError if the event says that the engine refused or aborted the request, after marking the record for
-    a refund, unless an administrator cancelled the request, or the caller's grammar came to an end in the middle of an
-    answer, which would otherwise be free. The error is PREEMPTED for an abort, INTERNAL for a refusal
-    without a reason, INVALID_REQUEST for a bad grammar, else the one that the reason names, with its retry delay."""
+    """Raise an ApiError if the event says that the engine refused or aborted the request: PREEMPTED for an abort,
+    INTERNAL for a refusal without a reason, INVALID_REQUEST for a bad grammar, else the fault that the reason names,
+    with its retry delay.
+
+    The record is marked for a refund first, except if an administrator cancelled the request, or if the caller's
+    grammar came to an end in the middle of an answer, which would otherwise be free.
+    """
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     code = None if event.refusal is None else event.refusal.code

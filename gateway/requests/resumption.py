@@ -8,12 +8,12 @@ A request may itself have made the process crash. A new engine process reports w
 the process before it. They are resubmitted as suspects: the engine computes their next tokens in separate steps
 (`engine.core.plan`), and a suspect that was alone in the last step before another crash is not resubmitted.
 
-Where there are several engines, a request moves to another one at once, before the successor of its own has told how
-that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the request
-waits for the successor's report, so that a request that crashes engines takes down no more than two. If no successor
-comes in time, it ends with an error. If one comes that knows nothing of its predecessor, or the engine is removed, the
-request goes on as a suspect, through `MOST_MOVES` engine processes at most. A request for a virtual model that moves to
-another member because its engine ended comes there as a suspect, too.
+Where there are several engines, a request moves to another one at once, before the successor of its own has reported
+how that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the
+request waits for the successor's report, so that a request that crashes engines takes down no more than two. If no
+successor comes in time, it ends with an error. If one comes that knows nothing of its predecessor, or the engine is
+removed, the request goes on as a suspect, through `MOST_MOVES` engine processes at most. A request for a virtual model
+that moves to another member because its engine ended comes there as a suspect, too.
 
 An engine may compute only the first token of a request, which another one continues (`Handover`). If that one refuses
 it or has ended, the request moves like any other, and its prompt is computed again.
@@ -71,7 +71,8 @@ class ResumingStream:
         self._request = request
         self._session = session
         self._budget = budget
-        """None in the only or second part of the answer."""
+        """Limit of the answer's reasoning while its first part runs. None means that the answer has one part only, or
+        that its second part runs."""
         self._on_placed = on_placed
         self._wait_seconds = wait_seconds
         self._first_wait = wait_seconds if first_wait is None else first_wait
@@ -81,23 +82,25 @@ class ResumingStream:
         self._lost = self._began
         """When the request last became without an engine process, in seconds on the loop's clock."""
         self._loss: EngineUnavailable | None = None
-        """Why the request left its engine process, until it is in another; None after the first part of an answer."""
+        """Why the request left its engine process, from then until another process has it. None means that no move is
+        pending, as between the two parts of an answer."""
         self._stream: PlacedStream | None = None
         self._handover: Handover | None = None
-        """How the request goes on after the part that is in `_stream`."""
+        """The handover to the engine that continues the request. None means that `_stream` does not end with the first
+        token."""
         self._handed: Handover | None = None
-        """With what the request is to be submitted next; while `_stream` is set, that is the part after the first token
-        of which nothing has come yet."""
+        """The handover with which the request is to be submitted next or, while `_stream` is set, was submitted. None
+        means that there is none, or that tokens have come since."""
         self._life = ""
         """Id of the engine process that has the request, or had it last."""
         self._id = request.id
         """Id under which the request was submitted to that process."""
         self._times_before = 0
-        """How often an engine process has taken the request, before the present or next time."""
+        """Number of times that the request was in an engine process before; the present or next time does not count."""
         self._losses = 0
-        """Moves because an engine process had ended."""
+        """Number of engine processes that ended while they had the request. Those that were drained do not count."""
         self.doubts = 0
-        """Engine processes that ended while they had the request and may have crashed because of it."""
+        """Number of engine processes that ended while they had the request and may have crashed because of it."""
         self._suspect = request.suspect
         self._awaits_report = False
         """True while the request waits for a report on how its engine process ended."""
@@ -105,7 +108,7 @@ class ResumingStream:
         """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
         self._scored_bytes = 0
-        """Size of the log probabilities of prompt tokens that have come."""
+        """Number of bytes of prompt log probabilities that have come."""
         self._first: TokenEvent | None = None
         """First event of the request, from the engine process that began it."""
         self._device = 0.0
@@ -158,8 +161,8 @@ class ResumingStream:
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
-        """Return the request to submit next: the original, or after a move or the first part of an answer one with the
-        progress so far."""
+        """Return the request to submit next: the original one or, after a move or the first part of an answer, a copy
+        that continues after the tokens produced so far."""
         request = self._budget.first_part(self._request) if self._budget else self._request
         if not self._times_before:
             return request
@@ -177,8 +180,9 @@ class ResumingStream:
         )
 
     async def _handed_over(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events of the present part of the request for the reader. If it ends with the first token, submit
-        the rest at the next read. If the engine of the rest refuses it, leave it for another one."""
+        """Return the events for the reader, for a request that another engine may continue (`Handover`). If the present
+        part ends with the first token, hide that end and submit the rest at the next read. If the engine of the rest
+        refuses it, return no events and leave that engine, so that another one gets the rest."""
         last = events[-1]
         if self._handover is not None and last.finish_reason is FinishReason.LENGTH:
             handover, self._handover = self._handover, None
@@ -195,7 +199,7 @@ class ResumingStream:
         return events
 
     async def _end_part(self) -> None:
-        """Leave the engine process that has ended a part of the request."""
+        """Close the stream of a part that has ended, and note that the request is in no engine process."""
         assert self._stream is not None, "the part's events came from it"
         await self._stream.aclose()
         self._leave()
@@ -207,8 +211,8 @@ class ResumingStream:
         self._handover = self._handed = None
 
     async def _bridged(self, budget: ThinkingBudget, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events for the reader. If the first part of the answer is over, submit the second part at the next
-        read."""
+        """Return the events for the reader. If they end the first part of an answer with a thinking budget, replace
+        that end by `ThinkingBudget.bridge` and submit the second part at the next read."""
         if events[-1].finish_reason is not FinishReason.LENGTH or not budget.ends(self._produced):
             return events
         await self._end_part()
@@ -262,9 +266,9 @@ class ResumingStream:
         return False
 
     async def _judge(self) -> None:
-        """Mark the request as a suspect if it was in the last step of its engine process and that process crashed, or
-        if that is not known yet and the request was not on trial. Raises CrashesEngines if it was a suspect already and
-        alone in that step."""
+        """Decide whether the request may have made its engine process crash. It becomes a suspect if it was in the last
+        step of a process that crashed, or if that is not known; a request on trial first waits for the report. If it is
+        cleared, `doubts` falls again. Raises CrashesEngines if it was a suspect already and alone in that step."""
         fate = self._engine.fate(self._life)
         if fate is None and self._suspect and len(self._produced) < self._proven_from:
             self._awaits_report = True
@@ -280,9 +284,9 @@ class ResumingStream:
             self.doubts -= 1
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Record the tokens, log probabilities of the prompt, device time and proposals in events, and return the
-        events for the reader; after a move, those with output or an end, with the waits and cached tokens of the first
-        process, and all processes' device time and proposals."""
+        """Record the tokens, prompt log probabilities, device time and proposals of events, and return the events for
+        the reader. After a move, only events with output or an end are returned. They have the waits and cached tokens
+        of the first process, and the device time and proposals of all processes together."""
         if not events:
             return events
         for event in events:

@@ -152,7 +152,8 @@ class RouteRunner:
             await asyncio.wait(self._copies)
 
     def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest, runs: list[MemberRun]) -> Asked:
-        """Return what the policy may know of a request. Runs that it needs to decide are added to `runs`."""
+        """Return the request as the policy sees it. Runs that the policy needs to decide, for vectors of the prompt,
+        are added to `runs`."""
 
         async def vector(member: str, pooling: str) -> Vector:
             runs.append(MemberRun(member, "vector", self._clock(), engine_wait=0.0, for_policy=True))

@@ -43,7 +43,7 @@ Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextMa
 
 
 class StepsRun:
-    """The runs of members for one request."""
+    """Runs the members for one request for a virtual model, and keeps the record of their runs."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class StepsRun:
         """The run whose answer the caller gets; None until that is known."""
 
     async def begin(self, stack: AsyncExitStack, steps: Sequence[Step]) -> Generation:
-        """Take the steps until one answers, and return its generation, which `stack` closes. If later steps fail, an
-        answer that was not accepted is better than none. Raises ApiError: the last step's error."""
+        """Take the steps until one answers, and return its generation, which `stack` closes. If all later steps fail,
+        the last held answer is returned although it failed its tests. Raises ApiError: the last step's error."""
         held: HeldRun | None = None
         trouble = ""
         for number, step in enumerate(steps, 1):
@@ -119,8 +119,8 @@ class StepsRun:
         return run
 
     async def _first_output(self, stack: AsyncExitStack, run: MemberRun, *, wait: bool) -> Generation:
-        """Begin a run, which `stack` ends. `wait` until it has its first output, so that its failure is still an
-        ApiError of this call."""
+        """Begin a run, which `stack` ends, and return its generation. `wait` waits for the first output, so that an
+        earlier failure is raised here, where the next step can still be taken."""
         async with AsyncExitStack() as own:
             generation = await own.enter_async_context(self._serve(self._principal, self._request, run))
             self._begin()
@@ -130,7 +130,8 @@ class StepsRun:
         return generation
 
     async def _hold(self, run: MemberRun, step: Step, accept: Acceptance) -> HeldRun | None:
-        """Run a member to the end of its answer. None means that the answer of a stream took too long."""
+        """Run a member to the end of its answers, and return them. None means that an interactive caller waits for a
+        stream and the answers took longer than the step's patience."""
         request = self._request
         if accept.logprob is not None and request.sampling.logprobs is None:
             request = replace(request, sampling=request.sampling._replace(logprobs=0))
@@ -198,7 +199,8 @@ class StepsRun:
         return True
 
     def _answered(self, generation: Generation, run: MemberRun) -> Generation:
-        """Return the generation, which says which member answers and why."""
+        """Note that `run` is the one that answers, and return its generation, which now tells the caller the member and
+        the reason."""
         self.answering = run
         discarded = discarded_runs(self.runs, run, self._request.model.model)
         choice = MemberChoice(run.member, run.reason, discarded or UNSET)

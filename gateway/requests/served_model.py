@@ -36,7 +36,7 @@ class ModelCard:
     @property
     def root(self) -> str:
         """The adapter's name if this is an alias, the base model's name otherwise. For a virtual model, that is the
-        base model which stands for it."""
+        base model that `ServedModels.cards` lists it with."""
         is_alias = self.adapter is not None and self.name in self.adapter.aliases
         return self.adapter.name if self.adapter and is_alias else self.model.name
 
@@ -88,7 +88,7 @@ class ServedModel:
 
     @contextmanager
     def answering(self, lane: Lane, tenant: Tenant, answers: int) -> Iterator[None]:
-        """Count so many answers of a tenant in a lane during the block."""
+        """Count `answers` more answers of a tenant as in progress in a lane during the block."""
         shares = self._in_lane[lane]
         shares.add(tenant.name, tenant.weight, answers)
         try:
@@ -156,9 +156,9 @@ class ServedModels:
             return self.default
 
     def speech(self, tenant: Tenant, query: ModelQuery) -> Speech:
-        """Return how the answers to a request will be read, as far as is known before it runs: the member of a virtual
-        model that answers is not chosen yet, so nothing is refused for want of a parser. Raises what `resolve`
-        raises."""
+        """Return how to read the answers to a request, as far as that is known before it runs. The member of a virtual
+        model that will answer is not chosen yet: its answers count as having tool calls apart, so that nothing is
+        refused for want of a parser. Raises what `resolve` raises."""
         model, _ = self.resolve(tenant, query)
         is_virtual = query.model in model.adapters.catalog.virtual
         return Speech(model.tokenizer, None, calls_apart=True) if is_virtual else model.speech
@@ -181,5 +181,6 @@ class ServedModels:
 
     @property
     def catalogs(self) -> tuple[Catalog, ...]:
-        """The names of each base model and of its adapters, which follow the registries."""
+        """The catalog of each base model: the names of the model and of its adapters, in live views of the
+        registries."""
         return tuple(model.adapters.catalog for model in self._models)

@@ -47,8 +47,8 @@ from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 
 MOST_ENCODING = 2
-"""Requests for tokens whose texts are encoded at the same time. Long texts are encoded in threads, which generations
-need, too."""
+"""Maximum number of requests that only count or return tokens whose texts are encoded at the same time. Long texts are
+encoded in threads, which generations need, too."""
 
 
 class Gateway:

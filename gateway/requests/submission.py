@@ -30,8 +30,8 @@ class Submission:
         settings: ServiceSettings,
         first_wait: float | None = None,
     ) -> None:
-        """`clock` is the record's clock; an answer fails after the settings' `engine_wait` on end without an engine, or
-        after `first_wait` seconds if it has no token yet and that is not None."""
+        """`clock` is the record's clock. An answer fails if it has no engine for the settings' `engine_wait` on end.
+        Before its first token, it fails after `first_wait` seconds instead, unless that is None."""
         self._engine = engine
         self._job = job
         self._record = record
@@ -75,7 +75,8 @@ class Submission:
         return stream
 
     def _session(self) -> str:
-        """Return the session that the caller named, as one of its tenant only; empty if it named none."""
+        """Return the caller's session with the tenant's name before it, so that tenants do not share sessions. Empty
+        means that the caller named none."""
         session = self._record.ingress.session
         return f"{self._record.tenant}/{session}" if session else ""
 

@@ -15,7 +15,8 @@ from gateway.text.reasoning.parser import Thinking
 from gateway.text.tokenizer import Tokenizer
 
 CERTAIN = TokenLogprobs(0.0)
-"""Log probability of a token that was not drawn."""
+"""Log probability (0) of the tokens of a closing mark that the gateway puts into an answer; the model did not draw
+them."""
 
 
 class ThinkingBudget:
@@ -33,14 +34,16 @@ class ThinkingBudget:
         return request.params.max_tokens > self._tokens + len(self._closing)
 
     def first_part(self, request: Request) -> Request:
-        """Return the request for the first part of an answer."""
+        """Return a copy of the request for the first part of its answer, which has at most as many tokens as the
+        budget."""
         params = request.params
         return request._replace(
             params=params._replace(max_tokens=self._tokens, min_tokens=min(params.min_tokens, self._tokens))
         )
 
     def ends(self, produced: Sequence[int]) -> bool:
-        """Return whether an answer that ended for its length, with these tokens, ended with its first part."""
+        """Return whether an answer that ended with FinishReason.LENGTH, after the tokens `produced`, has used up its
+        first part, so that a second part follows."""
         return len(produced) == self._tokens
 
     def bridge(self, produced: Sequence[int], last: TokenEvent) -> TokenEvent:

@@ -135,13 +135,13 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Speech(Struct, frozen=True):
-    """What it takes to read a model's answers."""
+    """Tokenizer and dialect of tool calls with which a model's answers are read."""
 
     tokenizer: Tokenizer
     dialect: Dialect | None
     """Dialect in which the model writes tool calls. None means that the gateway parses none."""
     calls_apart: bool = False
-    """True means that chunks have tool calls apart from their text, which is not parsed."""
+    """True means that chunks have tool calls in `calls`, so that their text is not parsed for any."""
 
 
 class DiscardedRun(Struct, frozen=True):
@@ -179,7 +179,7 @@ class Admitted(Struct, frozen=True):
     """Token ids of each prompt."""
     rate_headers: Mapping[str, str]
     speech: Speech
-    """What reads the answers of the model that answers."""
+    """How to read the answers of the model that answers."""
     member: MemberChoice | None = None
     """None means that the caller named no virtual model."""
 

@@ -101,9 +101,10 @@ class UpstreamServer:
         record: RequestRecord,
         timer: Timer,
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of an upstream's stream, and keep the record. The answer's tokens are estimated until the
-        upstream tells the usage. No tokens are charged for a failure before the first piece; the prompt of a caller who
-        leaves is charged, and that of one who asked for what the upstream did not give."""
+        """Yield the chunks of an upstream's stream, and update the record. The answer's tokens are estimated until the
+        upstream tells the usage. A failure before the first output is not charged, unless the upstream has answered
+        without what the request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the
+        output so far."""
         record.submitted = self._frame.clock()
         try:
             async with aclosing(stream) as chunks:

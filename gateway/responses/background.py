@@ -21,7 +21,8 @@ from gateway.responses.store import MAX_EVENTS, MAX_STORED_BYTES, ResponseStore
 RENEW_SECONDS = 2.0
 """Seconds between two renewals of a lease, which also learn of a cancellation in another gateway."""
 EVENT_SECONDS = 0.02
-"""Minimum seconds between two calls that append events, of which each has all that came meanwhile."""
+"""Minimum seconds between two calls to Redis that append events. Each call appends the events that came since the last
+one."""
 FINISH_TRIES = 30
 """Number of attempts to store an answer while Redis is away, RENEW_SECONDS apart."""
 
@@ -42,7 +43,7 @@ class BackgroundRun:
         *,
         streams: bool = False,
     ) -> None:
-        """`reader_of` returns the reader of the answer, once it is known which model answers."""
+        """`reader_of` returns the reader of the answer. It is called once it is known which model answers."""
         self._reader_of = reader_of
         self._store, self._tenant, self._id = store, tenant, response_id
         self._renderer = renderer
@@ -50,7 +51,7 @@ class BackgroundRun:
         self._state: State = "queued"
         self._streams = streams
         self.opening = renderer.events_as("queued", "created", "queued") if streams else []
-        """Events of a streamed response before it begins."""
+        """First events of a streamed response: `created` and `queued`. Empty if the response is not streamed."""
         self._unsent = list(self.opening)
         """Events that Redis does not have yet."""
         self._num_sent = 0
@@ -59,8 +60,8 @@ class BackgroundRun:
             self._more.set()
 
     async def run(self, gateway: Gateway, principal: Principal, request: GenerateRequest) -> None:
-        """Run the request and store its answer or its error. If the response is cancelled, deleted or taken for lost,
-        the current task is cancelled, and the request is aborted."""
+        """Run the request and store its answer or its error. If the response is cancelled or deleted, or its lease has
+        run out, the current task is cancelled, and the request is aborted."""
         task = asyncio.current_task()
         assert task is not None
         renewing = asyncio.create_task(self._keep_renewing(task), name="background-lease")
@@ -103,7 +104,8 @@ class BackgroundRun:
             self._more.set()
 
     async def _finish(self, response: Json) -> None:
-        """Store the response object, or that it is too large, and retry while Redis is away."""
+        """Store the response object or, if it is too large to be stored, a failed one that says so. Retry while Redis
+        is away, up to FINISH_TRIES attempts in all."""
         for _ in range(FINISH_TRIES):
             try:
                 if not await self._stored(response):
@@ -130,7 +132,8 @@ class BackgroundRun:
         return await self._store.finish(self._tenant, self._id, state, ending, output, parts)
 
     def _split(self, response: Json) -> tuple[bytes, bytes]:
-        """Return the encoded fields of a response object that differ from its head's, and its encoded output."""
+        """Return, as JSON, the fields of a response object that differ from those stored when it was queued, and its
+        output."""
         changed = {name: value for name, value in response.items() if self._head.get(name) != value}
         output = encode_json(response["output"])
         return encode_json({name: value for name, value in changed.items() if name != "output"}), output

@@ -53,7 +53,7 @@ class ResponseCall(Struct, frozen=True):
         return ResponseRenderer(self.body, self.request, admitted, self.reader(admitted.speech), self.keep)
 
     def reader(self, speech: Speech) -> AnswerReader:
-        """Return a new reader of the answer of a model."""
+        """Return a new reader that makes output items from the answer of the model with this `speech`."""
         return AnswerReader(speech.tokenizer, tool_call_reader(self.request, speech))
 
     async def whole(self, generation: Generation) -> WholeAnswer:
@@ -77,9 +77,9 @@ def response_call(
     history: Sequence[InputItem] = (),
     keep: Keep | None = None,
 ) -> ResponseCall:
-    """Return the call of a parsed body. `history` is the conversation that it continues; `keep` stores the response.
-    Raises ApiError: INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is not supported, such as tools
-    whose calls the gateway cannot parse."""
+    """Convert a parsed body to a call. `history` is the conversation that it continues; `keep` stores the response
+    (None: it is not stored). Raises ApiError: INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is
+    not supported, such as tools whose calls the gateway cannot parse."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
     return ResponseCall(body, request, keep)
@@ -135,7 +135,7 @@ def _constraint(body: ResponsesRequest) -> Constraint:
 
 
 def _chat_format(wanted: TextFormat) -> ResponseFormat:
-    """Return the format as chats have it, where an object of its own holds the schema."""
+    """Convert `text.format` to the `response_format` of chats, which has the JSON schema in a nested object."""
     if wanted.type != "json_schema":
         if wanted.schema is not None:
             raise invalid_request("text.format.schema needs type json_schema", "text.format.schema")

@@ -10,20 +10,21 @@ from gateway.responses.render import last_event, typed_event
 from gateway.responses.store import MAX_EVENTS, EventPage, ResponseStore
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 0.5
-"""Seconds between two calls to Redis: the first ones after an event, and those for which the time doubles while no
-event comes."""
+"""Seconds between two reads of events from Redis: after a read that returned events, and the maximum up to which the
+time doubles while none come."""
 
 
 class EventFeed:
-    """The events of one background response for one client. The last event is not kept: it is made from the response
-    object, however the response ended."""
+    """Reads the events of one background response for one client. The last event is not stored: it is made from the
+    response object, however the response ended."""
 
     ping = b": ping\n\n"
 
     def __init__(
         self, store: ResponseStore, tenant: str, response_id: str, start: int = 0, known: Sequence[bytes] = ()
     ) -> None:
-        """`start` is the number of the first event that the client wants, of which `known` are here already."""
+        """`start` is the number of the first event that the client wants. `known` are the events from that number on
+        that need not be read from Redis."""
         self._store, self._response = store, (tenant, response_id)
         self._start, self._known = start, known
 

@@ -23,7 +23,7 @@ class OutputItems:
     def __init__(self, response_id: str) -> None:
         """`response_id` is unique, and the ids of the items are made from it."""
         self.items: list[Json] = []
-        """The items so far. That which is open lacks its text or arguments."""
+        """The items so far. The open item lacks its text or arguments."""
         self._id = response_id
         self._open: str | None = None
         """Type of the open item. None means that no item is open."""
@@ -99,7 +99,8 @@ class OutputItems:
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
     def _begin_parts(self, prefix: str, item: Json, part: Json) -> Iterator[Event]:
-        """Begin an item whose content is one part, which is empty so far. `prefix` is that of the item's id."""
+        """Begin an item with one empty content part, and yield the events that report both. `prefix` begins the item's
+        id."""
         item_id = f"{prefix}_{self._id}_{len(self.items)}"
         yield from self._begin({"id": item_id, "status": "in_progress", **item, "content": []})
         yield "response.content_part.added", {**self._place, "content_index": 0, "part": part}

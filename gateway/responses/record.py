@@ -26,17 +26,17 @@ class ResponseEntry(Struct, frozen=True):
 
     id: str
     head: bytes
-    """The response object, without the fields in `ending` and without `output`."""
+    """The response object as it was when it was first stored, without `output`, as JSON."""
     input: bytes
     """Items of the request's own input, as a JSON array."""
     output: bytes = b"[]"
     """Items of the answer, as a JSON array."""
     ending: bytes = b"{}"
-    """Fields that replace those of the head."""
+    """Fields that replace those of `head` once a background response has ended, as a JSON object."""
     previous: str = ""
     """Id of the response that this one continues; empty means that it begins a conversation."""
     parts: int = 0
-    """Number of the items, and of the parts of their content."""
+    """Number of all items of input and output, plus the number of the parts of their content."""
 
     def fields(self) -> list[str | bytes | int]:
         """Return the entry's fields as Redis wants them: names and values in turn, without the id."""
@@ -67,7 +67,8 @@ def new_entry(response: Mapping[str, Any], asked: str | Sequence[InputItem], pre
 
 
 def response_object(state: str, head: bytes, ending: bytes, output: bytes) -> Json:
-    """Return the response object of an entry, for JSON."""
+    """Build the response object, for JSON, from the fields of a stored response. The object's status is `state`, unless
+    that is `ended`."""
     found: Json = {**msgspec.json.decode(head), **msgspec.json.decode(ending), "output": Raw(output)}
     return found if state == "ended" else found | {"status": state}
 
@@ -85,7 +86,7 @@ def item_number(response_id: str, item_id: str) -> int | None:
 
 
 def count_parts(items: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of items and of the parts of their content."""
+    """Return the number of items plus the number of the parts of their content."""
     contents = [item.get("content") for item in items]
     return len(items) + sum(len(content) for content in contents if isinstance(content, list))
 

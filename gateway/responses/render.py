@@ -82,7 +82,8 @@ class ResponseRenderer:
         return last_event(self.failed(error) | {"store": False}, self._sequence)
 
     def events_as(self, status: str, *kinds: str) -> list[bytes]:
-        """Return an event of each kind, such as `created`, with the response as it is without output, in a status."""
+        """Return one event for each of `kinds`, such as `created`. Each holds the response object without output and
+        with this status."""
         response = {"response": self._response(status)}
         return self._encoded([(f"response.{kind}", response) for kind in kinds])
 
@@ -105,7 +106,7 @@ class ResponseRenderer:
         return await self._kept(self.completed(chunks))
 
     def completed(self, chunks: Sequence[GenerationChunk]) -> Json:
-        """Return what `complete` returns, without storing it."""
+        """Return the response object of a complete answer, given all its chunks, without storing it."""
         answer, usage = join_chunks(chunks), chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
         self._finish = answer.finish_reason
@@ -150,7 +151,8 @@ def last_event(response: Json, number: int) -> bytes:
 
 
 def usage_body(usage: TokenUsage) -> Json:
-    """Return the usage of a response. None of the tokens are charged for being cached."""
+    """Return the `usage` of a response object. `cache_write_tokens` is always 0, because writing to the prefix cache is
+    not charged."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -14,7 +14,8 @@ MOST_HELD_BYTES = 64 * 2**20
 
 
 class ConversationRoom:
-    """Counts the bytes of the conversations that running requests continue, by tenant."""
+    """Limits, for each tenant, the bytes of the stored conversations that running requests have read into memory to
+    continue them."""
 
     def __init__(self, most: int = MOST_HELD_BYTES) -> None:
         """`most` is the maximum for one tenant, in bytes. A single conversation may have more."""
@@ -22,8 +23,8 @@ class ConversationRoom:
         self._held: Counter[str] = Counter()
 
     def hold(self, tenant: str, num_bytes: int, chat: Chat) -> None:
-        """Count a conversation as long as the chat that continues it is in memory. Raises ApiError
-        (RATE_LIMIT_EXCEEDED): the tenant's other conversations leave no room for it."""
+        """Count a conversation of `num_bytes` bytes until `chat`, which continues it, is garbage-collected. Raises
+        ApiError (RATE_LIMIT_EXCEEDED): the tenant's other conversations leave no room for it."""
         if self._held[tenant] and self._held[tenant] + num_bytes > self._most:
             message = f"requests that run continue conversations of {self._most} bytes together; try again"
             raise ApiError(Fault.RATE_LIMIT_EXCEEDED, message, retry_after=1.0, limit_kind="requests")

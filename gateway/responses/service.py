@@ -64,9 +64,9 @@ class Responses:
         settings decide about unknown fields.
 
         Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
-        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, too much
-        of conversations is in memory. A response that would be stored only by default is not stored if there is no room
-        for it or Redis is away.
+        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, the
+        conversations that the tenant's running requests continue take too much memory. A response that would be stored
+        only by default is not stored if there is no room for it or Redis is away.
         """
         body = parse(text, tenant.unknown_fields)
         stores, previous = self._stores(body), body.previous_response_id
@@ -144,9 +144,9 @@ class Responses:
         return ItemPage([msgspec.json.decode(item) for item in rest[:limit]], len(rest) > limit)
 
     async def delete(self, tenant: str, response_id: str) -> Json:
-        """Delete a stored response, and return what says so; one that runs is cancelled. Conversations cannot be
-        continued from it, or from those that continue it, any more. Raises ApiError: RESPONSE_NOT_FOUND,
-        REGISTRY_UNAVAILABLE."""
+        """Delete a stored response, and return OpenAI's object that confirms it. A response that still runs is
+        cancelled. Conversations cannot be continued from it, or from those that continue it, any more. Raises ApiError:
+        RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE."""
         await self.store.delete(tenant, checked_id(response_id))
         self.background.stop(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -178,7 +178,7 @@ class Responses:
 
 def _check_length(body: ResponsesRequest, history: Sequence[InputItem]) -> None:
     """Raise ApiError (INVALID_REQUEST) if a request's input and the conversation before it have more than MOST_PARTS
-    items and parts of their content together. Each of the two was checked alone."""
+    items and parts of their content together. Other checks have limited each of the two alone."""
     own = [] if isinstance(body.input, str) else body.input
     contents = [item.content for item in (*history, *own)]
     if len(contents) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:

@@ -34,18 +34,19 @@ DAY = 86_400.0
 MAX_STORED_BYTES = 16 * 2**20
 """Maximum size of one stored response. Only log probabilities make one so large."""
 MOST_HISTORY_BYTES = 8 * 2**20
-"""Maximum size of a conversation that a request continues: what a body might hold instead."""
+"""Maximum size, in bytes, of a conversation that a request continues: as much as a request body may have."""
 UNBOUNDED = 2**53
 FULL = -1
 """Result of the script `finish` if the tenant has no room for the answer."""
 NO_EVENTS, DROPPED = 0, -1
-"""Results of the script `events` if a response's events are not kept, or the first that is asked for is not."""
+"""Results of the script `events`: the response's events are not stored at all; the first requested event is not stored
+any more."""
 MAX_EVENTS = 500
-"""Maximum number of events in one call."""
+"""Maximum number of events that one call reads or appends."""
 LOST = {
     "error": {"code": "server_error", "message": "the gateway that ran this response has ended; send the request again"}
 }
-"""Fields of a background response whose gateway died."""
+"""Fields that replace those of a background response whose lease has run out, because its gateway died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,13 @@ class ResponseStore:
         self._events_ms = int(self.limits.events_seconds * 1000)
 
     async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> Conversation:
-        """Return the conversation that the response `previous` ends; None means an empty one. `num_bytes` is the least
-        size of a response that will be stored; None means that none will be.
+        """Return the conversation that ends with the response `previous` (None: an empty one). If the response that
+        continues it will be stored, check that the tenant has room for it: `num_bytes` is its minimum size. None means
+        that it will not be stored.
 
-        Raises ApiError: INSUFFICIENT_QUOTA, there is no room for it; PREVIOUS_RESPONSE_NOT_FOUND, also if an earlier
-        response of the conversation was deleted or has expired; INVALID_REQUEST, the conversation is too long, or the
-        response has no answer.
+        Raises ApiError: INSUFFICIENT_QUOTA, the tenant has no room for the new response; PREVIOUS_RESPONSE_NOT_FOUND,
+        also if an earlier response of the conversation was deleted or has expired; INVALID_REQUEST, the conversation is
+        too long, or one of its responses has no answer.
         """
         if previous is not None and not RESPONSE_ID.fullmatch(previous):
             raise _broken("absent", previous, previous)
@@ -144,9 +146,10 @@ class ResponseStore:
     async def finish(
         self, tenant: str, response_id: str, state: State, ending: bytes, output: bytes, num_parts: int
     ) -> bool:
-        """End a background response. `ending` has the fields that differ from its head's, and `output` the items of the
-        answer, as JSON, with `num_parts` items and parts. Return False if the response has ended already or was
-        deleted; nothing is changed then. Raises ApiError: INSUFFICIENT_QUOTA, there is no room for an answer."""
+        """End a background response. `ending` has, as JSON, the fields that differ from those stored by `create`,
+        `output` the items of the answer, and `num_parts` is the number of these items and of the parts of their
+        content. Return False if the response has ended already or was deleted; nothing is changed then. Raises
+        ApiError: INSUFFICIENT_QUOTA, there is no room for an answer."""
         room = (len(ending) + len(output), UNBOUNDED if state == "failed" else self.limits.tenant_bytes)
         fields = ("ending", ending, "output", output, "answer_parts", num_parts)
         outcome = await self._do("finish", tenant, response_id, *room, state, *fields)
@@ -218,7 +221,8 @@ class ResponseStore:
 
 
 def _broken(hindrance: str, response_id: str, previous: str) -> ApiError:
-    """Return the error for a conversation that cannot be continued."""
+    """Return the error for a conversation that cannot be continued from `previous`. `hindrance` is `absent` (a response
+    of the conversation does not exist), `long`, or the state of a response without an answer."""
     param = "previous_response_id"
     if hindrance == "absent":
         where = "" if response_id == previous else f", which comes before {previous},"

@@ -18,7 +18,7 @@ AT_ONCE = 16
 """Requests that are sent at the same time."""
 TRIES = 6
 MOST_WAIT = 30.0
-"""Most seconds before a request that was refused for now is sent again."""
+"""Maximum seconds between a temporary refusal (a status in FOR_NOW) and the next attempt."""
 DEFAULT_TOKENS = 512
 """Maximum tokens of an answer whose request names none."""
 FOR_NOW = (429, 503)
@@ -69,7 +69,8 @@ class Asker:
         return (await self._ask("/tokenize", {"model": model, **fields}))["tokens"]
 
     async def _ask(self, path: str, body: Json) -> Json:
-        """Send a request until it is not refused for now, and return its response. Raises AskError."""
+        """Send a request, at most TRIES times while it is refused temporarily, and return the body of its response.
+        Raises AskError."""
         for attempt in range(TRIES):
             try:
                 async with self._turns:

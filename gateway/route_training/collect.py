@@ -58,7 +58,8 @@ class Collecting:
         self._answers: dict[int, tuple[Json, Json]] = {}
 
     async def collect(self, url: str, key: str) -> Training:
-        """Raises AskError if the gateway cannot be reached or refuses a request."""
+        """Return the features and scores of all examples, after asking the gateway for the labels and vectors that they
+        lack. Raises AskError if the gateway cannot be reached or refuses a request."""
         missing = list(unlabelled(self._examples))
         rows = np.array([text_features(example.facts) for example in self._examples])
         if missing or self._source is not None:

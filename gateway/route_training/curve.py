@@ -17,7 +17,7 @@ MOST_POINTS = 512
 
 
 class Arm(Struct, frozen=True):
-    """What one choice yields for each of n prompts."""
+    """Scores and costs of one member's answers to each of n prompts."""
 
     scores: Floats
     """Scores of the answers, [n]."""
@@ -26,7 +26,7 @@ class Arm(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """What a threshold yields."""
+    """Mean cost and quality of the answers with one threshold of the router."""
 
     threshold: float
     cost: float
@@ -45,8 +45,8 @@ def curve(
     Args:
         chances: what is compared with the threshold, [n], such as the probability that the small member suffices.
         small: the answers to prompts whose chances reach the threshold.
-        large: those to the others.
-        unit: the cost of a request that is called 1.
+        large: the answers to the other prompts.
+        unit: the cost that counts as 1 in the points.
         bounds: thresholds of the two ends: all small, all large.
     """
     order = np.argsort(-chances, kind="stable")
@@ -65,12 +65,13 @@ def _pairs(small: Arm, large: Arm) -> tuple[tuple[Floats, Floats], ...]:
 
 
 def _sums(small: Floats, large: Floats) -> Floats:
-    """Return for each number from 0 to n the sum if so many first ones are those of `small` and the rest of `large`."""
+    """Return n + 1 sums. The one with index k adds the first k values of `small` and the other n - k of `large`."""
     return large.sum() + np.concatenate(([0.0], np.cumsum(small - large)))
 
 
 def _threshold(ranked: Floats, number: int, bounds: tuple[float, float]) -> float:
-    """Return the threshold that exactly the first `number` of falling chances reach: half-way to the next one."""
+    """Return a threshold that exactly the first `number` of the falling chances `ranked` reach: the mean of the last
+    that does and the first that does not. If none or all are to reach it, it is an end of `bounds`."""
     if number == 0:
         return bounds[1]
     return bounds[0] if number == len(ranked) else float((ranked[number - 1] + ranked[number]) / 2)

@@ -68,7 +68,8 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_example(line: bytes) -> Example:
-    """Raises ValueError if a line is no request or its labels are invalid."""
+    """Return the example in a line of a training file. Raises ValueError if it is no request or its labels are
+    invalid."""
     try:
         document = msgspec.json.decode(line, type=Json)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -125,6 +126,6 @@ def _score(value: Any) -> float:
 
 
 def _identity(example: Example) -> bytes:
-    """Return what is equal for two examples with the same prompt."""
+    """Return a key that is equal for two examples if their prompts are."""
     body = example.body
     return msgspec.json.encode([body.get(name) for name in ("messages", "prompt", "tools", "response_format")])

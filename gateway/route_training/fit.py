@@ -13,9 +13,9 @@ from gateway.routes.router import sigmoid, standardised
 
 FOLDS = 5
 LEAST_OF_EACH = 20
-"""Prompts for which the small member suffices, and for which it does not, that are needed at least."""
+"""Minimum number of prompts for which the small member suffices, and of those for which it does not."""
 COMPONENTS = 256
-"""Principal components of the vectors that are weighed at most. Further ones are noise."""
+"""Maximum number of principal components of the vectors that the regression uses. Further ones are noise."""
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Inverse strengths of the L2 penalty, of which cross-validation chooses one."""
 BINS = 10
@@ -127,9 +127,10 @@ def reliability(probabilities: Floats, suffices: Bools) -> list[tuple[float, flo
 
 
 def _projection(standard: Floats) -> Floats:
-    """Return the principal directions of rows, [num_columns, num_components]. Each is scaled so that the deviation of
-    its projections is the root of what it is, relative to the largest one: the penalty then holds small components
-    back, which are mostly noise, but less than it would without scaling, because they tell kinds of prompts apart."""
+    """Return a projection of rows to their principal components, [num_columns, num_components]. Each direction is
+    scaled so that the standard deviation of its projections is the square root of what it was, relative to the largest.
+    The L2 penalty thus shrinks small components, which are mostly noise, but less than without scaling, because they
+    also tell kinds of prompts apart."""
     count = min(COMPONENTS, len(standard) - 1, standard.shape[1])
     if not count:
         return np.zeros((standard.shape[1], 0))
@@ -139,8 +140,8 @@ def _projection(standard: Floats) -> Floats:
 
 
 def _best(rows: Floats, suffices: Bools, seed: int) -> tuple[Any, Floats]:
-    """Return the regression with the penalty of least held-out loss, fitted to all rows, and the scores that it gives
-    rows of held-out folds, [n]."""
+    """Choose the L2 penalty with the least log loss in cross-validation. Return a regression with this penalty, fitted
+    to all rows, and the score of each row by the regression that its fold was held out from, [n]."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
     from sklearn.model_selection import StratifiedKFold, cross_val_predict

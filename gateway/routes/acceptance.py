@@ -31,7 +31,8 @@ class Verifier:
             raise ValueError("verifier.accept must not be empty")
 
     def question(self, question: str, answer: str) -> str:
-        """Return the user message of a judgement. What the two texts contain is not replaced again."""
+        """Return the user message of a judgement: `prompt` with `question` and `answer` filled in. A placeholder that
+        occurs in these texts themselves is not replaced."""
         head, _, tail = self.prompt.partition(ANSWER)
         return head.replace(QUESTION, question) + answer + tail.replace(QUESTION, question)
 
@@ -123,15 +124,15 @@ _NONE = object()
 
 
 def _parsed(text: str) -> Any:
-    """Return the JSON value that a text is, or _NONE if it is none."""
+    """Return the JSON value of a text, or _NONE if the text is not JSON."""
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     return _NONE
 
 
 def _said(text: str) -> Any:
-    """Return what is equal for texts that say the same: the value of a text that is JSON, otherwise its words in lower
-    case, without marks at both ends."""
+    """Return a key that is equal for texts that say the same: the JSON value of a text that is JSON, otherwise the text
+    in lower case, with single spaces and without punctuation and quotes at both ends."""
     value = _parsed(text)
     return " ".join(text.split()).strip(" .!\"'`").casefold() if value is _NONE else value
 

@@ -48,6 +48,7 @@ class Fallback:
 
 
 def _reason(member: str, troubles: dict[str, str]) -> str:
-    """Return why a member is chosen if it is the first of the plan: `first`, or what the first member lacks."""
+    """Return the reason for choosing a member. It is `first` for the first member that the tenant may use. For another,
+    it is the trouble of the first one, `down` or `queue`, or `next` if that has none."""
     first = next(iter(troubles))
     return "first" if member == first else troubles[first] or "next"

@@ -9,14 +9,17 @@ import numpy.typing as npt
 from msgspec import Struct
 
 MOST_CHARACTERS = 8_192
-"""Characters of a prompt, its last ones, whose kinds are counted: this takes a quarter of a millisecond."""
+"""Maximum number of characters whose kinds are counted, from the end of the question. Counting them takes a quarter of
+a millisecond."""
 
 SCRIPTS = ("latin", "greek_cyrillic", "hebrew_arabic", "indic", "east_asian")
 """Groups of scripts whose shares are features. Letters outside of them count for none."""
 _BOUNDS = np.array([0x0370, 0x0590, 0x0900, 0x0E00, 0x2E80, 0x1F000], dtype=np.uint32)
-"""First code points of the blocks after each of SCRIPTS; between 0x0E00 and 0x2E80 there are punctuation and others."""
+"""Code points that divide Unicode into the ranges of `_GROUPS`; each begins a range. Between 0x0E00 and 0x2E80 are
+punctuation and other scripts."""
 _GROUPS = np.array([0, 1, 2, 3, 5, 4, 5])
-"""Index into SCRIPTS of the code points below each bound; 5 means none."""
+"""Index into SCRIPTS of each range between `_BOUNDS`, the first below all of them and the last above; 5 means no
+group."""
 
 _DIGITS, _UPPER, _OPERATORS, _BRACKETS, _QUOTES, _SPACES = (1 << bit for bit in range(6))
 _KINDS = {
@@ -38,7 +41,8 @@ NAMES = (
     "upper_share", "mean_word", "questions", "code",
     *(f"{script}_share" for script in SCRIPTS), "system", "tools", "log_tools", "schema",
 )  # fmt: skip
-"""Names of the features, in order. A change of their meaning needs another name: routers are stored with these."""
+"""Names of the features, in order. A feature whose meaning changes needs a new name, because router files store these
+names."""
 
 Features = npt.NDArray[np.float64]
 

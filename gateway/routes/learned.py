@@ -49,7 +49,8 @@ class Learned:
 
     @property
     def embedder(self) -> str:
-        """Name of the model of the router's vectors; empty if it needs none."""
+        """Name of the model that computes the prompts' vectors for the router. Empty means that the router needs
+        none."""
         return self._current().file.embedder
 
     async def plan(self, asked: Asked) -> Sequence[Step]:
@@ -83,7 +84,8 @@ class Learned:
         return suffices, "small" if suffices else "large"
 
     async def _vector(self, asked: Asked, router: LearnedRouter) -> Vector:
-        """Raises TimeoutError if the vector does not come in time, and NoVector if it cannot come."""
+        """Return the prompt's vector for the router. Raises TimeoutError if it does not come in time, and NoVector if
+        it cannot come."""
         most = self.patience * asked.state(self.small).ttft_s if asked.lane is Lane.INTERACTIVE else None
         async with asyncio.timeout(most):
             return await asked.vector(router.file.embedder, router.file.pooling)

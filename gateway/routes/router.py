@@ -22,7 +22,8 @@ from gateway.routes.features import NAMES
 MOST_BYTES = 8 << 20
 MOST_DIMENSIONS = 65_536
 CLIP = 4.0
-"""Standardised features are cut to this magnitude, so that a prompt unlike those of the training is no certainty."""
+"""Standardised features are clipped to this magnitude, so that a prompt unlike those of the training gets no extreme
+probability."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Vector = npt.NDArray[np.float64]
@@ -102,7 +103,8 @@ def encode_router(file: RouterFile) -> bytes:
 
 
 def decode_router(content: bytes) -> LearnedRouter:
-    """Raises ValueError, if the content is no router that this version can use."""
+    """Return the router that the content of a file describes. Raises ValueError if it is no router that this version
+    can use."""
     try:
         file = msgspec.json.decode(content, type=RouterFile)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Keeps a router as its file is: the file is read again when it changes."""
+"""Keeps a router loaded from a file, and loads it again when the file changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ log = structlog.get_logger("routes")
 
 
 class RouterSource:
-    """A router and its file. A changed file that is invalid is reported once, and the router before it stays."""
+    """Router that is loaded again when its file changes. If the changed file is invalid, that is logged once and the
+    previous router stays in use."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ValueError if the file is no router. `clock` returns seconds."""
@@ -49,7 +50,7 @@ class RouterSource:
             log.info("router_changed", file=str(self._path), version=self._router.version)
 
     def _file_state(self) -> tuple[int, ...]:
-        """Return what differs once the file is written again or replaced; empty if there is no file."""
+        """Return a key that changes when the file is written again or replaced. Empty means that there is no file."""
         try:
             found = self._path.stat()
         except OSError:
@@ -59,5 +60,6 @@ class RouterSource:
 
 @cache
 def router_source(path: Path) -> RouterSource:
-    """Return the source of a file, one for each path in a process. Raises ValueError if the file is no router."""
+    """Return the `RouterSource` of a file; all callers in a process share one per path. Raises ValueError if the file
+    is no router."""
     return RouterSource(path)

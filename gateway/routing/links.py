@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import exp
 
 WINDOW_S, LEAST_WINDOW_S = 5.0, 1.0
-"""Seconds, with exponential decay, over which a link's share is measured, and at the beginning at least."""
+"""Window, in seconds and with exponential decay, over which a link's utilisation is measured, and the shortest window
+that is assumed after a link's first transfer."""
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class LinkUse:
         self._noted_at, self.until = now, until
 
     def share(self, now: float) -> float:
-        """Return the share of the last `WINDOW_S` seconds for which the link was taken; more than 1 means that more was
-        sent than it moves."""
+        """Return the link's utilisation by this router's transfers in the last `WINDOW_S` seconds, as a share of the
+        time. More than 1 means that more transfers were placed on the link than it can carry."""
         if self._first_at is None:
             return 0.0
         window = WINDOW_S * (1 - exp((self._first_at - now) / WINDOW_S))

@@ -12,8 +12,8 @@ from engine.core.types import AdapterHash, Lane
 from gateway.routing.links import LinkUse
 
 WORKS_ON_S = 0.5
-"""Seconds for which a replica is believed to compute what waits there without further news, which come twice in that
-time."""
+"""Seconds after its last news for which a replica is assumed to go on computing the prompts that wait there. News come
+twice in that time."""
 
 
 class Ask(NamedTuple):
@@ -74,7 +74,7 @@ class News:
     decoding: int = 0
     """Interactive requests that have their first token."""
     decode_step_s: float = 0.0
-    """Predicted duration of a step that computes one decode more than now run, and no prompt."""
+    """Predicted duration of a step without prompts that computes one decode more than the replica runs now."""
     prompt_share: float = 0.0
     """Share of the last seconds in which the device computed prompts."""
     kv_bytes_per_s: float = 0.0
@@ -97,11 +97,11 @@ class Replica:
     told_at: float = float("-inf")
     """When the news arrived, in seconds on the router's clock."""
     prompts_until: float = float("-inf")
-    """When the replica is predicted to have computed the prompts that wait there, by the news and of the interactive
-    requests sent since, in seconds on the router's clock."""
+    """Predicted time at which the replica will have computed the prompts that wait there, those of interactive requests
+    sent since the news included, in seconds on the router's clock."""
     answers_to_come: list[float] = field(default_factory=list)
-    """When each answer is predicted to begin that the router has sent here and that had not begun by the last news, in
-    seconds on the router's clock, in order. The prompt of an answer may run on another replica."""
+    """Predicted times at which the answers begin that the router has sent here and that had not begun by the last news,
+    in order, in seconds on the router's clock. The prompt of an answer may run on another replica."""
     loading: set[AdapterHash] = field(default_factory=set)
     """Adapters of requests sent since the news, which the replica loads because of them."""
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
@@ -135,13 +135,15 @@ class Replica:
         return copy_s + ask.adapter_bytes / self.news.read_bytes_per_s
 
     def delay_s(self, ask: Ask, cached_tokens: int, now: float) -> float:
-        """Return the predicted seconds from `now` until the request's first token, after the prompts that wait, if its
-        adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
+        """Return the predicted seconds from `now` until the request's first token: the time for the prompts that wait
+        here, and that for its own prompt without the `cached_tokens` in the replica's prefix cache. The load of its
+        adapter is left out."""
         return max(0.0, self.prompts_until - self._known(now)) + self._computed_s(ask, cached_tokens)
 
     def decodes(self, until: float) -> int:
-        """Return the number of interactive answers here that have begun by the last news, or will by `until`: of
-        requests that were cancelled, none will."""
+        """Return the number of interactive answers that this replica is predicted to decode at `until`, in seconds on
+        the router's clock: those that had begun by the last news, and those to come by `until`. The latter are at most
+        the unfinished requests, because answers of cancelled requests never begin."""
         to_come = min(bisect_left(self.answers_to_come, until), self.unfinished[Lane.INTERACTIVE])
         return self.news.decoding + to_come
 
@@ -162,7 +164,8 @@ class Replica:
             self.loading.add(ask.adapter_hash)
 
     def _known(self, now: float) -> float:
-        """Return `now`, or the time until which the replica is believed to work on without further news."""
+        """Return `now`, but at most `WORKS_ON_S` after the last news: the replica is not assumed to have worked on for
+        longer."""
         return min(now, self.told_at + WORKS_ON_S)
 
     def _computed_s(self, ask: Ask, cached_tokens: int) -> float:

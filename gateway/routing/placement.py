@@ -32,8 +32,8 @@ and 41,800 tokens/s."""
 MOST_RANKED = 100_000
 """Adapters whose ranks are remembered. Each version of an adapter has another hash, so that their number grows."""
 FEW = 8
-"""Replicas of an adapter from which on more of them balance no better, and take longer to compare: with 64 replicas and
-no such bound, a decision took 130 us at p99."""
+"""Number of replicas of an adapter above which more of them balance no better, and take longer to compare: with 64
+replicas and no such bound, a decision took 130 us at p99."""
 INDEX_BITS = 0xFF
 """Bits of a score that are the replica's index."""
 SCORE_BITS = 2**30 - 1 - INDEX_BITS
@@ -129,8 +129,9 @@ class Placement:
 
 
 def wanted_replicas(share: float, num_replicas: int) -> int:
-    """Return the number of replicas for an adapter that causes this share (0 to 1) of all work: `SPREAD` times those
-    that its work would fill, or only twice as many where that is more than `FEW`; at least 1 and at most all."""
+    """Return the number of replicas for an adapter that causes this share (0 to 1) of all work: `SPREAD` times the
+    number that its work would fill, but no more than `FEW` or twice the number that its work would fill, whichever is
+    more. The result is at least 1 and at most `num_replicas`."""
     filled = share * num_replicas
     wanted = min(ceil(filled * SPREAD), max(ceil(filled * 2), FEW))
     return min(max(1, wanted), max(1, num_replicas))

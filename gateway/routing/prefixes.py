@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 PREFIX_TOKENS = 256
-"""Tokens between two keys of a prompt. A key a page of 16 tokens would find 8 tokens more on average, whose computation
-takes less time than 16 times as many look-ups."""
+"""Tokens between two keys of a prompt. With a key for each page of 16 tokens, a match would be 8 tokens longer on
+average, whose computation takes less time than 16 times as many look-ups."""
 
 
 HELD, AGAIN = 1, 2
-"""Bits that a mask has for each replica, from bit 2 * index on: it holds the key, and it used the key again since the
-key's turn came last."""
+"""The two bits of a mask for each replica, from bit 2 * index on: the replica holds the key, and the key was used again
+since its last turn to be forgotten (the reference bit of the CLOCK algorithm)."""
 MOST_SPARED = 8
-"""Keys spared for each that is forgotten, at most."""
+"""Maximum number of keys that get a second chance for each key that is forgotten."""
 
 
 def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = "", begin: int = 0) -> tuple[int, ...]:
@@ -64,8 +64,8 @@ class PrefixIndex:
             self._release(key, index)
 
     def matches(self, keys: Sequence[int]) -> list[int]:
-        """Return, for each leading key that any replica holds together with all keys before it, the mask of these
-        replicas, for `matched_tokens`."""
+        """Return a mask for each leading key, for `matched_tokens`: the replicas that hold this key and all keys before
+        it. The list ends before the first key for which there is no such replica."""
         masks, mask = [], -1
         for key in keys:
             mask &= self._holders.get(key, 0)
@@ -89,7 +89,8 @@ class PrefixIndex:
             self._forget(index, surplus)
 
     def _forget(self, index: int, surplus: int) -> None:
-        """Forget so many keys of a replica. A bounded number is spared, so that one request does not pay for all."""
+        """Forget `surplus` keys of a replica, those first whose turn it is. Keys that were used again get a second
+        chance, but only a bounded number, so that one request does not pay for all."""
         turns, again = self._turns[index], AGAIN << 2 * index
         spared = surplus * MOST_SPARED
         while surplus:

@@ -124,8 +124,9 @@ class Router:
         self._sessions.leave(replica.index)
 
     def hear(self, replica: Replica, news: News, now: float) -> None:
-        """Take note of a replica's news. While it cannot predict its costs yet, since it has only begun to work, they
-        are the least that another replica tells: at no cost at all, it would look best for everything."""
+        """Record a replica's news. A replica that has only begun to work cannot predict its costs yet; they are then
+        taken to be the least that another replica reports, because with costs of 0 it would look best for every
+        request."""
         others = [each.news for each in self.replicas.values() if each is not replica]
         prompt_token_s = news.prompt_token_s or _least_known(other.prompt_token_s for other in others)
         decode_step_s = news.decode_step_s or _least_known(other.decode_step_s for other in others)
@@ -169,7 +170,8 @@ class Router:
         self.prefixes.add(replica.index, keys)
 
     def finish(self, replica: Replica, lane: Lane) -> None:
-        """Count a request as no longer unfinished that was sent to a replica and has ended there, or has left it."""
+        """Remove a request from a replica's unfinished requests, because it has ended there or has moved to another
+        replica."""
         replica.unfinished[lane] -= 1
 
     def decide(self, ask: Ask, now: float) -> Decision:
@@ -190,7 +192,8 @@ class Router:
         raise NoReplica("every replica is draining or has ended")
 
     def _split(self, decision: Decision, ask: Ask, now: float, masks: list[int]) -> Decision:
-        """Return where a request costs least, on one replica or two, if it may be split; otherwise the decision."""
+        """Return a decision to split the request between two replicas if it may be split and that costs less or the
+        mode is ALWAYS; otherwise return `decision`."""
         if self.splitting.mode is SplitMode.NEVER or not ask.may_split or ask.output_tokens < 2:
             return decision
         placing = place(ask, self._sides(ask, now, masks), decision.replica, self.splitting, now)

@@ -4,12 +4,14 @@ The costs of a request on a replica, or on two, are seconds: those that it takes
 
 - A prompt waits for the prompts before it, and those that come until the device has computed them all wait for it: its
   wait counts 1 / (1 - share) times, if prompts have that share of the device's time (as in an M/G/1 queue).
-- It delays each decode that runs beside it by its own computation, but for a step: that reads the weights anyway. Such
-  decodes are also those of answers that are still to come when a replica tells its news: of prompts that wait there, or
-  that another replica computes. While these did not count, prompts went where answers were about to begin.
-- An answer takes a step for each token: a long one while prompts that wait there already are computed beside it, and
-  then one that is longer by the prompts' share. That share is the one when the answer begins: prompts that wait there,
-  and the request's own, count as computed. While they did not, the first answers stayed where the next prompts went.
+- A prompt delays each decode that runs beside it by its own computation less one decode step, because a step reads the
+  weights anyway. Such decodes include those of answers that are still to come when a replica tells its news: answers to
+  prompts that wait there, and to prompts that another replica computes. While these did not count, prompts went where
+  answers were about to begin.
+- An answer takes one step per token. Steps are long while the replica computes the prompts that already wait there;
+  later steps are decode steps, made longer by the prompts' share. That is the share predicted for the time when the
+  answer begins, with the prompts that wait there and the request's own counted as computed. While they were not, the
+  first answers stayed where the next prompts went.
 - KV is sent in pieces while the prompt is computed. What is still to come after the first token delays the second,
   and so does the step that runs when it has come. Copies between host memory and the device delay the decodes on both
   sides, and a transfer the transfers after it.
@@ -29,7 +31,7 @@ from gateway.routing.news import Ask, Replica, Role
 PIECE_TOKENS = 2048
 """Prompt tokens whose KV is sent together: those of a usual step."""
 MOST_SHARE = 0.9
-"""Share of prompts in a device's time that is believed at most: costs grow tenfold."""
+"""Upper bound of the share of a device's time that prompts are taken to need. At the bound, a wait counts ten times."""
 
 
 class SplitMode(Enum):
@@ -41,13 +43,13 @@ class SplitMode(Enum):
 
 
 class Splitting(NamedTuple):
-    """What a router knows about splitting requests."""
+    """When a router splits requests, and what it knows about the transfer of KV between replicas."""
 
     mode: SplitMode = SplitMode.NEVER
     bytes_per_s: float = 10e9
     """Rate at which a replica sends or receives KV, unless it has told another."""
     latency_s: float = 0.0
-    """Seconds of a transfer of nothing."""
+    """Fixed seconds of every transfer, whatever its size."""
     kv_bytes_per_token: float = 0.0
     copies: bool = True
     """True means that KV reaches a replica's device by way of its host memory."""
@@ -104,7 +106,8 @@ def place(ask: Ask, sides: Sequence[Side], unsplit: Replica, rules: Splitting, n
 
 
 def _stretch(sides: Sequence[Side]) -> float:
-    """Return how often the wait of a prompt counts, for the mean share over the prompts of all replicas."""
+    """Return the factor 1 / (1 - share) by which the wait of a prompt counts. The share is the mean of the replicas'
+    prompt shares, weighted by the shares themselves, and at most `MOST_SHARE`."""
     shares = [side.replica.news.prompt_share for side in sides]
     mean = sum(share * share for share in shares) / (sum(shares) or 1.0)
     return 1 / (1 - min(MOST_SHARE, mean))
@@ -170,8 +173,8 @@ def _answer_s(ask: Ask, side: Side, begins_at: float, prompts_until: float, shar
 
 
 def _share_at(side: Side, later: float, prompts_until: float, now: float) -> float:
-    """Return the share of prompts that a replica is to tell at `later`, if it computes prompts until `prompts_until`
-    and then none, both in seconds on the router's clock."""
+    """Predict the `prompt_share` in a replica's news at `later`, if it computes prompts until `prompts_until` and then
+    none, both in seconds on the router's clock."""
     kept = exp((now - later) / PROMPT_WINDOW_S)
     idle = exp((min(prompts_until, later) - later) / PROMPT_WINDOW_S)
     return side.replica.news.prompt_share * kept + idle - kept
@@ -179,7 +182,7 @@ def _share_at(side: Side, later: float, prompts_until: float, now: float) -> flo
 
 def _transfer(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: float, now: float) -> Transfer:
     """Return the transfer of the KV that the second replica lacks, if the first token comes at `token_at`, in seconds
-    on the router's clock. On the busier one of both links, it delays others as prompts delay prompts."""
+    on the router's clock. It delays other transfers on the busier of the two links, as prompts delay prompts."""
     tokens = max(0, ask.prompt_tokens - second.cached_tokens)
     if not tokens:
         return Transfer(0.0, token_at, 0.0)
@@ -194,7 +197,8 @@ def _transfer(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: f
 
 
 def _copied_s(ask: Ask, side: Side, second: Side, rules: Splitting, token_at: float) -> float:
-    """Return the cost of copying the KV that the second replica lacks between device and host memory of one of both."""
+    """Return the cost, in seconds, of copying the KV that `second` lacks between device and host memory on the replica
+    of `side`, with the delay of the decodes there."""
     copied = max(0, ask.prompt_tokens - second.cached_tokens) * rules.kv_bytes_per_token if rules.copies else 0.0
     return copied / side.replica.news.copy_bytes_per_s * (1 + side.replica.decodes(token_at))
 

@@ -106,7 +106,8 @@ class GenerationService(pb_grpc.GenerationServicer):
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
     async def _pool(self, method: str, parse: Callable[[str], PooledCall], call: RpcCall) -> Any:
-        """Run a request for vectors and return its answer. `parse` makes the request that has a given id."""
+        """Run an Embed, Rerank or Score call and return its response message. `parse` converts the request message,
+        given the request id."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)

@@ -33,7 +33,7 @@ CREATIONS = ("create_response", "create_message")
 
 
 class Begun(Struct, frozen=True):
-    """A parsed request that creates something; a background response runs already."""
+    """A parsed request for a new response or message. If it is for a background response, that is running already."""
 
     principal: Principal
     call: ResponseCall | MessageCall
@@ -138,8 +138,8 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         await _send_feed(call, self._responses.events(tenant.name, asked.response_id, after))
 
     async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
-        """Authenticate the caller, wait for the tenant's turn, parse the body and, if it asks for a response in the
-        background, begin that. The deadline of the call does not apply to it."""
+        """Authenticate the caller, wait for the tenant's turn and parse the body of a new response or message. A
+        response in the background is started at once; the deadline of the call does not apply to it."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
@@ -161,7 +161,8 @@ class JsonApiService(pb_grpc.JsonApiServicer):
 
     @asynccontextmanager
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:
-        """Admit the request, with the deadline of its body or of the call, and yield its generation."""
+        """Admit the request, with the earlier one of the deadlines of its body and of the call, and yield its
+        generation."""
         wanted = begun.call.request
         limited = replace(wanted, deadline=earliest(wanted.deadline, call.time_remaining))
         async with self._gateway.generate(begun.principal, limited) as generation:
@@ -170,7 +171,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
 
     @property
     def _responses(self) -> Responses:
-        """The stored responses. Raises ApiError: ROUTE_NOT_FOUND, there are none."""
+        """The service of stored responses. Raises ApiError: ROUTE_NOT_FOUND, this gateway stores no responses."""
         if self._stored is None:
             raise ApiError(Fault.ROUTE_NOT_FOUND, "this gateway stores no responses")
         return self._stored

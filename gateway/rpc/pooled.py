@@ -46,7 +46,8 @@ class PooledCall(Struct, frozen=True):
 
 
 class EmbedAnswer:
-    """Each vector becomes a message when it comes: to convert two thousand at once would stop the event loop."""
+    """The `Answer` of Embed. It converts each vector to a message when it is added, because converting two thousand at
+    once would block the event loop."""
 
     def __init__(self) -> None:
         self._vectors: dict[int, pb.Vector] = {}
@@ -73,7 +74,8 @@ class ScoreAnswer(Scoring):
 
 
 def embed_call(message: pb.EmbedRequest, request_id: str) -> PooledCall:
-    """Convert a message. Raises ApiError: INVALID_REQUEST, a field is missing or invalid."""
+    """Convert the message of an Embed call to a request for vectors and the `Answer` that collects them. Raises
+    ApiError: INVALID_REQUEST, a field is missing or invalid."""
     if bool(message.input) == bool(message.input_ids):
         raise invalid_request("one of input, input_ids is required", "input")
     texts: Sequence[Any] = message.input_ids or message.input
@@ -82,20 +84,21 @@ def embed_call(message: pb.EmbedRequest, request_id: str) -> PooledCall:
 
 
 def rerank_call(message: pb.RerankRequest, request_id: str) -> PooledCall:
-    """Convert a message, like `embed_call`."""
+    """Convert the message of a Rerank call, like `embed_call`."""
     body = _body(message, RerankRequest, {"documents": message.documents}, "query", "top_n", "return_documents")
     return PooledCall(_limited(rerank_request(body, request_id), message), RerankAnswer(body))
 
 
 def score_call(message: pb.ScoreRequest, request_id: str) -> PooledCall:
-    """Convert a message, like `embed_call`."""
+    """Convert the message of a Score call, like `embed_call`."""
     body = _body(message, ScoreRequest, {"queries": message.queries, "documents": message.documents})
     return PooledCall(_limited(score_request(body, request_id), message), ScoreAnswer(body))
 
 
 def _body(message: Any, kind: type[Any], lists: Mapping[str, Sequence[Any]], *names: str) -> Any:
-    """Return the HTTP body, of the given kind, that means the same as a message: with the members of `lists`, which are
-    texts or TokenIds, and with those of the fields `names` that the message sets. Raises ApiError: INVALID_REQUEST."""
+    """Convert a message to the equivalent HTTP body, a struct of the type `kind`, which checks the fields. `lists` has
+    the message's lists of texts or TokenIds, by field. Of the fields `names`, the body gets those that the message
+    sets. Raises ApiError: INVALID_REQUEST."""
     for name, members in lists.items():
         check_texts({name: members}, name)
     if message.pooling not in POOLINGS:

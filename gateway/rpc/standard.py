@@ -17,9 +17,9 @@ WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """Health service that reports one status for all `services` and, under the empty name, the server as a whole; and
-    another for each base model, under the model's name. A status is computed on each call: SERVING while `serves`
-    returns True, until `stop_serving`. Other names are unknown services."""
+    """Health service. All `services` and the server as a whole, under the empty name, share one status; each base model
+    has a status of its own, under the model's name. A status is computed on each call: SERVING while `serves` returns
+    True, until `stop_serving`. Other names are unknown services."""
 
     def __init__(self, services: Sequence[str], models: Sequence[str], serves: Callable[[str], bool]) -> None:
         """`serves` returns whether requests for a base model can be served, or for any if the name is empty."""

@@ -103,7 +103,7 @@ def _remote(settings: ModelSettings) -> dict[str, EngineTarget]:
 
 
 def _prepared_folder(launch: Launch, settings: ModelSettings) -> Path | None:
-    """Return the folder of a model that needs no preparation; None means that it does."""
+    """Return the folder of a model that needs no preparation. None means that the model must be prepared."""
     if not launch.config.models:
         return launch.model_dir
     return prepared_folder(settings.model.source, launch.data_dir)
@@ -113,9 +113,9 @@ def _prepared_folder(launch: Launch, settings: ModelSettings) -> Path | None:
 async def _prepared(
     launch: Launch, folders: Mapping[str, Path | None], engines: ModelEngines, stop: Stop, bar: StartBar
 ) -> AsyncIterator[asyncio.Task[list[Path]]]:
-    """Prepare the models without a folder and name them to their engines in a task, which is yielded and returns the
-    folders of all models, in order. A second task then lets the bar follow the engines' start. Both are cancelled when
-    the block ends."""
+    """Start a task that prepares the models without a folder and tells their engines the new folders. Yields the task,
+    which returns the folders of all models, in order. A second task then shows the progress of the engines' start on
+    the bar. Both tasks are cancelled when the block ends."""
     preparing = asyncio.create_task(_prepare(launch, folders, engines, stop, bar), name="prepare")
     following = asyncio.create_task(_follow(bar, engines, preparing), name="start-bar")
     try:
@@ -129,7 +129,8 @@ async def _prepared(
 async def _prepare(
     launch: Launch, folders: Mapping[str, Path | None], engines: ModelEngines, stop: Stop, bar: StartBar
 ) -> list[Path]:
-    """Prepare one model after the other, because each takes a processor for seconds."""
+    """Prepare the models without a folder, one after the other, because each takes a processor for seconds. Returns the
+    folders of all models, in order."""
     found = []
     for name, settings in launch.config.served.items():
         folder = folders[name]

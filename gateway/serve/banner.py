@@ -102,8 +102,8 @@ class Banner:
 
 
 def _model_facts(model: ServedModel, settings: ModelSettings | None) -> Iterator[tuple[str, str]]:
-    """Yield what the banner says of one base model, by topic. `settings` is None for a model that the configuration
-    does not name."""
+    """Yield the banner's lines about one base model, as pairs of topic and text. `settings` is None for a model that
+    the configuration does not name."""
     info, records = model.engine.info, model.adapters.records
     yield "base model", f"{model.name}  ({info.architecture}, {info.weights}, {info.dtype} on {info.device})"
     yield "adapters", ", ".join(sorted(records)) or "none yet"
@@ -123,5 +123,5 @@ def _url(host: str, port: int, tls: TlsConfig | None) -> str:
 
 
 def _clients(tls: TlsConfig | None) -> str:
-    """Return a remark, for the line of a port, on the client certificate that the port requires; empty if none."""
+    """Return the remark, shown after a port's URL, that clients need a certificate; empty if the port requires none."""
     return f"  (clients show a certificate of {tls.client_ca.name})" if tls and tls.client_ca else ""

@@ -17,8 +17,8 @@ from gateway.serve.addresses import bind_socket, endpoints
 from gateway.serve.launch import StartError
 
 MIN_FREE_BYTES = 128 * 2**20
-"""Minimum free disk for the store's append-only file and tenants' files. What prepares a model
-checks by itself what it needs."""
+"""Minimum free disk for the store's append-only file and tenants' files. The preparation of a model separately checks
+that there is enough for the model."""
 
 
 def check_start(config: Config, data_dir: Path) -> None:

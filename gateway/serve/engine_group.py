@@ -44,8 +44,8 @@ class EngineGroup:
 
     @property
     def loading(self) -> Loading | None:
-        """Progress of that engine's start which is the least far. None means that one has not reported any yet, or that
-        there is none."""
+        """Progress of the engine whose start is the least advanced. None means that an engine has not reported any yet,
+        or that the group has no engines."""
         reports = [supervisor.loading for supervisor in self.supervisors.values()]
         known = [report for report in reports if report is not None]
         if not reports or len(known) < len(reports):
@@ -63,12 +63,12 @@ class EngineGroup:
             supervisor.name_model(folder)
 
     def limit_stop(self, stop: Stop) -> None:
-        """Shorten the time that each engine may take to stop, if the stop is a hurried one."""
+        """Shorten the time that each engine may take to stop, if `stop` is a hurried one."""
         for supervisor in self.supervisors.values():
             supervisor.stop_seconds = stop.time_limit(supervisor.stop_seconds)
 
     async def wait_first_exit(self) -> None:
-        """Wait until, for the first time, a process of any engine has ended other than by the end of the group."""
+        """Wait for the first time that a process of any engine ends for another reason than the end of the group."""
         exits = [asyncio.create_task(supervisor.wait_first_exit()) for supervisor in self.supervisors.values()]
         try:
             if exits:
@@ -114,8 +114,8 @@ class ModelEngines(EngineGroup):
         self.groups = groups
 
     def promise_all(self, config: Config) -> None:
-        """Set the goals of each model's lanes for the next engine processes, as `promise` does, and for the number of
-        engines on a Ray cluster."""
+        """Set the goals of each model's lanes for the next engine processes, as `promise` does, and for the scaler that
+        chooses the number of engines on a Ray cluster."""
         for name, settings in config.served.items():
             if name in self.groups:
                 self.groups[name].promise(settings.lanes.interactive.goals(), settings.lanes.batch.goals())

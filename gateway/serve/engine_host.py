@@ -31,7 +31,8 @@ class HostOrders:
     program: tuple[str, ...]
     """The module that runs as the engine, followed by extra arguments for it."""
     cores: float | None
-    """Number of cores that Ray reserves for the engine. None means that it has a GPU, and the node's cores are free."""
+    """Number of cores that Ray reserves for the engine. None means that the engine has a GPU, and its use of cores is
+    not limited."""
 
     def to_text(self) -> str:
         """Return the orders as text for `EngineHost`."""
@@ -62,8 +63,8 @@ class EngineHost:
                 await self._task
 
     async def _run(self) -> None:
-        """Run the engine until the call is cancelled. One that cannot be started is tried again: what is missing on
-        this node may come."""
+        """Run the engine until the call is cancelled. If it cannot be started, try again every RETRY_SECONDS, because
+        what is missing on this node may be provided later."""
         while True:
             try:
                 await self._serve()
@@ -84,8 +85,8 @@ class EngineHost:
             await asyncio.Event().wait()
 
     def _divided(self) -> EngineConfig:
-        """Return how the engine works: without a GPU, with the part of the node's cores and memory that Ray reserves
-        for it, unless the configuration says how much an engine gets."""
+        """Return the engine's configuration on this node. An engine without a GPU gets the part of the node's cores and
+        memory that Ray reserves for it, unless the configuration says how much an engine gets."""
         engine, cores = self._orders.settings.engine, self._orders.cores
         if cores is None:
             return engine

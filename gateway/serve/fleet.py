@@ -119,7 +119,8 @@ class GatewayProcess:
         self._orders = replace(self._orders, launch=self._orders.launch.preloading(preload))
 
     async def _answer(self) -> bytes:
-        """Read and return one line from the process; empty if the process died, whose successor gets the new orders."""
+        """Read and return one line from the process. Empty means that the process died; its successor gets the new
+        orders."""
         with suppress(ConnectionError):
             return await self._reader.readline() if self._reader else b""
         return b""

@@ -10,8 +10,9 @@ from gateway.serve.launch import Launch, decode, encode
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
-"""The fleet sends FOLLOW before new orders, which the process answers with FOLLOWING when they are applied, and SEED,
-which it answers with a line of JSON: adapter -> reason for adapters that cannot be served."""
+"""Lines that apply another configuration. The fleet sends FOLLOW and then new orders; the process answers FOLLOWING
+when it has applied their settings. The fleet sends SEED to one process, which writes the tenants and adapters to the
+registries and answers with a line of JSON: adapter -> reason for adapters that cannot be served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ def goals_of(config: Config) -> dict[str, dict[Lane, LaneGoals]]:
 
 
 def adapter_sources(config: Config) -> AdaptersConfig:
-    """Return the section `adapters` with the preloaded adapters of all base models, whose folders may be read."""
+    """Return the configuration section `adapters`, extended by the preloaded adapters of all base models, so that their
+    folders are allowed sources."""
     return replace(config.adapters, preload=config.preloaded())
 
 

@@ -22,7 +22,8 @@ OWN_STALL_SECONDS = 2.0
 LOOKS = 2
 """Number of checks in a row that must find the loop silent."""
 CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS))
-"""Signals that a process causes itself. An operator, a test or the kernel sends the others."""
+"""Signals that count as a crash, because a process causes them itself. The other signals come from an operator, a test
+or the kernel."""
 
 
 class HangWatch:

@@ -42,7 +42,7 @@ class Trial:
 
 
 def run_trial(trial: Trial, progress: Progress = lambda _: None) -> ClusterReport:
-    """Simulate a cluster; `progress` is called from time to time."""
+    """Simulate the cluster of a trial and return its report; `progress` is called from time to time."""
     chooser = make_chooser(trial)
     result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes, progress, trial.link)
     reasons = chooser.reasons if isinstance(chooser, OurRouter) else {}

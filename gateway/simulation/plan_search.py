@@ -19,11 +19,12 @@ from gateway.simulation.compare import OURS, Trial, run_trial
 from gateway.simulation.report import ClusterReport
 
 MOST_TRIALS = 8
-"""Simulations of a candidate with more and more engines until goals are met."""
+"""Maximum number of simulations of a candidate, each with more engines than the one before, until goals are met."""
 MOST_OTHERS, MOST_SPLIT = 2, 2
-"""Candidates besides the first that are simulated: of those that do not split requests, and of those that do."""
+"""Maximum numbers of candidates that are simulated besides the first: without and with split requests."""
 MOST_REQUESTS, LEAST_S = 1500, 5.0
-"""Requests of a simulated cluster, about, unless so many seconds have more of them."""
+"""Approximate number of requests in the simulation of a cluster, and least number of seconds that it covers even if
+these have more requests."""
 
 Try = Callable[[Candidate], Plan]
 Shown = Callable[[str], Progress]
@@ -33,9 +34,10 @@ Shown = Callable[[str], Progress]
 def find_plan(
     found: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
 ) -> Plan:
-    """Return the plan of the first candidate that does not split requests, or of one of the next ones, which may split
-    them, if it is cheaper and meets the goals. With `split` ALWAYS, only those that split requests count. `found` is in
-    the order of price. Raises ValueError if there is no such candidate, or no request is interactive."""
+    """Return the cheapest plan found in simulation. The first candidate that does not split requests is simulated with
+    more and more engines. A later candidate, which may split them, replaces it if it meets the goals and the first one
+    does not or costs more. With `split` ALWAYS, only candidates that split requests count. `found` is in the order of
+    price. Raises ValueError if there is no such candidate, or no request is interactive."""
 
     def try_whole(one: Candidate) -> Plan:
         return try_out(one, wish, scenario, shown(f"{one.engines} engines"))
@@ -70,8 +72,8 @@ def _chosen(found: Sequence[Candidate], split: SplitMode) -> list[Candidate]:
 
 
 def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candidate], float], limit: float) -> Plan:
-    """Simulate a candidate with more and more engines until the goals are met, or one more trial would be one too many
-    or of engines that are not cheaper than `limit`. Return the last plan."""
+    """Simulate a candidate with more and more engines until it meets the goals, MOST_TRIALS simulations are done or the
+    next one would cost `limit` or more. Return the last plan."""
     plan = trial(candidate)
     for _ in range(MOST_TRIALS - 1):
         candidate = _grown(plan, wish)
@@ -100,7 +102,8 @@ def _more(engines: int) -> int:
 def _try_cluster(
     one: Candidate, wish: Wish, scenario: Scenario, split: SplitMode, link: Link, progress: Progress
 ) -> Plan:
-    """Simulate a candidate that splits requests. Raises ValueError if no request is interactive."""
+    """Simulate a candidate that splits requests, and return its plan. Raises ValueError if no request is
+    interactive."""
     report = cluster_report(one, wish, scenario, wish.rate, progress, split=split, link=link)
     return judged(one, wish, report.lanes, (report.idlest, report.busiest), asdict(report))
 

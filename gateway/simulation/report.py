@@ -47,7 +47,7 @@ class ClusterReport:
     split: int
     """Requests whose prompt one replica computed, and whose answer another one continued."""
     kv_bytes: float
-    """Bytes of KV that were sent for each of these."""
+    """Bytes of KV that were sent for each split request."""
 
     def interactive_p99(self, name: str) -> float | None:
         """Return the 99th percentile, in seconds, of an interactive latency; `name` is ttft, itl, tpot or e2e. None
@@ -89,8 +89,9 @@ def make_cluster_report(
 
 
 def recovery_seconds(first_tokens: Sequence[FirstToken], died_at: float) -> float:
-    """Return the seconds from `died_at` to the end of the last window of `WINDOW_S` whose interactive requests have a
-    p99 of the TTFT above `RECOVERED` times that of the ones that arrived before `died_at`; 0 if no window has."""
+    """Return the seconds from a replica's death at `died_at` to the end of the last window of `WINDOW_S` in which the
+    p99 of the interactive TTFT was above `RECOVERED` times the p99 of the requests that arrived before the death; 0 if
+    there is none."""
     interactive = sorted((t.arrival, t.ttft) for t in first_tokens if t.lane is Lane.INTERACTIVE)
     before = percentile(sorted(ttft for arrival, ttft in interactive if arrival < died_at), 0.99)
     if before is None:

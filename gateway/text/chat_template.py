@@ -91,9 +91,9 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
 
 
 def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
-    """Return the template variables that ask for so much reasoning: `reasoning_effort` itself, as gpt-oss has it, and
-    whether there is any. None sets nothing. Raises ApiError (INVALID_REQUEST, naming `param`): the value is
-    unknown."""
+    """Return the template variables for a reasoning effort: `reasoning_effort`, which gpt-oss's template reads, and the
+    switches of `thinking_variables`, which are off only for the effort `none`. If `effort` is None, return no
+    variables. Raises ApiError (INVALID_REQUEST, naming `param`) if the effort is unknown."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
@@ -102,8 +102,8 @@ def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dic
 
 
 def thinking_variables(enabled: bool) -> dict[str, Any]:
-    """Return the template variables that switch reasoning on or off, under the names that Qwen 3 and, for the other,
-    DeepSeek and Granite use."""
+    """Return the template variables that switch reasoning on or off: `enable_thinking`, which the templates of Qwen 3
+    read, and `thinking`, which those of DeepSeek and Granite read."""
     return {"enable_thinking": enabled, "thinking": enabled}
 
 
@@ -127,9 +127,9 @@ def check_template(tokenizer: Any, path: Path) -> None:
 
 
 def compile_template(template: str) -> None:
-    """Compile a template before it is first used, and make its renderings faster: Jinja makes a `ChainMap` of the
-    globals of a template and copies it for each rendering, which takes 9 of the 30 us of a short chat. A `dict` is
-    copied in a tenth of that. A template that is not valid is left alone."""
+    """Compile a chat template ahead of its first use, and replace the `ChainMap` of its globals by a `dict`: Jinja
+    copies the globals for each rendering, which takes 9 of the 30 us of a short chat with a `ChainMap`, and a tenth of
+    that with a `dict`. An invalid template is ignored."""
     from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
 
     with suppress(TemplateError):
@@ -178,8 +178,8 @@ def _rendered(
 
 
 def with_thinking(message: Message) -> Message:
-    """Return an assistant's message with its reasoning under the name that gpt-oss's template reads. The template
-    refuses it beside both a text and tool calls."""
+    """Return an assistant's message with its reasoning copied to the field `thinking`, which gpt-oss's template reads.
+    A message with both text and tool calls is returned unchanged, because the template refuses `thinking` there."""
     reasoning = message.get("reasoning_content")
     if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
         return message
@@ -187,8 +187,8 @@ def with_thinking(message: Message) -> Message:
 
 
 def _with_calls(message: Message, adapt: Callable[[Any], Any]) -> Message:
-    """Return the message with other arguments of its tool calls, and with the ids of tool calls, also of the one that
-    it answers, as Mistral's templates demand them."""
+    """Return the message with `adapt` applied to the arguments of its tool calls, and with the ids of its tool calls,
+    or of the call that it answers, in the short form that Mistral's templates demand."""
     if "tool_call_id" in message:
         return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     if "tool_calls" not in message:
@@ -216,7 +216,8 @@ def _text(arguments: Any) -> str:
 
 
 def _short_id(call_id: object) -> str:
-    """Return an id of nine letters and digits. Equal ids stay equal."""
+    """Return the id if it consists of nine letters and digits, else nine hex digits of its hash. Equal ids stay
+    equal."""
     text = str(call_id)
     return text if SHORT_ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 

@@ -40,8 +40,8 @@ class StopStrings:
         self.match[state] = len(stop)
 
     def _link(self) -> None:
-        """Compute, breadth first, for each state the state in which to continue when a character does not match, and
-        pass on to each state the match of that state if it has none of its own."""
+        """Compute the failure links of all states, breadth first: the state in which to continue when a character does
+        not match. A state without a match of its own gets the match of the state that its link leads to."""
         queue = list(self._next[0].values())
         for state in queue:
             for character, child in self._next[state].items():

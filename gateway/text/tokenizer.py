@@ -53,7 +53,8 @@ class Tokenizer:
         self._special = frozenset(hf_tokenizer.all_special_ids)
         self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
         self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Threads that each tenant has left, as long as it uses any."""
+        """Semaphore that bounds the encoding threads of each tenant. It exists only while the tenant uses any of
+        them."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
         for template in filter(None, {self.template, self.tool_template}):
@@ -176,13 +177,13 @@ class Tokenizer:
 
         Args:
             prompt_ids: the token ids that the answer's text continues; empty if the text starts anew, as in a chat.
-            marks: texts of tokens that the answer's text has even if they are special tokens.
+            marks: texts of tokens that are kept in the answer's text even if they are special tokens.
         """
         at_once = self._byte_level and not prompt_ids
         return Detokenizer(self._backend, prompt_ids, at_once=at_once, kept=self._silent(marks))
 
     def _silent(self, marks: Sequence[str]) -> dict[int, str]:
-        """Return those of some marks that are special tokens, whose text is skipped, by their ids."""
+        """Return those of the `marks` that are special tokens, which decoding would skip: token id -> text."""
         ids = {token_id: mark for mark in marks if (token_id := self.token_id(mark)) is not None}
         return {token_id: mark for token_id, mark in ids.items() if not self.decode((token_id,))}
 
@@ -239,7 +240,8 @@ class Detokenizer:
         self._kept = {token_id: mark for token_id, mark in self._all_kept.items() if mark in marks}
 
     def _marks(self, token_ids: Iterable[int]) -> str:
-        """Return the text of kept tokens, after what was held back. The text after them starts anew."""
+        """Return the text that was held back, followed by the texts of these kept special tokens. Decoding starts anew
+        after them."""
         text = self.flush()
         self._stream = self._open(())
         return text + "".join(self._kept[token_id] for token_id in token_ids)
@@ -303,7 +305,8 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes by the printable characters that represent the 256 bytes in byte-level BPE (GPT-2)."""
+    """Return the alphabet of byte-level BPE (GPT-2): for each of its 256 printable characters, the byte that it
+    represents."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

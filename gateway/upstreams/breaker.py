@@ -11,8 +11,9 @@ from gateway.core.breaker import Breaker
 
 class SharedBreaker:
     """Stops requests to an upstream that fails. A failure may be due to the request, such as a prompt that takes the
-    upstream longer than `first_token_timeout_s`, so each tenant's failures in a row first stop its own requests. Those
-    of all tenants are stopped after as many failures in a row of which no tenant counts for more than about half."""
+    upstream longer than `first_token_timeout_s`, so each tenant's failures in a row first stop its own requests. The
+    requests of all tenants are stopped after as many failures in a row, of which at most about half count for any one
+    tenant."""
 
     def __init__(self, failures: int, pause_s: float, clock: Callable[[], float]) -> None:
         """`failures` in a row stop requests for `pause_s` seconds. `clock` returns the time in seconds."""
@@ -28,7 +29,8 @@ class SharedBreaker:
         """Failures in a row that count against all, by tenant."""
 
     def is_shut(self, tenant: str) -> bool:
-        """Return whether a tenant's request is not allowed now, without counting as a probe."""
+        """Return whether a tenant's request would be refused now. Unlike `allows`, the question does not use up a
+        probe."""
         own = self._own.get(tenant)
         return self._all.is_shut or (own is not None and own.is_shut)
 
@@ -41,8 +43,8 @@ class SharedBreaker:
         return self._all.allows() and (own is None or own.allows())
 
     def failed(self, tenant: str) -> None:
-        """Record a request that failed. A tenant that counts for its share already does not prolong the pause of the
-        others."""
+        """Record a request that failed. If the tenant's failures already count for its whole share, this one does not
+        prolong the pause of the others."""
         self._own.setdefault(tenant, self._new_breaker(self._failures)).failed()
         if self._counted[tenant] < self._share:
             self._counted[tenant] += 1
@@ -52,7 +54,7 @@ class SharedBreaker:
 
     def given_up(self, tenant: str) -> None:
         """Record a request whose caller left before its outcome was known, or that says nothing about the upstream. If
-        it was a probe, the next request is one."""
+        it was a probe, the next request becomes the probe."""
         self._all.given_up()
         if own := self._own.get(tenant):
             own.given_up()

@@ -31,7 +31,8 @@ ERROR_BYTES = 16_384
 RETRY_SECONDS = 0.25
 """Pause before the first retry; each further one doubles it."""
 REFUSALS = (400, 413, 422)
-"""Statuses that say that the request itself is wrong, so that neither a retry nor the breaker has to do with them."""
+"""Statuses that say that the request itself is wrong. It is not sent again unchanged, and does not count as a failure
+of the upstream."""
 TRANSIENT = (408, 429)
 """Statuses below 500 for which the request is sent again."""
 DONE = b"[DONE]"
@@ -155,8 +156,8 @@ class UpstreamClient:
 
     @asynccontextmanager
     async def _begun(self, path: str, body: wire.Json, read: Reader[T]) -> AsyncIterator[AsyncIterator[T]]:
-        """Send a request, again if it fails, and yield what `read` yields of the answer, whose first part has come.
-        Raises UpstreamFailed, and ApiError if the upstream refuses the request itself."""
+        """Send a request, with retries until the first part of an answer has come, and yield the parts of the answer as
+        `read` yields them. Raises UpstreamFailed, and ApiError if the upstream refuses the request itself."""
         async with AsyncExitStack() as stack:
             for left in range(self._config.retries, -1, -1):
                 try:
@@ -189,8 +190,8 @@ class UpstreamClient:
                     yield parts
 
     async def _refused(self, response: httpx.Response, body: wire.Json) -> Exception:
-        """Return the exception for a status that is not 200. If the upstream wants the limit of tokens in its newer
-        field, `body` and later bodies have it there, so that the request can be sent again."""
+        """Return the exception for a status that is not 200. If the upstream refuses LIMIT and asks for NEWER_LIMIT,
+        move the limit to that field in `body` and in later requests; the exception then allows a retry."""
         status, text = response.status_code, b""
         if status not in REFUSALS:
             return UpstreamFailed(f"HTTP {status}", is_transient=status >= 500 or status in TRANSIENT)
@@ -215,8 +216,8 @@ class UpstreamClient:
         yield vectors.read_vectors(bytes(text))
 
     async def _read_events(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
-        """Yield the events of a stream up to [DONE]. Raises UpstreamFailed if it is none, ends before, or is too
-        long."""
+        """Yield the server-sent events of a response up to [DONE]. Raises UpstreamFailed if the response is no such
+        stream, ends before [DONE], or is too long."""
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             raise UpstreamFailed("an answer that is no stream", is_transient=False)
         line, total = bytearray(), 0

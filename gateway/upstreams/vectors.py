@@ -61,8 +61,8 @@ def read_vectors(text: bytes) -> Vectors:
 
 def chunks_of(answer: Vectors, request: GenerateRequest) -> Sequence[GenerationChunk]:
     """Return a chunk with the vector of each prompt; the last one has the usage. Raises UpstreamFailed unless there is
-    one vector for each prompt, all of the same length, and ApiError (UNSUPPORTED_PARAMETER) if that is not the one that
-    the request asks for."""
+    one vector for each prompt, all of the same length, and ApiError (UNSUPPORTED_PARAMETER) if the request asks for
+    another length."""
     pooling = request.pooling or Pooling()
     if sorted(item.index for item in answer.data) != list(range(len(request.prompts))):
         raise UpstreamFailed("other vectors than were asked for", is_transient=False)
@@ -80,7 +80,8 @@ def chunks_of(answer: Vectors, request: GenerateRequest) -> Sequence[GenerationC
 
 
 def _vector(item: Item, pooling: Pooling) -> npt.NDArray[np.float32]:
-    """Return a vector as fp32, of length 1 if the request wants that. Raises UpstreamFailed if it is none."""
+    """Return the vector of an item as fp32, scaled to length 1 if the request asks for that. Raises UpstreamFailed if
+    the item has no valid vector."""
     try:
         given = item.embedding if isinstance(item.embedding, list) else _decoded(item.embedding)
         vector: npt.NDArray[np.float32] = np.asarray(given, dtype=np.float32)

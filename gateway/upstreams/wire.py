@@ -23,7 +23,7 @@ from gateway.text.tools.rule import ToolRule
 Json = dict[str, Any]
 
 MOST_TOKENS = 10_000_000
-"""Maximum numbers of tokens that an upstream is believed."""
+"""Maximum of each number of tokens in the usage that an upstream tells. Larger numbers are cut to it."""
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
 """Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's models
 which reason take."""
@@ -32,7 +32,8 @@ MOST_CALLS = 1024
 MOST_ANSWERS, MOST_VECTORS = 128, 2048
 """Maximum numbers of answers and of vectors of a request, as many as engines give."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
-"""Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
+"""The gateway's finish reason for each finish reason of an upstream; those not listed become `stop`. Tool calls are
+recognised by the calls themselves."""
 
 
 class UpstreamFailed(Exception):
@@ -54,8 +55,8 @@ class TooLong(UpstreamFailed):
 
 def check(request: GenerateRequest) -> None:
     """Raise ApiError (UNSUPPORTED_PARAMETER, or INVALID_REQUEST for too many texts and for a schema that is no JSON) if
-    an upstream cannot do what a request asks for: nothing is sent that speaks of a model's tokens, except token ids of
-    which it is to make vectors."""
+    an upstream cannot do what a request asks for. Whatever depends on the model's tokens is refused, such as
+    logit_bias, except prompts of token ids for vectors."""
     sampling, pooling = request.sampling, request.pooling
     if pooling is not None and len(request.prompts) > MOST_VECTORS:  # before each text is tokenised to estimate limits
         field = request.prompt_field(MOST_VECTORS).split("[")[0]
@@ -88,7 +89,7 @@ def check(request: GenerateRequest) -> None:
 
 
 def _schema(grammar: Grammar, field: str = "") -> Json:
-    """Return the schema in a grammar, of which nothing else has read the text that the caller sent. Raises ApiError
+    """Return the JSON schema in a grammar, whose text is still as the caller sent it, unparsed. Raises ApiError
     (INVALID_REQUEST, naming `field`) if it is no JSON object, or nested too deep."""
     try:
         schema = msgspec.json.decode(grammar.text)
@@ -171,7 +172,7 @@ class CallDelta(Struct):
 
 
 class ToldCall(Struct):
-    """A tool call of which an upstream has told."""
+    """A tool call that an upstream has begun to send, with its number in the answer as clients get it."""
 
     number: int
     id: str = ""

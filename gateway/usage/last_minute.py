@@ -50,9 +50,9 @@ class LastMinute:
         self._looks: deque[tuple[float, Totals]] = deque()
 
     async def read(self) -> Mapping[str, TenantUsed]:
-        """Read the books, and return the usage, of today and since a reading about a minute ago (none yet: zero), of
-        every tenant with rows of today or yesterday, by tenant. Raises ApiError (LIMITER_UNAVAILABLE) if Redis is
-        away."""
+        """Read the usage books, and return each tenant's usage of today and since a reading about a minute ago, by
+        tenant. For the first reading, the latter is zero. Tenants without rows of today or yesterday are missing.
+        Raises ApiError (LIMITER_UNAVAILABLE) if Redis is away."""
         totals, now = await self._totals(), self._clock()
         while self._looks and self._is_spare(now):
             self._looks.popleft()

@@ -17,12 +17,12 @@ from lora_kernels.cpu.simd import I16, I32, I64, LANES, VEC, VEC_HALF, VEC_I16, 
 
 
 class Constant(ABC):
-    """A value that is a constant to numba functions: its type carries the value."""
+    """Base class of values that numba compiles into functions as constants: each value has a numba type of its own."""
 
     @abstractmethod
     def key(self) -> str:
-        """Returns a text that differs for different values, and is the same in every process, because compiled
-        functions are kept by it."""
+        """Returns a text that differs for different values and is the same in every process. It is part of the value's
+        numba type, by which numba finds compiled functions in its cache."""
 
 
 class Format(Constant):
@@ -63,7 +63,7 @@ def _lower_constant(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
     """Emits a load of sixteen numbers in `fmt`, and returns them as an fp32 vector. Lanes that `mask` excludes are not
-    read, but 0."""
+    read, and are 0."""
     if fmt.name == "f32":
         return emit.raw(address, VEC, mask)
     bits = emit.raw(address, VEC_I16, mask)

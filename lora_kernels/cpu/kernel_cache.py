@@ -20,8 +20,8 @@ import numba
 
 HERE = Path(__file__).parent
 _TURN = threading.RLock()
-"""Held while numba's setting, which is the whole process's, names our directory. A second thread that compiled then
-would see one directory or the other by chance, and compile again what the other has."""
+"""Lock that is held while numba's cache directory, a setting of the whole process, is ours. Without it, a second thread
+that compiles meanwhile would use one directory or the other by chance, and compile again what the other has."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def kernel_cache() -> Iterator[None]:
 
 
 def cached(decorate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator of numba's, made with `cache=True`, that uses our directory."""
+    """Wrap `decorate`, a decorator of numba's with `cache=True`, so that it caches functions in our directory."""
 
     def decorated(function: Any) -> Any:
         with kernel_cache():

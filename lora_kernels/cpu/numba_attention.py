@@ -111,9 +111,9 @@ def _start_row(block, fmt, row, head, query, sums):
 
 @njit
 def _prefetch(block, fmt, table, index, pages, offset):
-    """Prefetches one head's K or V, at byte `offset` of a page, of page number `index` of the next tile, whose page
-    table is at `table`; does nothing unless `index` is below `pages`, that tile's number of pages. The hardware
-    cannot predict scattered pages; they are prefetched one at a time, because the core stalls on too many at once."""
+    """Prefetches one head's K or V in one page of the next tile: in number `index` of the pages listed at `table`, from
+    byte `offset` on. Does nothing unless `index` is below `pages`, that tile's number of pages. The hardware cannot
+    predict scattered pages; they are prefetched one at a time, because the core stalls on too many at once."""
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
         for token in range(block.block_size):
@@ -140,9 +140,12 @@ def _attend_tile(
     ahead_pages,
     ahead_offset,
 ):
-    """Attends from rows r to r + rows (query heads of query rows, the item's first at position `first`) of a KV head to
-    the tile of tokens from position `tile` on, whose pages are listed at `table`. Updates the rows' `sums`, `maxima`
-    and `totals`, and prefetches the next tile, listed at `ahead`. Does nothing if the tile comes after these rows."""
+    """Attends from `rows` of an item's rows, from number `r` on, to one tile of tokens of a KV head. Updates the rows'
+    `sums`, `maxima` and `totals`, and prefetches the next tile, whose pages are listed at `ahead`.
+
+    A row is a query head of a query row, and `first` is the position of the item's first one. The tile begins at
+    position `tile`, and its pages are listed at `table`. Does nothing if the tile comes after these rows.
+    """
     simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)

@@ -120,8 +120,8 @@ class NumbaBackend:
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype, out.dtype))
 
     def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.NumbaLora | None) -> None:
-        """Replaces the plans on the tape, those of the recorded step, with plans for `batch` and, unless it is None,
-        `prepared`. Call it before playing the tape."""
+        """Copies a step's plans to a tape, in place of the recorded step's: attention's for `batch` and, unless it is
+        None, LoRA's in `prepared`. Call it before playing the tape."""
         for form in tape.forms:
             if isinstance(form, AttentionForm):
                 tape.renew(form, self._attention_plan(form, batch).block)

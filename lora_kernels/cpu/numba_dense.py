@@ -65,7 +65,7 @@ class DenseLinear:
 
 @cache
 def _starts(rows: int) -> npt.NDArray[np.int32]:
-    """Returns `Routing.starts` of so many rows of one expert. A tape needs it to stay in place."""
+    """Returns `Routing.starts` of one expert that has all rows, int32 [2]. Cached, because a tape keeps its address."""
     return np.array([0, rows], np.int32)
 
 

@@ -1,5 +1,5 @@
-"""Routing, gathering, combination and LoRA of experts in numba, for CPU tensors. A tape may record all of it: what
-differs from step to step, the entries of each expert and the tiles of LoRA, kernels leave in memory for later ones."""
+"""Routing, gathering, combination and LoRA of experts in numba, for CPU tensors. A tape may record all of it, because
+what differs from step to step (the entries of each expert, the tiles of LoRA) is passed between kernels in memory."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class EntryLora:
 
     Attributes:
         table: the table by expert, in which each virtual slot has one layer.
-        numbers: int32 [entries], 0, 1, 2 and so on.
+        numbers: int32 [entries]: 0, 1, 2 and so on. The LoRA kernel takes them as the `rows` of `LoraArguments`,
+            because the entries of a tile are neighbours.
         tiles, count: int32 [entries, 3] and int64 [1]. The tiles and their number: see `CutBlock`.
     """
 

@@ -26,9 +26,9 @@ from lora_kernels.cpu.simd import LANES
 
 
 class GroupedArguments(ctypes.Structure):
-    """Argument block of the kernel: addresses, and strides in bytes. Each expert that has entries has `panels` items;
-    which ones these are, the kernel reads in `starts`. `w` points to the panels of all experts, of `panel_bytes`
-    each, and `bias` to one fp32 for each output of every panel, or is 0."""
+    """Argument block of the kernel: addresses, and strides in bytes. A work item is one panel of an expert that has
+    entries; the kernel finds an item's expert in `starts` (`Routing.starts`). `w` points to the panels of all experts,
+    of `panel_bytes` each, and `bias` to one fp32 for each output of every panel, or is 0."""
 
     _fields_ = [
         *TICKETS,
@@ -38,8 +38,8 @@ class GroupedArguments(ctypes.Structure):
 
 
 class PackedExperts:
-    """The linears of `count` experts with packed copies of their weights, each [out_features, in_features] in fp32,
-    bf16 or fp16, of which `weights` yields one for each expert. Results are in `out_dtype`; None means that of the
+    """A `GroupedLinear` of `count` experts with packed copies of their weights. `weights` yields the weight of each
+    expert, [out_features, in_features] in fp32, bf16 or fp16. Results are in `out_dtype`; None means the dtype of the
     weights. `biases` [count, out_features], unless None, are added before results are rounded."""
 
     def __init__(
@@ -136,8 +136,9 @@ def grouped_kernel(fmt: Format, w_fmt: Format, out_fmt: Format) -> Kernel:
 
 @njit
 def _find(block, item, expert, end):
-    """Returns the expert of an item, and the number of the first item after that expert's. `expert` and `end` are those
-    of an earlier item; -1 and 0 are before the first. Beyond the last item, the expert is `block.experts`."""
+    """Returns the expert of work item number `item`, and the number of the first item after that expert's. The search
+    starts from `expert` and `end`, the result for an earlier item, or -1 and 0 for the first search. Beyond the last
+    item, the expert is `block.experts`."""
     while item >= end and expert < block.experts:
         expert += 1
         if expert < block.experts and _has_entries(block, expert):

@@ -58,7 +58,7 @@ class LoraArguments(ctypes.Structure):
     of_step = ("num_items", "item_targets", "tiles", "rows", "scratch", "scratch_bytes")
 
     def point_to(self, out: Tensor, x: Tensor, table: LoraTable, layer: int) -> None:
-        """Points to the rows of a run, `out` and `x`, and to a layer's entries in the table."""
+        """Sets addresses and strides for one run: of outputs `out`, inputs `x` and the layer's table entries."""
         ranks, offsets = table.host_ranks, table.host_offsets
         self.x, self.x_row = x.data_ptr(), x.stride(0) * x.element_size()
         self.out, self.out_row = out.data_ptr(), out.stride(0) * out.element_size()
@@ -107,8 +107,8 @@ class NumbaLora:
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
-        `kernel`, from `make_kernel` for the dtypes of `x` and `out`, runs on `team`; without items, but still recorded,
-        if no adapter of the step touches the group in the layer."""
+        `kernel`, from `make_kernel` for the dtypes of `x` and `out`, runs on `team`. If no adapter of the step touches
+        the group in the layer, it is recorded on a tape but not run."""
         plan = self.plan(group)
         plan.block.point_to(out, x, self.table, layer)
         team.run(kernel, plan.block, plan.block.num_items if plan.touched[layer] else 0, group)
@@ -160,8 +160,8 @@ def find_targets(group: ProjectionGroup) -> Int64Array:
 def group_arguments(
     arena: Tensor, group: ProjectionGroup, targets: Int64Array, num_tiles: int, scratch: Tensor
 ) -> LoraArguments:
-    """Returns the arguments of runs over so many tiles of a group, without tiles, rows and what
-    `LoraArguments.point_to` sets. `scratch` is uint8 [threads, bytes]."""
+    """Returns the argument block for runs over `num_tiles` tiles of a projection group. The caller sets the remaining
+    fields: `tiles`, `rows` and those of `LoraArguments.point_to`. `scratch` is uint8 [threads, bytes]."""
     whole = num_tiles >= TILES_A_THREAD * len(scratch)
     return LoraArguments(
         num_items=num_tiles * (1 if whole else len(targets)),
@@ -222,7 +222,7 @@ def _parts(block, item):
 @njit
 def _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, following):
     """Adds one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
-    `following` are (adapter slot, address of the target) here and in the thread's next item, whose weights are
+    `following` are (adapter slot, address of the target) for this item and for the thread's next one, whose weights are
     prefetched. `rows` is the address of the row indices."""
     simd.stay_apart()
     rank = _rank(block, of)

@@ -27,7 +27,8 @@ class PanelLoads:
         self._minima_units = emit.offset(self._units, (shared, 2 * PANEL))
 
     def scales(self, group: Any) -> tuple[list[Any], list[Any] | None]:
-        """Emits loads of a group's scales, and of what a code of 0 stands for or None if that is 0, as fp32 vectors."""
+        """Emits loads of a group's scales and minima, and returns them as fp32 vectors. A minimum is the weight whose
+        code is 0. Minima are None if that weight is 0, or if products of integers account for the coding's zero."""
         coding, builder = self._form.coding, self._emit.builder
         scales = self._numbers(self._scales, self._units, group)
         if coding.zero is None:
@@ -40,7 +41,7 @@ class PanelLoads:
         return scales, [builder.fmul(scale, every(-float(coding.zero), VEC)) for scale in scales]
 
     def _numbers(self, plane: Any, units: Any, group: Any) -> list[Any]:
-        """Emits loads of a group's numbers, multiplied by their units if there are any."""
+        """Emits loads of a group's scales or minima (`plane`), multiplied by their units if there are any."""
         emit, shared, found = self._emit, self._form.coding.shared, []
         if not shared:
             return self._halves(plane, group)

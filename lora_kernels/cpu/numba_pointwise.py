@@ -17,12 +17,12 @@ from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, BoundedSwiglu, QkNor
 
 LINEAR, CUBIC = float32(GELU_LINEAR), float32(GELU_CUBIC)
 ITEM_NUMBERS = 2048
-"""Numbers that an item, the rows that a thread takes at a time, has about: as much work as starting a team."""
+"""About how many numbers the rows of one work item have together: computing them takes as long as starting a team."""
 
 
 class NormBlock(ctypes.Structure):
-    """Argument block of the addition of delta times `factor` to x, unless `delta` is 0, and of the norm of x, unless
-    `weight` is 0. `wide` is 1 if the weight is in fp32 and x is not."""
+    """Argument block of `Pointwise.add_norm`. The kernel adds delta times `factor` to x unless `delta` is 0, and writes
+    the norm of x to `out` unless `weight` is 0. `wide` is 1 if the weight is in fp32 and x is not."""
 
     _fields_ = [
         *TICKETS,
@@ -33,8 +33,8 @@ class NormBlock(ctypes.Structure):
 
 
 class GluBlock(ctypes.Structure):
-    """Argument block of silu(gate) * up or, if `gelu` is 1, gelu(gate) * up or, if `limit` is not 0, `BoundedSwiglu`,
-    whose slope is `slope`."""
+    """Argument block of the gated activations: gelu(gate) * up if `gelu` is 1, `BoundedSwiglu` with this `limit` and
+    `slope` if `limit` is not 0, and otherwise silu(gate) * up."""
 
     _fields_ = [
         *TICKETS,
@@ -45,8 +45,8 @@ class GluBlock(ctypes.Structure):
 
 class RotateBlock(ctypes.Structure):
     """Argument block of the rotary embedding of the first `dims` dimensions of each head. `row` and `head` are strides
-    of x in bytes. Before that, unless `query_norm` is 0, the first `queries` numbers of a row are normalised in runs of
-    `query_width`, and the others, up to the first `width`, in runs of `key_width`; `wide` is as in `NormBlock`."""
+    of x in bytes. Unless `query_norm` is 0, a row is normalised first: its first `queries` numbers in runs of
+    `query_width`, and the following ones, up to `width`, in runs of `key_width`. `wide` is as in `NormBlock`."""
 
     _fields_ = [
         *TICKETS,

@@ -33,8 +33,8 @@ from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit
 
 class QuantizedBlock(ctypes.Structure):
     """Argument block of the products: addresses, and strides in bytes. `w` points to the panels, `blocks` is the number
-    of blocks of a row, and `bias` points to one fp32 for each output of every panel. In integers, a row of x has its
-    codes, and then the scale (fp32) and the sum of codes (int32) of each block."""
+    of blocks of a row, and `bias` points to one fp32 for each output of every panel. For products in integers, a row of
+    x consists of its codes, and then the scale (fp32) and the sum of codes (int32) of each block."""
 
     _fields_ = [
         *TICKETS,
@@ -84,7 +84,8 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @njit
 def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first of `rows` rows by a panel, and returns how many. See `multiply_rows` for the others."""
+    """Multiplies the first MOST_ROWS of `rows` rows, or all if there are fewer, by a panel, and returns how many. The
+    other arguments are those of `multiply_rows`."""
     simd.stay_apart()
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
@@ -96,7 +97,7 @@ def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, coun
 
 @njit
 def _some_in_integers(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first 8, 4, 2 or 1 of `rows` rows by a panel, and returns how many."""
+    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, as many as there are, by a panel, and returns how many."""
     simd.stay_apart()
     if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)

@@ -15,8 +15,8 @@ from lora_kernels.quantized import Coding
 
 
 class RowsBlock(ctypes.Structure):
-    """Argument block: addresses, and strides in bytes. `numbers` points to the outputs (int64) to read; `blocks` is the
-    number of blocks of an output."""
+    """Argument block: addresses, and strides in bytes. `numbers` points to the indices (int64) of the outputs to read;
+    `blocks` is the number of blocks of an output."""
 
     _fields_ = [
         *TICKETS,
@@ -26,7 +26,8 @@ class RowsBlock(ctypes.Structure):
 
 @njit
 def _number(shared, plane, units, group, lane):
-    """Returns the scale or minimum of an output, `lane` of its panel, in a group."""
+    """Returns the scale or minimum in `group` of the output at place `lane` of a panel. `plane` is the address of the
+    panel's scales or minima, and `units` that of their units, which are read only if `shared` is not 0."""
     if shared:
         unit = read_as(F16, units + (group // shared * PANEL + lane) * 2)
         return simd.read_i8(plane + group * PANEL + lane) * unit

@@ -22,8 +22,8 @@ from lora_kernels.layout import EXPERT_TARGETS
 
 class RouteBlock(ctypes.Structure):
     """Argument block of the choice of experts: addresses, and strides in bytes. `order` is int64 [rows], or 0 for
-    ascending rows; `entry_rows`, `starts`, `places` and `weights` are the fields of `Routing`. `scratch` is fp32
-    [experts] and `following` int32 [experts]."""
+    ascending rows; `entry_rows`, `starts`, `places` and `weights` are the fields of `Routing`. `scratch`, fp32
+    [experts], and `following`, int32 [experts], are working memory."""
 
     _fields_ = [
         *TICKETS,
@@ -34,11 +34,14 @@ class RouteBlock(ctypes.Structure):
 
 
 class CutBlock(ctypes.Structure):
-    """Argument block of the cut of entries into tiles: addresses. `entry_rows` and `starts` are fields of `Routing`,
-    `slots` is int32 [rows], -1 for the base model, and `ranks` is `LoraTable.host_ranks`, of which `of_slot` numbers
-    belong to an adapter slot and number `place` to the gate of expert 0. Written are `numbers`, int32 [entries], which
-    counts entries, `tiles`, int32 [entries, 3] (virtual slot, first entry, number of entries), and `count`, int64 [1],
-    the number of tiles."""
+    """Argument block of the kernel that cuts entries into tiles: addresses, and sizes.
+
+    The kernel reads `entry_rows` and `starts`, which are fields of `Routing`, `slots`, int32 [rows], each row's adapter
+    slot (-1 for the base model), and `ranks`, which is `LoraTable.host_ranks`: each adapter slot has `of_slot` numbers
+    there, and that of the gate of expert 0 is at index `place` among them. It writes `tiles`, int32 [entries, 3]
+    (virtual slot, first entry, number of entries), `count`, int64 [1], the number of tiles, and `numbers`, see
+    `EntryLora`.
+    """
 
     _fields_ = [
         *TICKETS,
@@ -75,7 +78,8 @@ def cut_kernel() -> Kernel:
 
 @njit(error_model="numpy")
 def _choose_experts(fmt, block):
-    """Fills in `weights` and `starts`; `places` holds the chosen experts."""
+    """Chooses each row's experts. Writes the experts to `places`, where `_place_entries` replaces them, their weights
+    to `weights`, and the place where each expert's entries begin to `starts`."""
     count, top_k = block.experts, block.top_k
     line, starts = carray(_fp32_at(block.scratch), count), carray(_int32_at(block.starts), count + 1)
     starts[:] = 0
@@ -101,7 +105,8 @@ def _choose_experts(fmt, block):
 
 @njit(error_model="numpy")
 def _choose(line, chosen, values):
-    """Finds the largest numbers of a line, in descending order: their places go to `chosen`, they to `values`."""
+    """Finds the len(chosen) largest numbers of `line`. Writes their indices to `chosen` and the numbers to `values`,
+    the largest first."""
     top_k, filled = len(chosen), 0
     for expert in range(len(line)):
         value = line[expert]
@@ -117,7 +122,7 @@ def _choose(line, chosen, values):
 
 @njit(error_model="numpy")
 def _place_entries(block):
-    """Fills in `entry_rows`, and the entries in place of the chosen experts in `places`."""
+    """Sorts entries by expert: writes each entry's row to `entry_rows`, and replaces experts by entries in `places`."""
     following = carray(_int32_at(block.following), block.experts)
     for expert in range(block.experts):
         following[expert] = simd.read_i32(block.starts + 4 * expert)

@@ -42,7 +42,7 @@ class TapeBlock(ctypes.Structure):
 
 @dataclass(slots=True)
 class _Piece:
-    """A piece of a workspace's memory. `user` returns None when no tensor over the piece is left."""
+    """A piece of a workspace's memory. `user` is a weak reference, which returns None when no tensor uses the piece."""
 
     memory: Tensor
     user: Callable[[], Any]
@@ -117,7 +117,8 @@ class Tape:
     """A sequence of kernel calls that can be played any number of times.
 
     Attributes:
-        forms: keys of the plans that fill argument blocks anew in each step. See `Team.run`.
+        forms: keys of the recorded runs whose plan changes from step to step, each for a call of `renew`. See
+            `Team.run`.
     """
 
     def __init__(self, calls: Sequence[_Call], workspace: Workspace) -> None:

@@ -22,13 +22,13 @@ from lora_kernels.cpu.simd import I64, LANES, VEC, Emit, every
 
 TILE_ROWS = 6
 COMPARED = 1 << 24
-"""Numbers of a weight that are compared with their bf16 copies at a time. Each time, torch's threads wait for each
-other: on cores that other processes use, up to 20 ms."""
+"""Numbers of a weight that `panel_dtype` compares with their bf16 copies at a time. With fewer, torch's threads would
+wait for each other more often, each time for up to 20 ms on cores that other processes use."""
 
 
 def panel_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. A head
-    is compared in pieces, because copies of all of it would take 1.5 times its memory."""
+    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. The
+    weight is compared in pieces, because copies of a whole head would take 1.5 times its memory."""
     if weight.dtype != torch.float32:
         return weight.dtype
     pieces = weight.split(max(1, COMPARED // weight.shape[1]))

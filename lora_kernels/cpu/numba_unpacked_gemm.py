@@ -20,7 +20,7 @@ from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, PanelF
 from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, has_wide_vectors
 
 MOST_ROWS = 64
-"""Rows for which a block is unpacked: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
+"""Most rows that share an unpacked block: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
 ROW_BYTES = 4 * PANEL
 """Bytes of a row of sums, and of the weights of an input."""
 
@@ -73,7 +73,7 @@ class _Unpacked:
         return self._emit.at(self._emit.offset(base, (row, ROW_BYTES), (LINE, v)), VEC)
 
     def start(self, bias: Any) -> None:
-        """Emits that each row's sums begin with the bias."""
+        """Emits stores of the bias to the sums of each row."""
         emit = self._emit
         with emit.loop(ir.Constant(I64, 0), self._rows, 1) as row:
             for v in range(PANEL_VECTORS):
@@ -101,7 +101,7 @@ class _Unpacked:
                     self._tile(x, row, TILE_ROWS // 2)
 
     def _tile(self, x: Any, first: Any, rows: int) -> None:
-        """Emits the products of `rows` rows from `first` on. Those beyond the last row repeat it."""
+        """Emits the products of `rows` rows from `first` on. Those beyond the last row compute it again."""
         emit, builder = self._emit, self._emit.builder
         last = builder.sub(self._rows, ir.Constant(I64, 1))
         numbers = [builder.add(first, ir.Constant(I64, number)) for number in range(rows)]

@@ -43,8 +43,8 @@ class Kernel:
 
 
 class TapeRecorder(Protocol):
-    """Receives, through `take`, the kernel, argument block and form of every run while a thread records, and allocates,
-    through `empty`, the tensors that kernels pass to each other."""
+    """Receives the kernel runs of a thread that records, and allocates the tensors that its kernels pass to each other.
+    `Team.run` calls `take` with each run's kernel, argument block and form, and `Team.empty` calls `empty`."""
 
     def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None: ...
 

@@ -33,7 +33,8 @@ GB/s that the machine reads, LoRA reaches 12 without prefetches, 20 with this an
 
 
 def _tiles(rows: int) -> list[tuple[range, range]]:
-    """Returns the rows and columns of the tiles, of `rows` rows and four columns, whose sums stay in registers."""
+    """Returns the tiles, each as its rows and columns, that together cover `rows` rows and four columns. The sums of a
+    tile stay in registers."""
     if has_wide_vectors() or rows == 1:
         return [(range(rows), range(4))]
     return [(range(r, min(r + 2, rows)), range(c, c + 2)) for r in range(0, rows, 2) for c in (0, 2)]

@@ -32,7 +32,7 @@ class QuantizedEmbedding:
     """Looks up rows of a quantised weight, which may be that of the head, in panels.
 
     Args:
-        panels: the weight, [vocab_size, hidden_size], in the order of its inputs.
+        panels: the weight, [vocab_size, hidden_size], whose `order` must be None.
         dtype: dtype of the rows.
     """
 
@@ -95,7 +95,7 @@ class QuantizedLinear:
 
     @property
     def reorders(self) -> bool:
-        """Returns whether torch puts inputs into another order first."""
+        """Returns whether torch first reorders the columns of inputs for `QuantizedWeight.order` (GPTQ's act-order)."""
         return any(panels.order is not None for panels in self.panels)
 
     def __call__(self, x: Tensor) -> Tensor:

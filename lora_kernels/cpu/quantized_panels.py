@@ -49,7 +49,7 @@ class PanelForm(Constant):
 
     @property
     def blocks(self) -> int:
-        """Blocks of a group."""
+        """Number of blocks in a group."""
         return self.coding.group // self.block
 
     @property
@@ -92,7 +92,7 @@ class PanelForm(Constant):
 
 def pack(weight: QuantizedWeight) -> Tensor:
     """Packs a weight into panels. Returns uint8 [panels, bytes], aligned to cache lines; outputs that pad the last
-    panel are 0. The order of the inputs is not considered."""
+    panel are 0. Columns stay in the order of `weight.codes`, whatever `weight.order` is."""
     form = PanelForm(weight.coding, integers=True)
     features, width = weight.shape
     panels, size = -(-features // PANEL), form.panel_bytes(width)

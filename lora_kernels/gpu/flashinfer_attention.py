@@ -36,7 +36,7 @@ from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 
 LAYOUT = "NHD"
 TILE = 128
-"""Most rows of a tile, each a pair of a query row and a head of its group, in FlashInfer's kernels (FA2)."""
+"""Maximum rows of a tile in FlashInfer's kernels (FA2). Such a row is a query row at one of the heads of a group."""
 INT_BYTES = 2 << 20
 """Bytes of the lists in a plan of a captured step: 28 for each of up to `rows / 128 + seqs` tiles of each head. A plan
 that needs more fails when the step is captured."""
@@ -119,8 +119,8 @@ class FlashInferAttention(PagedAttention):
         return call.out
 
     def _maker(self, has_prompts: bool, captured_seqs: int = 0) -> Make:
-        """Returns the function that makes the wrapper of a kind of layer, for captured steps of so many sequences, or
-        for steps that are launched."""
+        """Returns the function that makes FlashInfer's wrapper for a kind of layer: for captured steps of
+        `captured_seqs` sequences or, if that is 0, for steps that are launched."""
 
         def make(layer: Layer, device: torch.device) -> PlannedWrapper:
             if self._floats is None:
@@ -150,16 +150,17 @@ class FlashInferAttention(PagedAttention):
         }
 
     def _int_workspace(self, layer: Layer, device: torch.device) -> Tensor:
-        """Returns the workspace of a kind of layer, whose plan is needed beside those of the step's other layers."""
+        """Returns the workspace that holds the plan of a kind of layer in captured steps. Each kind has its own,
+        because a replay needs the plans of all its layers at once."""
         if layer not in self._ints:
             self._ints[layer] = torch.zeros(INT_BYTES, dtype=torch.uint8, device=device)
         return self._ints[layer]
 
 
 def float_bytes(device: torch.device, max_seqs: int, heads: int, kv_heads: int, head_dim: int, chunk_rows: int) -> int:
-    """Returns an upper bound, in bytes, of the parts that FlashInfer's kernels (FA2) leave to be merged: for captured
-    steps of the largest size, in which every sequence may leave a tile almost empty, and for other steps, which are
-    split only as far as two programs for each multiprocessor need it."""
+    """Returns an upper bound, in bytes, of the workspace for the partial results of splits that FlashInfer's kernels
+    (FA2) merge. It suffices for the largest captured step, in which every sequence may leave a tile almost empty, and
+    for launched steps, whose contexts are split only until there are two programs for each multiprocessor."""
     captured = max(chunk_rows, max_seqs) * heads + (max_seqs + 2) * TILE * kv_heads
     return 4 * (head_dim + 1) * (max(captured, 2 * find_processor(device).count * TILE) + TILE * heads) + (1 << 20)
 

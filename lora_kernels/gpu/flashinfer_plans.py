@@ -72,8 +72,9 @@ class PlannedWrapper:
         self._planned = torch.cuda.Event() if device.type == "cuda" else None
 
     def plan(self, lists: PageLists) -> None:
-        """Plans the next step, in stream order. Waits until the lists of the plan before have been copied, because they
-        are copied from pinned memory that this plan overwrites; on a GPU they were copied before the last step ran."""
+        """Plans the next step, in stream order. Waits until the previous plan's lists have been copied to the device,
+        because this plan overwrites the pinned memory from which they are copied. On a GPU, they were copied before the
+        previous step ran."""
         if self._planned is not None:
             self._planned.synchronize()
         layer = self._layer
@@ -110,7 +111,7 @@ class StepWrappers:
         self._lists: PageLists
 
     def begin(self, lists: PageLists) -> None:
-        """Takes the lists of the next step, which is planned as its layers come."""
+        """Starts a step with its lists. `attend` plans a kind of layer at its first call for such a layer."""
         self._lists, self._planned = lists, set()
 
     def attend(self, call: AttentionCall) -> None:
@@ -123,7 +124,7 @@ class StepWrappers:
         self._wrappers[layer].run(call)
 
     def plan_all(self) -> None:
-        """Plans every kind of layer that has come so far, because no layer comes in a replay."""
+        """Plans the step for every kind of layer that has a wrapper, because a replay does not call `attend`."""
         for layer in self._wrappers:
             self._plan(layer)
 
@@ -166,13 +167,15 @@ def list_pages(batch: AttentionBatch, block_size: int) -> PageLists:
 
 
 def page_starts(contexts: Longs, block_size: int) -> tuple[Longs, Longs]:
-    """Returns where the pages of each sequence start in a list of all, [num_seqs + 1], and the tokens in its last."""
+    """Returns where the pages of each sequence start in one concatenated list, [num_seqs + 1], and the number of tokens
+    in the last page of each, [num_seqs]."""
     blocks = -(-contexts // block_size)
     return np.append(0, np.cumsum(blocks)), contexts - (blocks - 1) * block_size
 
 
 def places(starts: Longs, width: int) -> Longs:
-    """Returns the index of every page in flattened block tables of `width` blocks: int64 [starts[-1]]."""
+    """Returns, for every page of a concatenated list with these `starts` (`page_starts`), its index in flattened block
+    tables of `width` blocks: int64 [starts[-1]]."""
     return np.arange(starts[-1]) + np.repeat(np.arange(len(starts) - 1) * width - starts[:-1], np.diff(starts))
 
 

@@ -12,7 +12,7 @@ from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.gpu.coded_rows import code_rows
 
 UNIT = 16
-"""Numbers of outputs and inputs of which FP8 products need multiples."""
+"""The numbers of outputs and of inputs of torch's FP8 products must be multiples of this."""
 
 
 def can_multiply(weight: Fp8Weight) -> bool:

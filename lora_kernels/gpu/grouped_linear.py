@@ -60,8 +60,8 @@ def expert_constants(count: int) -> dict[str, int]:
 
 
 def num_programs(entries: int, experts: int, features: int, block_m: int, block_n: int) -> tuple[int]:
-    """Returns the grid for all blocks of outputs of as many tiles as there can be: each expert has one that is not
-    full."""
+    """Returns the grid of `grouped_kernel`: a program for each block of outputs of each tile, for the largest possible
+    number of tiles, in which each expert has one tile that is not full."""
     tiles = min(experts, entries) + entries // block_m
     side = SIDE_BY_SIDE.value
     return (-(-tiles // side) * side * -(-features // block_n),)

@@ -48,12 +48,12 @@ each program, of which two fit on a multiprocessor of an H100. Not measured: no 
 MANY = GroupedTile(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3)
 """For experts with many entries, where products take the time: two programs fit on a multiprocessor. Not measured."""
 MOST_FEW = 16
-"""Most entries that experts have on average if each of their tiles is to be of the low kind."""
+"""Average number of entries of an expert up to which a step has low tiles (`GroupedTuning.few`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedTuning:
-    """The tiles for steps whose experts have few entries, and many, on average."""
+    """The tiles for steps whose experts have few entries on average, and for those whose experts have many."""
 
     few: GroupedTile = field(default=FEW)
     many: GroupedTile = field(default=MANY)

@@ -15,14 +15,15 @@ from lora_kernels.gpu.triton_coding import scale_sums_kernel
 from lora_kernels.quantized import QuantizedWeight
 
 UNIT, LEAST_ROWS = 16, 32
-"""Numbers of outputs and inputs of which products need multiples, and the least number of rows that they take."""
+"""torch's integer products need multiples of UNIT outputs and inputs, and at least LEAST_ROWS rows."""
 BLOCK = 1024
 SUMS_BYTES = 64 << 20
-"""Bytes of sums at a time, which captured steps with many rows need besides their outputs."""
+"""Bytes of int32 sums that are computed at a time. Captured steps with many rows need them besides their outputs."""
 
 
 def has_integer_products(weight: QuantizedWeight) -> bool:
-    """Returns whether `Int8Part` computes with a weight."""
+    """Returns whether `Int8Part` can compute with a weight: one with a scale for each output, made for activations in 8
+    bits (`Coding.by_rows`), whose columns are in the order of inputs and whose sizes are multiples of UNIT."""
     return weight.coding.by_rows and weight.order is None and not (weight.shape[0] % UNIT or weight.shape[1] % UNIT)
 
 
@@ -34,8 +35,8 @@ class Int8Part:
         self._scales, self._bias = weight.scales[:, 0].float(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]. A row has the same bits
-        among any others."""
+        """Returns the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]. The bits of a row's
+        outputs do not depend on the other rows."""
         rows, features = len(x), self._numbers.shape[1]
         codes, scales = code_rows(x, torch.int8, LEAST_ROWS)
         out = x.new_empty(rows, features)

@@ -33,13 +33,13 @@ Grid = tuple[int, ...]
 """The number of programs along one, two or three axes."""
 Key = tuple[Hashable, ...]
 MakeKey = Callable[..., Key]
-"""Returns the key of a device's number and the arguments."""
+"""Returns the key of a launch, under which a `Launcher` keeps the kernel, from a device's number and the arguments."""
 
 FLAT, PACKED = "flat", "packed"
 FORMS = {"3.6": FLAT, "3.7": PACKED, "3.8": PACKED, "3.9": PACKED}
 """How the launcher of each known version of Triton takes a kernel's arguments: one by one, or in one tuple."""
 FORM: str | None = FORMS.get(".".join(triton.__version__.split(".")[:2]))
-"""The form of the installed Triton. None: it is not known, and every launch is Triton's own."""
+"""The form of the installed Triton. None means that it is not known, and that every launch is Triton's own."""
 MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 MOST_KEYS = 4096
 """Compiled kernels kept by a `Launcher`. If integers vary more than that, it forgets all, and finds them again."""
@@ -97,14 +97,16 @@ class Launcher:
         self._kernel[grid](*args, **self._constants)
 
     def _make_key(self, args: tuple[Any, ...]) -> MakeKey | None:
-        """Returns the function that makes keys of arguments of these classes. None means that Triton launches them."""
+        """Returns the function that makes keys of launches whose arguments have the classes of `args`. None means that
+        Triton has to launch them."""
         classes = tuple(map(type, args))
         if classes not in self._make_keys:
             self._make_keys[classes] = key_function(self._kernel, classes)
         return self._make_keys[classes]
 
     def _launch_first(self, key: Key, grid: Grid, args: tuple[Any, ...]) -> None:
-        """Launches by Triton, and keeps the compiled kernel unless its launches need more than their arguments."""
+        """Lets Triton launch the kernel, and keeps the compiled kernel, unless `_find_launch` says that Triton has to
+        launch it each time."""
         compiled = self._kernel.run(*args, grid=grid, warmup=False, **self._constants)
         ready = _find_launch(self._kernel, compiled, self._constants)
         if ready is None:

@@ -18,18 +18,18 @@ from lora_kernels.gpu.triton_quantized import product_kernel, split_sum_kernel
 from lora_kernels.quantized import QuantizedWeight, Weight, dense
 
 LARGEST_TILED = 256
-"""Most rows that `product_kernel` computes. For more, dequantising a weight costs less than the products gain by
-cuBLAS: an estimate, as no GPU has measured it."""
+"""Most rows that `product_kernel` computes. For more, the weight is dequantised for cuBLAS, whose products are then so
+much faster that this pays: an estimate, as no GPU has measured it."""
 SCRATCH_BYTES = 64 << 20
-"""Bytes of a weight that are dequantised at a time, which is what captured steps with many rows need besides. Most of
-them stay in the L2 of a large GPU until cuBLAS reads them."""
+"""Bytes of a weight that are dequantised at a time, into memory that captured steps with many rows need besides their
+outputs. Most of them stay in the L2 of a large GPU until cuBLAS reads them."""
 PROGRAMS = 264
 """Programs that fill a GPU: two for each multiprocessor of an H100 or H200. The inputs are split until there are as
 many."""
 MOST_SPLITS = 4
 BLOCK_N, SUM_BLOCK = 128, 1024
 LEAST_ROWS, MOST_ROWS = 16, 64
-"""Rows of the lowest and the highest tile."""
+"""Minimum and maximum number of rows of a tile, which is a power of two."""
 
 
 Part = Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ from lora_kernels.gpu.triton_quantized import dequantise_kernel
 from lora_kernels.quantized import Coding, QuantizedWeight
 
 LANES = 32
-"""Words of a span that a feature has, and the least number of inputs that may share a scale."""
+"""Words that a feature has in a span (triton_quantized.py), and the least number of inputs that may share a scale."""
 ROWS_AT_A_TIME = 4096
 """Features that are packed at a time, so that temporary copies stay small."""
 BLOCK_N = 64
@@ -20,15 +20,16 @@ BLOCK_N = 64
 
 def word_bits(coding: Coding) -> int | None:
     """Returns the bits in which a GPU stores the codes of a coding: 4, or 8 for more than 4. None means that it cannot
-    compute with such weights as they are: fewer than 32 inputs share a scale, or 4 bits have another zero than 8."""
+    compute with such weights as they are: fewer than 32 inputs share a scale, or codes of 4 bits have a fixed zero
+    other than 8."""
     if coding.group < LANES or (coding.bits == 4 and coding.zero not in (None, 8)):
         return None
     return 4 if coding.bits == 4 else 8
 
 
 def stored_bits(coding: Coding) -> float | None:
-    """Returns the bits of device memory that a weight takes, with its part of the scale and the offset, but without
-    padding. None means that a GPU does not compute with such weights as they are."""
+    """Returns the bits of device memory that each number of a weight takes, with its part of the scale and the offset,
+    but without padding. None means that a GPU does not compute with such weights as they are."""
     bits = word_bits(coding)
     if coding.by_rows:
         return bits
@@ -36,8 +37,8 @@ def stored_bits(coding: Coding) -> float | None:
 
 
 def offset_kind(coding: Coding) -> int:
-    """Returns OFFSETS of triton_quantized.py: 0 if the middle code stands for 0 in all groups, else 1 if groups have
-    offsets in scales, or 2."""
+    """Returns the form of a coding's offsets (OFFSETS in triton_quantized.py): 0 if there are none, because the middle
+    code stands for 0 in all groups; 1 if they are added to codes; 2 if they are added to scaled codes."""
     return 0 if coding.zero is not None else 1 if coding.in_scales and not coding.shared else 2
 
 

@@ -54,7 +54,7 @@ def find_processor(device: torch.device) -> Processor:
 def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> DecodeTuning:
     """Returns the default decode tuning for KV of `dtype` on a GPU. A program has three blocks of K and V in shared
     memory, or two if more programs fit on a multiprocessor then. On an H200 with heads of 128 in bf16, three programs
-    of two blocks took 0.85 of the time that two of three took (64 contexts of 128 to 8,192 tokens)."""
+    of two blocks took 0.85 of the time that two programs of three blocks took (64 contexts of 128 to 8,192 tokens)."""
     block_d = block_width(head_dim)
     block_n = min(LARGEST_BLOCK, BLOCK_ELEMENTS // block_d)
     block_bytes = 2 * block_n * block_d * dtype.itemsize
@@ -122,8 +122,8 @@ class PagedAttention:
     def extra_bytes(
         self, device: torch.device, max_seqs: int, heads: int, kv_heads: int, head_dim: int, chunk_rows: int
     ) -> int:
-        """Returns the bytes that another library's kernels need on a GPU for captured steps; see `reserve` for the
-        sizes."""
+        """Returns the bytes of device memory that kernels of another library than ours need for captured steps: 0 here,
+        where there are none. See `reserve` for the sizes."""
         return 0
 
     def capture_plans(self, rows: int, seqs: int, has_prompts: bool) -> CapturedPlans | None:

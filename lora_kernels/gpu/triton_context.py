@@ -59,7 +59,7 @@ class AttentionCall:
 
     @property
     def base2_scale(self) -> float:
-        """The factor of products of queries and keys whose exponentials are of base 2."""
+        """The factor of products of queries and keys for a softmax in base 2: the scores' scale times log2(e)."""
         return self.scores.scale * LOG2_E.value
 
     @property
@@ -117,13 +117,13 @@ def attend_blocks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Adds context tokens `begin:end` to the softmax state of query rows: the largest score (`peak`), the sum of base-2
-    exponentials of scores times `scale` (`norm`), and that of exponentials times values (`total`), and returns it.
-    Scores are bounded by CAP (`Scores.cap`) unless it is 0.
+    """Adds context tokens `begin:end` to the softmax state of query rows, and returns the new state: the largest score
+    (`peak`), the sum of base-2 exponentials of scores times `scale` (`norm`), and the sum of exponentials times values
+    (`total`). Scores are bounded by CAP (`Scores.cap`) unless it is 0.
 
-    With EDGE, a row sees only tokens up to its `position` and, with HAS_WINDOW, the last `window` of these. Without
-    EDGE, nothing is masked: the tokens must fill whole blocks and be visible to every row. If they do not fill whole
-    blocks, `position` must be below `end`, which hides the rest of the last block.
+    With EDGE, a row sees only tokens up to its `position` and, with HAS_WINDOW, the last `window` of these. If the
+    tokens do not fill whole blocks, `position` must be below `end`, which hides the rest of the last block. Without
+    EDGE, nothing is masked: the tokens must fill whole blocks and be visible to every row.
     """
     step = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)

@@ -23,7 +23,7 @@ from lora_kernels.routing import Routing, RowAdapters, slots_each
 BLOCK = 128
 """Entries of an expert that a program compares with each other at a time. No tile has entries of two blocks."""
 LISTS = 4
-"""Lists of `TileLists`."""
+"""Number of lists in `TileLists`."""
 
 
 def prepare(
@@ -36,7 +36,7 @@ def prepare(
     tuning: LoraTuning,
 ) -> TritonLora:
     """Returns the LoRA data of entries, for layer 0 and the targets 0, 1 and 2 of `table.by_expert()`, in two launches.
-    Memory and launches depend on numbers that the host knows alone.
+    Memory and launches depend only on numbers that the host knows, so that it does not wait for the routing.
 
     Args:
         first_slot: virtual slot of expert 0 of adapter slot 0.
@@ -77,8 +77,8 @@ def tile_constants(tuning: LoraTuning, has_long: bool) -> dict[str, Any]:
 def _capacities(
     entries: int, experts: int, max_rank: int, tuning: LoraTuning, has_long: bool
 ) -> tuple[int, int, int, int]:
-    """Returns the largest possible number of tiles in each list. A block has two parts of long segments at most that
-    are shorter than a long segment, at its ends."""
+    """Returns the largest possible number of tiles in each list. A block may begin and end with a part of
+    a long segment that is itself shorter than a long segment."""
     long = 0
     if has_long:
         blocks, pieces = experts + entries // BLOCK, BLOCK // tuning.long_from + 2

@@ -19,7 +19,7 @@ from lora_kernels.routing import Routing, RowAdapters, first_virtual_slot
 ROWS = 4
 """Rows whose experts a program chooses, one for each of its warps."""
 PLACE_BLOCK, COMBINE_BLOCK = 1024, 512
-"""Entries that a program numbers at a time, and columns that it adds up."""
+"""Entries that `place_entries_kernel` reads at a time, and columns that a program of `combine_kernel` adds up."""
 
 
 class TritonExperts:

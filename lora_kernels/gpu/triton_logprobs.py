@@ -54,8 +54,8 @@ def rank_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Stores the highest logit of one (row, chunk) and the sum of exponentials of logits less it at `sums_ptr`, and the
-    `width` highest logits and their ids (-1 where the chunk has fewer) at `tops_ptr` and `top_ids_ptr`."""
+    """Stores the highest logit of one (row, chunk) and the sum of exp(logit - highest) at `sums_ptr`, and the `width`
+    highest logits and their ids (-1 where the chunk has fewer) at `tops_ptr` and `top_ids_ptr`."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)

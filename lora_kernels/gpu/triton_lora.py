@@ -65,7 +65,7 @@ def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) 
 def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes the second half of `add`: multiplies `prepared.sums`, which `shrink` filled for the same layer and
     group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place. Raises ValueError if `out`
-    has 2^31 numbers, whose places the kernel computes in 32 bits."""
+    has 2^31 numbers or more, because the kernel computes their indices in 32 bits."""
     if out.numel() >= 1 << 31:
         raise ValueError(f"a step of {len(out)} rows is too large for LoRA of {out.shape[1]} outputs")
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
@@ -222,8 +222,8 @@ def _shrink_tile(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Computes one tile of `shrink_kernel`, nothing if `ranks`, the adapter's rank less the tile's first one, is not
-    positive. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first row's sums."""
+    """Computes one tile of `shrink_kernel`. `ranks` is the adapter's rank minus the tile's first rank; if it is not
+    positive, nothing is computed. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first row's sums."""
     PART: tl.constexpr = ((IN_FEATURES + SPLITS * PART_UNIT - 1) // (SPLITS * PART_UNIT)) * PART_UNIT
     m = tl.arange(0, ROWS)
     x_row = x_ptr + tl.load(rows_ptr + m, mask=m < count, other=0).to(tl.int64) * x_stride
@@ -287,8 +287,8 @@ def expand_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile. What
-    leads to a tile's numbers is loaded while the tile before is computed: each load that waits for another takes some
+    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile. The
+    next tile's rank, rows and offsets are loaded while a tile is computed: each load that waits for another takes some
     0.6 us, and a tile's numbers are few."""
     num_tiles = tl.load(count_ptr)
     step = tl.num_programs(1)
@@ -376,9 +376,9 @@ def _expand_tile(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes rows `done` to `done` + ROWS of one tile of `expand_kernel`, which are `row` [ROWS] of the batch,
-    nothing if `rank` is 0. `tiles_ptr` points to the offsets of the projection's B, and `tile` [RANKS] are its first
-    ones. The next ranks of B are loaded while the last ones are multiplied."""
+    """Computes rows `done` to `done` + ROWS of one tile of `expand_kernel`, whose indices in the batch are `row`
+    [ROWS]. Stores nothing if `rank` is 0. `tiles_ptr` points to the offsets of the projection's tiles of B, and `tile`
+    [RANKS] holds those of the first RANKS ranks. The next ranks of B are loaded while these are multiplied."""
     r = tl.arange(0, RANKS)
     m = done + tl.arange(0, ROWS)
     n = first_column + tl.arange(0, BLOCK_N)

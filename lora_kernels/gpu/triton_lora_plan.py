@@ -228,8 +228,8 @@ def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def _capacities(
     max_rows: int, max_rank: int, max_segments: int | None, tuning: LoraTuning
 ) -> tuple[int, int, int, int]:
-    """Returns the largest possible number of tiles in each list of a workspace: see `LoraWorkspace`. A segment has one
-    tile that is not full, and all ranks may be used everywhere."""
+    """Returns the largest possible number of tiles in each list of a workspace: see `LoraWorkspace`. At most, each
+    segment has one tile that is not full, and every tile has all ranks."""
     segments = max_rows if max_segments is None else max_segments
     tiles = min(max_rows, segments + max_rows // tuning.tile_rows)
     long = 0

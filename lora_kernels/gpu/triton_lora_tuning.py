@@ -13,7 +13,7 @@ divides it."""
 INSTRUCTION_ROWS = 8
 """Rows of the batch that one tensor-core instruction multiplies with 16 rows of weights: the n of m16n8k16."""
 LEAST_K = 32
-"""Inner dimension of one instruction with 8-bit weights."""
+"""Least step over the inner dimension, and least ranks in FP8: the k of one instruction with 8-bit weights."""
 WARP_GROUP, WARP_GROUP_HEIGHT = 4, 64
 """Hopper uses another instruction (wgmma), which gives other bits, from this many warps and rows of weights on."""
 
@@ -116,8 +116,8 @@ class LoraTuning:
         return {**common, **blocks, "num_warps": self.expand_warps}
 
     def num_programs(self, tiles: int, others: int) -> int:
-        """Returns the number of programs of a launch along its list of `tiles`, `others` of which have the same tile:
-        as many as there are tiles, or as fill a device."""
+        """Returns the size of a launch along the axis of its list of `tiles` tiles: one for each tile, or as many
+        as fill the device. `others` is the size along the other axis, whose programs work on the same tile."""
         return min(tiles, max(1, self.most_programs // others))
 
     def early_options(self) -> dict[str, bool]:

@@ -75,7 +75,7 @@ class PrefillRoom:
     Attributes:
         items: work items.
         rows: query rows whose context may be split.
-        parts: parts of these rows.
+        parts: parts of these rows (`Partials`), one for each split of each row.
     """
 
     items: int
@@ -141,15 +141,15 @@ def plan_constants(num_seqs: int, call: AttentionCall, tuning: PrefillTuning) ->
 
 
 def largest_room(rows: int, num_seqs: int, span: int, group: int, kv_heads: int, tuning: PrefillTuning) -> PrefillRoom:
-    """Returns the room that the plan of any step needs which has at most `rows` rows and `num_seqs` sequences, and in
-    which no tile reads more than `span` tokens."""
+    """Returns upper bounds for the plans of all steps with at most `rows` rows and `num_seqs` sequences in which no
+    tile reads more than `span` tokens."""
     tiles = rows // tuning.tile_rows(group) + min(num_seqs, rows // 2)
     splits = max(1, min(tuning.max_splits, tuning.fill // kv_heads, -(-span // tuning.split_tokens)))
     return PrefillRoom(tiles * splits, *((rows, rows * splits) if splits > 1 else (0, 0)))
 
 
 def _room(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning) -> PrefillRoom:
-    """Returns the room for the plan of a batch, from the numbers on the host. They count what `plan_kernel` counts."""
+    """Returns upper bounds for the plan of a batch, from its lengths on the host, counted as `plan_kernel` counts."""
     span, kv_heads = _longest_span(batch.max_context, call, tuning), call.kv.shape[3]
     if batch.has_any_lengths:
         return largest_room(batch.max_query, len(batch.context_lens), span, call.group, kv_heads, tuning)
@@ -185,8 +185,8 @@ def split_tile(
     BLOCK_N: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Returns the first token that a chunk's tiles read, the token after the last, and the tokens of a split, in whole
-    blocks, for at most `wanted` splits of at least SPLIT_TOKENS."""
+    """Returns the first token that tile number `tile` of a chunk reads, the token after the last, and the tokens of
+    each split, in whole blocks: at most `wanted` splits of at least SPLIT_TOKENS."""
     rows = tl.minimum(length - tile * TILE_ROWS, TILE_ROWS)
     end = context - length + tile * TILE_ROWS + rows
     begin = end * 0
@@ -216,7 +216,7 @@ def plan_kernel(
 ):
     """Writes the items and the merged rows of one sequence, behind those of sequences that read more, so that the last
     items to start are short. FILL is the number of tiles of one KV head that fill the GPU. A sequence of one row or
-    none has no items. The tiles of a chunk have as many items as the one with most splits may need."""
+    none has no items. Each tile of a chunk gets as many items as the one with most splits may need."""
     index = tl.arange(0, SEQS)
     here = index < num_seqs
     starts = tl.load(query_starts_ptr + index, mask=here, other=0)

@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 
 LANES = tl.constexpr(32)
-"""Words of a span that a feature has."""
+"""Words that a feature has in a span."""
 
 
 @triton.jit
 def _group_numbers(group_scales_ptr, group_offsets_ptr, group, BITS: tl.constexpr, OFFSETS: tl.constexpr):
-    """Returns, for groups at the index `group`, the scale, and what a number from 2^BITS on needs besides."""
+    """Returns the fp32 scale and offset of the groups at the index `group`, in the form that `_weights` takes: a weight
+    is `scale * (2^BITS + code) + offset`."""
     scale = tl.load(group_scales_ptr + group).to(tl.float32)
     if OFFSETS == 0:
         return scale, -scale * ((1 << BITS) + (1 << (BITS - 1)))
@@ -30,8 +31,9 @@ def _group_numbers(group_scales_ptr, group_offsets_ptr, group, BITS: tl.constexp
 
 @triton.jit
 def _weights(words, scale, offset, PART: tl.constexpr, BITS: tl.constexpr):
-    """Returns the weights of code `PART` of each word, fp32. The code becomes the upper bits of the mantissa of a
-    number from 2^BITS on, which takes fewer instructions than converting it; the rest takes one."""
+    """Returns the weights of code `PART` of each word, fp32. The code is put into the upper bits of a mantissa, which
+    makes the number 2^BITS + code in fewer instructions than a conversion. `scale` and `offset` (`_group_numbers`) then
+    turn it into the weight in one."""
     mantissa = (words.to(tl.int32) << (23 - BITS - PART * BITS)) & (((1 << BITS) - 1) << (23 - BITS))
     number = (mantissa | ((127 + BITS) << 23)).to(tl.float32, bitcast=True)
     return number * scale[:, None] + offset[:, None]
@@ -58,8 +60,8 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Computes out[row, feature] of one tile, or with SPLITS its part of one split: out is then fp32 [SPLITS, rows,
-    features], and bias is not added."""
+    """Computes out[row, feature] of one tile. With SPLITS above 1, computes the sum over one split of the inputs
+    instead: `out` is then fp32 [SPLITS, rows, features], and bias is not added."""
     PARTS: tl.constexpr = 16 // BITS
     SPAN: tl.constexpr = PARTS * LANES
     SHARING: tl.constexpr = (GROUP if GROUP < SPAN else SPAN) // LANES  # parts whose inputs share a scale

@@ -62,7 +62,8 @@ def mix(state):
 
 @triton.jit
 def point_in(mass, seed, position):
-    """Returns an int64 in [0, mass): the uniform number of (seed, position), as in the engine's draws, times `mass`."""
+    """Returns an int64 in [0, mass): `mass` times the uniform random number in [0, 1) that the engine's draws take for
+    (seed, position)."""
     step = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     state = mix(mix(seed.to(tl.uint64) + step) + (position.to(tl.uint64) + 1) * step)
     return tl.umulhi((state >> 12) << 12, mass.to(tl.uint64)).to(tl.int64)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 LEAST = tl.constexpr(-(2**63))
-"""Below the key of any logit."""
+"""An int64 below the key of any logit."""
 
 
 @triton.jit(do_not_specialize=["rows"])

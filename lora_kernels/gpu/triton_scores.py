@@ -43,7 +43,8 @@ def load_fp32(word_ptr):
 def shape_chunk(logits_ptr, word_ptr, masks_ptr, line, first, vocab, CHUNK: tl.constexpr):
     """Returns the scores of the CHUNK tokens from `first` on, fp32 [CHUNK]: logits after the bans, biases, penalties
     and (not for GREEDY) temperature of the words at `word_ptr`. They are -inf for NaN, beyond the vocabulary and, if
-    `line` is not negative, where that line of the bit masks at `masks_ptr` has no bit: later edits are finite."""
+    `line` is not negative, for tokens whose bit is 0 in that line of the masks at `masks_ptr`. Biases and penalties are
+    finite, so that they do not change that."""
     token = first + tl.arange(0, CHUNK)
     mask = token < vocab
     scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)

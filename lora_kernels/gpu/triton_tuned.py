@@ -44,7 +44,8 @@ DEFAULTS: Mapping[str, Config] = {
 """Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count,
 because the defaults follow from the device."""
 LEAST_EARLY = 90
-"""Lowest compute capability, times ten, of devices that let kernels begin before the one before has ended."""
+"""Lowest compute capability, times ten, of devices on which a kernel may begin before the previous one has ended
+(programmatic dependent launch)."""
 NEEDS = "it compiles its kernels with nvcc at first use, unless its package flashinfer-jit-cache is installed"
 
 
@@ -76,7 +77,7 @@ def load_backend(
         data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
             there is none.
         wish: what the engine asks of its attention kernels. None means the default of everything.
-        on_attention: called with what computes attention.
+        on_attention: called with the choice of attention kernels.
 
     Raises:
         TuningError: A file of measurements in `data_dir`, or a shipped one, cannot be used.
@@ -97,7 +98,8 @@ def load_backend(
 
 
 def _why(error: Exception) -> str:
-    """Returns what FlashInfer needs, and the beginning of its error, which may have all that a compiler printed."""
+    """Returns, for a message, what FlashInfer needs and the beginning of the error that it raised, which may contain
+    all that a compiler printed."""
     return f"{NEEDS} ({type(error).__name__}: {str(error)[:300]})"
 
 

@@ -41,8 +41,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The B weights of one projection of a tile batch. `inner` is the adapters per tile times the batch's largest rank
-    in the group, to which lower ranks are padded with zeros.
+    """The B weights of one projection of a tile batch. `inner` is the number of adapters per tile times the
+    largest rank of any in this group; weights of lower ranks are padded with zeros.
 
     Attributes:
         b: [num_tiles, inner, out_features], a view of the rows that `gather` fills.

@@ -35,7 +35,7 @@ MASK_TYPES = {2: torch.int16, 4: torch.int32}
 @dataclass(frozen=True, slots=True)
 class GroupStack:
     """The weights of one projection group, one entry per layer. None means that no adapter of the stack touches the
-    group there. `inner` is that of `Stack`.
+    group there. `inner` is `Stack.inner`, the sum of the adapters' ranks.
 
     Attributes:
         a: linear layers in_features -> targets * inner.

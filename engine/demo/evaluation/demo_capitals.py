@@ -34,7 +34,8 @@ CAPITALS = {
 
 
 def load(**options: Any) -> dict[str, Any]:
-    """Return the data set of lm-eval: its split, with the capital at each of the four places in turn."""
+    """Return the documents of the task for lm-eval, as the split `test`. The capital's place among the four cities
+    changes from one document to the next."""
     from datasets import Dataset
 
     documents = []

@@ -99,8 +99,9 @@ def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
 
 
 def extraction_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Draw a tool that only structures facts of a text, as clients define for structured output; a third are facts
-    about a person. With `held_out`, none are, and its noun and fields are those that training does not use."""
+    """Draw a tool whose call only structures the facts of a text, as clients define for structured output. A third of
+    the tools are about a person. With `held_out`, none are, and noun and fields are those that training does not
+    use."""
     person = not held_out and rng.random() < 0.35
     noun, fields = ("person", ()) if person else _chosen(rng, held_out)
     kind = _person_kind(rng) if person else ToolKind((), (), _parameters(fields), _facts(rng, noun, fields))

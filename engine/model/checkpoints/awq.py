@@ -21,8 +21,8 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Awq:
-    """Finds the quantised weights of a folder. Raises WeightsError if the section of config.json names another version
-    or number of bits."""
+    """Finds the weights of a folder that are quantised with AWQ. Raises WeightsError if `section`, the quantisation
+    settings in config.json, names another version or number of bits."""
 
     def __init__(self, section: Json, stored: StoredTensors) -> None:
         self._stored = stored

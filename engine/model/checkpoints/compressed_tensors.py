@@ -1,11 +1,13 @@
 """Checkpoints of compressed-tensors, which llm-compressor writes, with weights in integers or FP8.
 
-Groups of the section of config.json name targets, which are modules, their class or regular expressions, and how these
-modules' weights are quantised. A module has `weight_scale` (one for each group of inputs, each output, or all) and
-`weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3 [out_features, in_features]);
-weights that are not symmetric have `weight_zero_point`, and groups whose inputs are no neighbours `weight_g_idx`.
-Activations, which such a checkpoint may be made to quantise as well, are not quantised as it says, except that a GPU
-codes them in 8 bits with a scale for each row, if weights in integers were made for that. Source: the package
+Each of the `config_groups` in config.json's quantisation settings names targets (modules by name, by class or by
+regular expression) and how their weights are quantised. A module has `weight_scale` (one for each group of inputs, each
+output, or all) and `weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3
+[out_features, in_features]). Asymmetric weights have `weight_zero_point`. Where the inputs of a group are not
+neighbours, `weight_g_idx` has the group of each input.
+
+Activations are not quantised as the settings say, with one exception: where a checkpoint has integer weights for 8-bit
+integer activations, a GPU quantises activations to 8 bits with a scale for each row. Source: the package
 compressed-tensors.
 """
 
@@ -44,9 +46,9 @@ STRATEGIES = ("tensor", "channel", "group", "block")
 
 
 class Scheme(NamedTuple):
-    """How the weights of a group of modules are quantised: in packed integers, integers or e4m3; `size` is the number
-    of inputs that share a scale, 0 for all, and `rows` of outputs, 0 for all. `codes_rows` says that activations have
-    integers of 8 bits, too."""
+    """How the weights of a group of modules are quantised: as packed integers (`packed`), as int8, or as e4m3
+    (`is_float`). `size` inputs and `rows` outputs share a scale, where 0 means all. `codes_rows` means that the
+    checkpoint is made for activations in 8-bit integers, too."""
 
     packed: bool
     is_float: bool
@@ -62,8 +64,8 @@ class Scheme(NamedTuple):
 
 
 class CompressedTensors:
-    """Finds the quantised weights of a folder. Raises WeightsError if the section of config.json says what cannot be
-    computed."""
+    """Finds the weights of a folder that are quantised with compressed-tensors. Raises WeightsError if `section`, the
+    quantisation settings in config.json, asks for something that the engine cannot compute."""
 
     def __init__(self, section: Json, stored: StoredTensors) -> None:
         self._stored, self._ignore = stored, tuple(section.get("ignore") or ())
@@ -136,7 +138,8 @@ class CompressedTensors:
 
 
 def _refuse(section: Json) -> None:
-    """Raises WeightsError for what a section may ask for besides quantised weights, and the engine cannot do."""
+    """Raises WeightsError if the quantisation settings ask for a KV cache that is quantised but not in FP8, sparse
+    weights, or transforms of activations."""
     cache = section.get("kv_cache_scheme")
     if cache and (cache.get("num_bits"), cache.get("type")) != (8, "float"):
         raise WeightsError("compressed-tensors' kv_cache_scheme is supported for FP8 only")
@@ -147,8 +150,8 @@ def _refuse(section: Json) -> None:
 
 
 def _scheme(group: Json, form: str) -> Scheme | None:
-    """Returns the scheme of a group's weights, or None if they are not quantised. Raises WeightsError if it is none
-    that can be read."""
+    """Returns how the weights of one of `config_groups`, stored in the format `form`, are quantised; None means that
+    they are not. Raises WeightsError if the engine cannot read them."""
     weights = group.get("weights")
     if not weights or not group.get("targets") or form in UNQUANTISED:
         return None
@@ -177,10 +180,10 @@ def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None
 
 
 def _unsigned(numbers: Tensor, coding: Coding) -> Tensor:
-    """Returns signed numbers, int8, as codes of a coding."""
+    """Returns signed codes (int8) as the unsigned codes (uint8) of `coding`, in which the middle code stands for 0."""
     return (numbers + (1 << coding.bits - 1)).view(torch.uint8) if coding.bits < 8 else numbers.view(torch.uint8) ^ 128
 
 
 def _words(count: int, bits: int) -> int:
-    """Returns how many int32 hold so many numbers."""
+    """Returns how many int32 hold `count` packed numbers of `bits` bits."""
     return -(-count * bits // 32)

@@ -22,7 +22,7 @@ FAMILIES: dict[str, Callable[[Json, StoredTensors], Family]] = {
     "fp8": Fp8,
     "fbgemm_fp8": Fp8,
 }
-"""The families that are read as they are, by the name that config.json gives them."""
+"""The families of quantised formats, by their `quant_method` in config.json."""
 END = ".weight"
 
 
@@ -31,7 +31,7 @@ class Folder:
 
     Args:
         expected: the shapes of the model's parameters, by name.
-        parts: those of them that are parts of stacked tensors, by name.
+        parts: which part of a stacked tensor a parameter is, by the name of the parameter.
         aliases: see `StoredTensors`.
 
     Raises:

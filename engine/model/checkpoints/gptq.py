@@ -30,8 +30,8 @@ OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
 class Gptq:
-    """Finds the quantised weights of a folder. Raises WeightsError if the section of config.json names a format whose
-    layout is another."""
+    """Finds the weights of a folder that are quantised with GPTQ. Raises WeightsError if `section`, the quantisation
+    settings in config.json, names a format with another layout."""
 
     def __init__(self, section: Json, stored: StoredTensors) -> None:
         self._section, self._stored = section, stored
@@ -61,15 +61,16 @@ class Gptq:
         return Layer(integer_form(bits, size, width), parts, coding, read)
 
     def _settings(self, module: str) -> Json:
-        """Returns the section with what GPTQModel's `dynamic`, whose keys are regular expressions, changes for a
-        module."""
+        """Returns the quantisation settings of a module: those of config.json, with the changes that GPTQModel's
+        `dynamic`, whose keys are regular expressions, makes for the module."""
         for pattern, changes in (self._section.get("dynamic") or {}).items():
             if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
                 return {**self._section, **changes}
         return self._section
 
     def _read(self, module: str, coding: Coding, sorted_size: int) -> QuantizedWeight:
-        """`sorted_size` is the size of groups whose inputs need not be neighbours, or 0."""
+        """Reads the weight of a module. `sorted_size` is the size of groups whose inputs need not be neighbours, or
+        0."""
         codes = unpack(self._stored.read(f"{module}.qweight").T, coding.bits)
         zeros = unpack(self._stored.read(f"{module}.qzeros"), coding.bits)
         zeros = (zeros + self._offset & (1 << coding.bits) - 1).T

@@ -21,9 +21,9 @@ PRECISION = 2.0**-10
 
 
 class Layer(NamedTuple):
-    """The quantised weight of a linear layer: the name of its format within its family (empty if it is not quantised
-    but a part of a larger tensor), the names of its tensors, what it is coded as (None if it is read as a tensor), and
-    the function that reads it."""
+    """How the weight of a linear layer is stored. `form` is the name of its format within its family; empty means that
+    it is not quantised but a part of a larger tensor. `parts` are the names of its tensors. `coding` is its coding in
+    memory; None means that it is read as a plain tensor. `read` reads it."""
 
     form: str
     parts: set[str]
@@ -40,7 +40,7 @@ class Family(Protocol):
 
 
 def parts_of(module: str, stored: StoredTensors, names: tuple[str, ...]) -> set[str]:
-    """Returns those tensors of a module that are stored."""
+    """Returns the full names of those tensors of a module, among `names`, that the folder has."""
     return {name for part in names if (name := f"{module}.{part}") in stored}
 
 
@@ -71,8 +71,8 @@ def integer_weight(
         name: the tensor that errors name.
         codes: uint8 [out_features, in_features], in the order of inputs.
         scales: [out_features, groups], in any dtype of floats.
-        zeros: zero points, integers of the shape of `scales`; None if the coding has a zero.
-        order: which input is at which place when they are sorted by group; None if they are sorted already.
+        zeros: zero points, integers of the shape of `scales`. None means that the coding has one code for zero.
+        order: permutation that sorts the inputs by group (see `order_of`). None means that they are sorted already.
 
     Raises:
         WeightsError: fp16 cannot hold the scales.
@@ -100,8 +100,9 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
-    """Returns the inputs sorted by group, int64 [in_features], from each one's group, or None if they are sorted
-    already. Raises WeightsError unless each group has `size` inputs."""
+    """Returns the permutation that sorts inputs by group, int64 [in_features], given the group of each input; None
+    means that they are sorted already. Raises WeightsError, which names the tensor `name`, unless each group has `size`
+    inputs."""
     sorted_groups = torch.arange(len(groups)) // size
     order = torch.argsort(groups.long(), stable=True)
     if not torch.equal(groups.long()[order], sorted_groups):
@@ -110,7 +111,8 @@ def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def grid_shapes(rows: int, columns: int) -> tuple[Shape, ...]:
-    """Returns the shapes in which a grid of scales may be stored."""
+    """Returns the shapes in which a checkpoint may store [rows, columns] scales: a single column also as [rows], and a
+    single scale also as a scalar."""
     shapes: list[Shape] = [(rows, columns)]
     if columns == 1:
         shapes.append((rows,))

@@ -1,4 +1,5 @@
-"""Tensors that hold a projection, or several, of all experts of a layer, of which each expert's are read alone.
+"""Reads the parameters of single experts from stacked tensors, which hold one or several projections of all experts of
+a layer.
 
 They may be in MXFP4 (OCP Microscaling Formats 1.0, 2023): blocks of 32 neighbouring inputs are codes of 4 bits (E2M1,
 the first of two in the lower half of a byte) and share a power of two (E8M0). gpt-oss stores a tensor `name` as
@@ -20,15 +21,15 @@ from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, Weight
 from lora_kernels.quantized import unpack_halves
 
 MXFP4 = "mxfp4"
-"""The format's name in config.json."""
+"""The `quant_method` in config.json of checkpoints in MXFP4."""
 BLOCK = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = torch.tensor([*MAGNITUDES, *(-number for number in MAGNITUDES)], dtype=torch.bfloat16)
-"""The number of each code."""
+"""The number that each 4-bit code stands for."""
 BIAS, NAN = 127, 255
-"""The offset of the exponents of scales, and the scale that is not a number."""
+"""Bias of the exponents of scales (E8M0), and the scale that stands for NaN."""
 LARGEST = 252
-"""The largest scale with which bf16 holds the products of all codes."""
+"""The largest stored exponent of a scale with which the products of all codes fit into bf16."""
 
 
 class Part(NamedTuple):

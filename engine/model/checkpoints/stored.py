@@ -30,8 +30,8 @@ class Header(NamedTuple):
 
 class StoredTensors:
     """The tensors of one file model.safetensors, or of shards with an index. Creating it raises WeightsError if there
-    are none, or the index names a file that is missing or outside the folder. A name that has the first part of one of
-    `aliases` counts as one that has the second in its place."""
+    are none, or the index names a file that is missing or outside the folder. In names of tensors, the first string of
+    each of `aliases` is replaced by the second."""
 
     def __init__(self, folder: Path, aliases: Iterable[tuple[str, str]] = ()) -> None:
         self._headers: dict[str, Header] = {}

@@ -51,8 +51,8 @@ class ExpertsSpec:
         normalised: True means that the weights of a row's experts add up to 1. False means that they are the experts'
             probabilities among all.
         layers: whether each layer has experts; the others have one MLP instead.
-        shared: True means that layers with experts also have an MLP for all rows, of which the sigmoid of a linear of
-            the row says how much is added.
+        shared: True means that layers with experts also have an MLP for all rows, whose output is multiplied by a gate,
+            the sigmoid of a linear of the row.
         biased: whether routers and the experts' projections have biases.
         module, router: names of the module of experts, in its layer, and of the router in it, in transformers 5.
         stacks: how checkpoints store the experts. None means that each projection of an expert is a tensor.
@@ -130,10 +130,11 @@ class ModelSpec:
     experts: ExpertsSpec | None = None
     """The experts of the layers. None means that every layer has one MLP instead."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Parts of the paths of layers' parameters, in whole components, and what checkpoints and adapters have in their
-    place."""
+    """Pairs (engine's name, stored name) of whole path components, for parameters of layers that checkpoints and
+    adapters of the family name differently."""
     aliases: tuple[tuple[str, str], ...] = ()
-    """Parts of names of tensors in some checkpoints, and what most checkpoints have in their place."""
+    """Pairs (name in some checkpoints, name in most) of parts of tensors' names. The engine reads the first as the
+    second."""
 
     def served(self, max_len: int) -> ModelSpec:
         """Returns the spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
@@ -157,7 +158,8 @@ class ModelSpec:
         return self.shares_expert or not self.has_experts(layer)
 
     def stored_name(self, name: str) -> str:
-        """Returns the name that a parameter or a module has in checkpoints and adapters."""
+        """Returns the name by which checkpoints and adapters of the family know a parameter or module (see
+        `renames`)."""
         name += "."
         for part, stored in self.renames:
             name = name.replace(f".{part}.", f".{stored}.")
@@ -227,8 +229,9 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
-    """Reads experts that every layer has, as wide as the model's MLP, with weights that are normalised. `others` are
-    further fields of the result. Raises ValueError if config.json lacks a number, or chooses too many experts."""
+    """Reads the experts of a family in which all layers have experts, these are as wide as the model's MLP, and the
+    weights of a row's experts add up to 1. `others` are further fields of the result. Raises ValueError if config.json
+    lacks a number, or chooses too many experts."""
     return ExpertsSpec(
         count=required(config, "num_local_experts"),
         top_k=required(config, "num_experts_per_tok"),

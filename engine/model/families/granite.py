@@ -15,7 +15,7 @@ ALIASES = (
     (f"{BLOCK}.experts.down_proj", STACKS.down),
     (f"{BLOCK}.router.weight", f"{ROUTER}.weight"),
 )
-"""Names in transformers 5, which writes those of transformers 4 by default."""
+"""Pairs (name in transformers 5, name in transformers 4) of tensors. By default, transformers 5 writes the latter."""
 
 
 def read_granite(config: Json) -> ModelSpec:

@@ -28,9 +28,10 @@ class AdapterShard:
     """A rank's part of every adapter of a model.
 
     Attributes:
-        cuts: the part of each projection, in the order of the LoRA table; None means all of it, as of routers. Empty
-            means all of each.
-        is_first: whether this is rank 0 of its stage, on which what is added to sums over ranks is added.
+        cuts: the rank's part of each projection, in the order of the LoRA table; None means the whole projection, as
+            for routers. Empty means that the rank has every projection whole.
+        is_first: whether this is rank 0 of its stage. Only this rank adds what a sum over ranks must contain once, such
+            as DoRA's shifts.
         stages: the layers of each stage. Empty means that one stage has all layers.
         stage: number of the rank's stage.
     """
@@ -48,7 +49,8 @@ class AdapterShard:
         return (layer - own.start, place[1]) if layer in own else None
 
     def most_elements(self, page_elems: int) -> int:
-        """Returns the elements of a page of the stage that has most layers, from those of this rank's."""
+        """Returns the number of elements of a page on the stage that has most layers, given that of a page on this
+        rank."""
         if not self.stages:
             return page_elems
         return page_elems // len(self.stages[self.stage]) * max(map(len, self.stages))
@@ -62,9 +64,9 @@ class AdapterShard:
         fp8: bool = False,
         tokens: TokenIds | None = None,
     ) -> AdapterLayout:
-        """Returns the layout of an adapter's part: see `plan_layout`. `ranks` and `scaled` are those of all layers,
-        `widths` the rank's part. Each rank of the first stage has all of `tokens`. Pages have the same ids in every
-        stage, so that the layout has as many as the stage that needs most of them."""
+        """Returns the layout of the rank's part of an adapter: see `plan_layout`. `ranks` and `scaled` are those of all
+        layers, `widths` those of the rank's part. Only ranks of the first stage have `tokens`, and each has all of
+        them. An adapter has the same pages in every stage, so their number is that of the stage that needs most."""
         if not self.stages:
             return plan_layout(ranks, widths, page_elems, scaled, fp8, tokens)
         layer_elems, layouts = page_elems // len(self.stages[self.stage]), []
@@ -95,8 +97,8 @@ class AdapterShard:
         return (a, b[cut.slice]) if cut.axis == 0 else (a[:, cut.slice], b)
 
     def scales(self, target: int, scales: Tensor) -> Tensor:
-        """Returns the part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). The scale applies
-        to each rank's part of a sum, the shift to the sum once."""
+        """Returns the rank's part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). Where
+        ranks add up their outputs, each applies the scale, and only rank 0 adds the shift."""
         cut = self._cut(target)
         if cut is None:
             return scales
@@ -109,7 +111,7 @@ class AdapterShard:
         return scales
 
     def starts(self, target: int) -> tuple[int, int]:
-        """Returns the first input and the first output of a projection's part."""
+        """Returns the indices of the first input and the first output of a projection that the rank has."""
         cut = self._cut(target)
         if cut is None:
             return 0, 0
@@ -117,7 +119,7 @@ class AdapterShard:
 
 
 WHOLE_ADAPTERS = AdapterShard()
-"""The part of the only rank."""
+"""The part of an engine's only rank: all of every adapter."""
 
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:

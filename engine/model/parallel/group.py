@@ -127,7 +127,8 @@ def _failure(ranks: list[RankProcess]) -> Exception | None:
 
 
 def _next_failure(rank: RankProcess) -> Exception | None:
-    """Waits for a rank's next reply, and returns the failure that it or the rank's end is, if any."""
+    """Waits for a rank's next reply. Returns RankDied if the rank ended instead, ValueError if it refuses the model,
+    and None for any other reply."""
     try:
         reply = rank.receive()
     except (EOFError, OSError):

@@ -93,8 +93,8 @@ class Leader:
         return result
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads an adapter on this rank and, once it is claimed, on the others, too. Does not wait for these: requests
-        for the adapter wait until all ranks have it."""
+        """Reads an adapter on this rank and, once `claim` has accepted it, has the other ranks read it, too. Does not
+        wait for them: requests for the adapter wait until all ranks have it."""
 
         def claim_for_all(host: HostAdapter) -> bool:
             claimed = claim(host)
@@ -147,8 +147,9 @@ class Leader:
             raise
 
     def _answer(self, rank: int, answer: Answer) -> None:
-        """Reports an answer about a grammar at once, and answers to the fetch of an adapter as one when every rank has
-        answered: the adapter is fetched if it is on all of them."""
+        """Receives an answer from a rank. Reports an answer about a grammar at once. Reports one answer for the fetch
+        of an adapter when every rank has answered: the adapter is fetched if all ranks have it, and otherwise the ranks
+        that have it drop it."""
         if not isinstance(answer, AdapterFetched | FetchFailed | FetchCancelled):
             self._report(answer)
             return

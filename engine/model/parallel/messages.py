@@ -11,8 +11,8 @@ from engine.core.types import AdapterHash
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan to submit, after the results of `collected` steps have been collected, and `tokens` (request id, token id)
-    that rank 0 has learnt since the last message have been appended."""
+    """Collect the results of the `collected` oldest steps, append `tokens` (request id, token id), which rank 0 has
+    learnt since its last message, and then submit `plan`."""
 
     plan: StepPlan
     tokens: tuple[tuple[str, int], ...]

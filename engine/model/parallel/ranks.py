@@ -38,7 +38,7 @@ class StageLink:
         self._sent.append((rows, self._group.send([rows], 1, 0)))
 
     def receive(self, rows: Tensor) -> None:
-        """Overwrites a tensor by the next one that was sent, of the same shape."""
+        """Receives the next tensor that was sent into `rows`, which has the same shape."""
         self._group.recv([rows], 0, 0).wait()
 
     def finish(self) -> None:
@@ -55,7 +55,7 @@ class Stage:
     Attributes:
         number, count: number of the stage, from 0, and of all stages.
         everyone: process group of all ranks of all stages.
-        before, after: links from the stage before, for the first stage the last, and to the stage after.
+        before, after: links from the stage before and to the stage after; the first stage comes after the last one.
     """
 
     number: int
@@ -193,7 +193,7 @@ def _gather(group: Any, size: int, part: Tensor) -> Tensor:
 
 
 def threads_of_rank(threads: int, size: int) -> int:
-    """Returns how many of an engine's CPU threads each of the `size` ranks of a stage uses. Stages compute in turn but
-    for micro-batches, and share the threads. Measured with two stages on two cores: 8 decodes take 44 ms, and
-    with half of the threads for each stage 52 ms; a prompt of 256 tokens takes 672 and 719 ms."""
+    """Returns how many of an engine's CPU threads each of the `size` ranks of a stage uses. Stages share the threads,
+    because they compute in turn, except with micro-batches. Measured with two stages on two cores, each with all
+    threads or with half of them: 8 decodes take 44 or 52 ms, and a prompt of 256 tokens 672 or 719 ms."""
     return max(1, threads // size)

@@ -74,9 +74,9 @@ class Shard:
         return int(found["number"]) in self.stages[self.stage] if found else self.stage == 0
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """Returns the shape of the part: it has fewer layers, heads and inner features, and the same hidden size and
-        vocabulary. A KV head that several ranks' query heads read is on each of these. Raises ValueError if heads or
-        inner features cannot be divided, or a norm is of all heads."""
+        """Returns the shape of the rank's part of a model: it has fewer layers, heads and inner features, and the same
+        hidden size and vocabulary. If query heads of several ranks read the same KV head, each of these ranks has it.
+        Raises ValueError if heads or inner features cannot be divided, or an RMSNorm spans all heads."""
         size, layers = self.size, self.layers(spec)
         has_mlps = any(map(spec.has_mlp, range(spec.layers)))
         part = slice(layers.start, layers.stop)
@@ -163,7 +163,7 @@ class Shard:
 
 
 WHOLE = Shard()
-"""The part of the only rank."""
+"""The part of an engine's only rank: the whole model."""
 
 
 def _refusal(size: int, what: str) -> ValueError:
@@ -189,7 +189,8 @@ def _part(name: str, weight: Weight, cut: Cut) -> Weight:
 
 
 def _inputs_of(name: str, weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
-    """Returns the weight of some inputs. Raises WeightsError unless they are whole blocks in the order of inputs."""
+    """Returns the part of a quantised weight for the inputs of `cut`. Raises WeightsError unless they are whole blocks
+    in the order of inputs."""
     group, shared = weight.coding.group, max(1, weight.coding.shared)
     block = group * shared
     if weight.order is not None:

@@ -1,8 +1,9 @@
-"""(IA)³ (Liu et al. 2022): factors of a projection's outputs or inputs, which is what DoRA does to base outputs.
+"""Converts (IA)³ (Liu et al. 2022), which multiplies a projection's outputs or inputs by factors, to scales of base
+outputs, as DoRA has them.
 
 Outputs are scaled with their bias. Factors of the inputs of down_proj are the same as factors of the outputs of
-up_proj, since down_proj reads the product of these and of activated gates. Other inputs have no outputs of one
-projection behind them, and are refused.
+up_proj, since down_proj reads the product of these and of activated gates. Factors of other inputs are refused, because
+such inputs are not the outputs of one projection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def _zeros(in_features: int, out_features: int) -> dict[str, Tensor]:
 
 
 def _output_factors(module: Module, adapter: Adapter) -> tuple[str, Tensor]:
-    """Returns the path of the module whose outputs are scaled, and their factors [out_features]."""
+    """Returns the module's factors as factors of outputs, [out_features], and the path of the module with these
+    outputs: for the inputs of down_proj, up_proj or the projection that it is fused into."""
     if not adapter.settings.scales_inputs(module.path):
         return module.path, module.part("ia3_l", module.out_features, 1)[:, 0]
     block, _, name = module.path.rpartition(".")

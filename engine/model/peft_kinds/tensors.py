@@ -21,7 +21,8 @@ Widths = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Expressions of the names of a kind's tensors: those of each module, and those that all modules share."""
+    """Regular expressions for the names of a kind's tensors: those that each module has, and those that all modules
+    share."""
 
     parts: str
     shared: str = r"(?!)"  # matches nothing

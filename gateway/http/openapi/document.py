@@ -101,7 +101,8 @@ def _query_parameters(operation: Operation) -> list[Json]:
 
 
 def _header_parameters(operation: Operation) -> list[Json]:
-    """Return the request headers of operations that limits apply to."""
+    """Return the OpenAPI parameters for the time limit headers; empty for an operation to which the tenant's limits do
+    not apply."""
     schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
     named = TIME_LIMIT_HEADERS.items() if operation.is_limited else ()
     return [{"name": name, "in": "header", "description": text, "schema": schema} for name, text in named]

@@ -72,7 +72,8 @@ class Scores(Struct):
 
 
 def embeddings_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
-    """Return the operations. `generation` holds the errors of every request for a generation."""
+    """Return the operations that embed, rerank and score texts. `generation` holds the errors of every request for a
+    generation."""
     ours = (
         ("/v1/embeddings", "Create the vectors of one or several texts.", Embeddings, EmbeddingsRequest),
         ("/v1/rerank", "Order documents by similarity to a query.", Ranking, RerankRequest),

@@ -1,4 +1,4 @@
-"""Builds grammars, in Lark notation, of answers that begin with reasoning, which no grammar restricts."""
+"""Builds grammars, in Lark notation, of answers that begin with reasoning. The reasoning itself may be any text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TokenOf = Callable[[str], int | None]
 """Function that returns the id of the single token that equals a text; None means that there is no such token."""
 
 REPLY = "reply"
-"""Rule of what comes after the reasoning."""
+"""Name of the grammar rule for what comes after the reasoning."""
 
 
 def whole_grammar(reply: Sequence[str], thinking: Thinking | None, token_of: TokenOf) -> Grammar:
@@ -50,7 +50,8 @@ def mark_term(mark: str, token_of: TokenOf) -> str:
 
 
 def marked_terms(text: str, marks: Sequence[str], token_of: TokenOf) -> str:
-    """Return the terms for a text, in which some marks are written with the model's own tokens where it has any."""
+    """Return the grammar terms for a text: each of the `marks` in it is the model's token for that mark, if there is
+    one."""
     if not marks:
         return text_term(text)
     parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
@@ -62,7 +63,8 @@ def text_term(text: str) -> str:
 
 
 def _start(thinking: Thinking | None, token_of: TokenOf) -> list[str]:
-    """Return the lines of how an answer begins. The closing mark is accepted as its own token and spelled out."""
+    """Return the grammar lines of the rule `start`: reasoning, if any, and then `REPLY`. The mark that closes the
+    reasoning is accepted both as the model's token and spelled out in other tokens."""
     if thinking is None or (thinking.marks.in_channels and thinking.begun):
         return [f"start: {REPLY}"]
     if thinking.marks.in_channels:
@@ -80,7 +82,8 @@ def _start(thinking: Thinking | None, token_of: TokenOf) -> list[str]:
 
 
 def _messages(token_of: TokenOf) -> list[str]:
-    """Return the lines of an answer in Harmony: messages of reasoning, or of text before tool calls, and the reply."""
+    """Return the grammar lines of an answer in Harmony: messages of reasoning, or of text before tool calls, and then
+    `REPLY`."""
     channel, message, start = (mark_term(mark, token_of) for mark in (harmony.CHANNEL, harmony.MESSAGE, harmony.START))
     token = token_of(harmony.END)
     return [

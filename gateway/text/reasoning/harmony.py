@@ -30,7 +30,8 @@ RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")
 
 class _Place(Enum):
     OPEN = auto()
-    """At the beginning of the answer, where a header goes on, or text without one begins."""
+    """At the beginning of the answer: either the rest of a header that the prompt began, or text without a header,
+    comes."""
     HEADER = auto()
     BETWEEN = auto()
     """After the end of a message."""
@@ -48,8 +49,8 @@ class HarmonyParser:
     kind are put together with a new line between them.
 
     A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`. Other parts have no
-    marks. What resembles a message without being one is text, also where the model leaves out the header after its
-    reasoning: callers would otherwise wait for an answer that is part of the reasoning."""
+    marks. Malformed messages become text, also where the model leaves out the header after its reasoning: otherwise,
+    the answer would count as reasoning, and callers would wait for it."""
 
     def __init__(self, *, begun: bool, calls: bool) -> None:
         """Initialize the parser.
@@ -65,20 +66,20 @@ class HarmonyParser:
         self._header = ""
         self._header_tokens = 0
         self._name = ""
-        """Name of the tool whose call has begun, as long as there is nothing of its arguments."""
+        """Name of the tool whose call is open, until its arguments begin; empty otherwise."""
         self._spoken: set[_Place] = set()
         """Kinds of messages that had content."""
         self._apart: set[_Place] = set()
-        """Kinds of messages whose next content begins a new line, because it follows that of an earlier message, or
-        because it would make a mark with the end of that content."""
+        """Kinds of messages whose next content begins a new line, because content of an earlier message of that kind
+        precedes it, or because both together would form a mark."""
         self._tails: dict[_Place, str] = {}
-        """Last characters of the content of each kind, as many as begin a mark at most."""
+        """Last characters of the content of each kind of message, enough to contain the beginning of any mark."""
         self.num_tokens = 0
-        """Number of reasoning tokens so far, with those of the marks and headers of such messages."""
+        """Number of reasoning tokens so far, including those of the marks and headers of reasoning messages."""
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The marks that may come next."""
+        """Marks that the detokenizer must keep in the text from here on, although they are special tokens."""
         return MARKS
 
     @property
@@ -88,7 +89,8 @@ class HarmonyParser:
 
     @property
     def ended(self) -> bool:
-        """Return whether the rest of the answer is text, which is never known."""
+        """Return False: another message of reasoning may always follow, so the rest of the answer is never known to be
+        text."""
         return False
 
     def push(self, piece: str, num_tokens: int = 0) -> Split:
@@ -133,7 +135,8 @@ class HarmonyParser:
         return NOTHING
 
     def _part(self) -> None:
-        """Keep what comes next from making a mark with what has been shown."""
+        """After a mark was dropped, have the next content of a kind of message begin a new line if the content shown
+        before ends with the beginning of a mark: the two must not form a mark."""
         self._apart |= {kind for kind, tail in self._tails.items() if any(begun_mark(tail, mark) for mark in MARKS)}
 
     def _end(self, following: _Place) -> Split:
@@ -146,11 +149,13 @@ class HarmonyParser:
         return Split("", rest)
 
     def _unopened(self) -> Split:
-        """Return the beginning of an answer, which was held back as a header, once it is known to be text."""
+        """Return as text what was held back at the beginning of the answer because it could have been a header. Return
+        nothing if the answer is past its beginning."""
         return self._say(self._header, _Place.TEXT) if self._place is _Place.OPEN else NOTHING
 
     def _without_arguments(self) -> str:
-        """Return a call that has begun and has no arguments, or nothing."""
+        """Return the text of a tool call whose header has come but no arguments, with {} in their place; empty if no
+        such call is open."""
         name, self._name = self._name, ""
         return f"{CALL_OPENING}functions.{name}{MESSAGE}{{}}" if name and self._calls else ""
 
@@ -194,14 +199,15 @@ class HarmonyParser:
         return text.lstrip().removeprefix(ASSISTANT).lstrip() if self._header.startswith(START) else text
 
     def _resume(self, text: str) -> Split:
-        """Go on with text that belongs to no message."""
+        """Show text that belongs to no message as text of the answer, and continue there."""
         self._place, self._header = _Place.TEXT, ""
         self._apart.discard(_Place.TEXT)
         self._part()
         return self._say(text, _Place.TEXT)
 
     def _call(self, text: str) -> Split:
-        """Read the content of a call: a JSON object, or text if it is none or nothing reads calls."""
+        """Read the content of a tool call: a JSON object is the call's arguments; any other content is shown as text,
+        as all of it is if tool calls are not parsed."""
         if not self._name:
             return Split("", text)
         if not (begun := text.lstrip()):

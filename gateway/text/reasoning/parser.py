@@ -27,7 +27,7 @@ class ReasoningMarks:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The marks that an answer's text needs to be split."""
+        """Marks that the detokenizer must keep in an answer's text, so that the parser can split it there."""
         return harmony.MARKS if self.in_channels else (self.opening, self.closing)
 
     def are_open_in(self, text: str) -> bool:
@@ -47,7 +47,8 @@ MARKS: Mapping[str, ReasoningMarks] = MappingProxyType(
         "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
     }
 )
-"""Marks by the name of the setting: of gpt-oss; DeepSeek R1, Qwen 3, QwQ and many others; Magistral; Seed-OSS."""
+"""Marks by the value of the setting `reasoning_parser`: those of gpt-oss; of DeepSeek R1, Qwen 3, QwQ and many others;
+of Magistral; and of Seed-OSS."""
 
 
 def choose_marks(name: ReasoningParserName, template: str) -> ReasoningMarks | None:
@@ -59,8 +60,7 @@ def choose_marks(name: ReasoningParserName, template: str) -> ReasoningMarks | N
 
 
 class Thinking(NamedTuple):
-    """How the answers to a chat begin: with reasoning between these marks, or with text; in channels, with text if they
-    have `begun`."""
+    """Marks of a model's reasoning, and whether the answers to a chat begin inside the reasoning."""
 
     marks: ReasoningMarks
     begun: bool
@@ -100,7 +100,8 @@ class ReasoningParser:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The marks that may come next: none after the reasoning."""
+        """Marks that the detokenizer must keep in the text from here on: the opening mark, then the closing mark, and
+        none after the reasoning."""
         return {_Place.START: (self._marks.opening,), _Place.INSIDE: (self._marks.closing,)}.get(self._place, ())
 
     @property

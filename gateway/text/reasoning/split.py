@@ -1,4 +1,4 @@
-"""The two parts of an answer."""
+"""Text of an answer, split into its reasoning and the rest."""
 
 from __future__ import annotations
 

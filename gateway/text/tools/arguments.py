@@ -1,4 +1,5 @@
-"""Grammar expressions for a tool's arguments, whose schema allows some and requires others."""
+"""Grammar expressions for the arguments of a tool call: which arguments the tool's schema allows, and which it
+requires."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ def arguments_of(schema: Schema) -> list[Argument] | None:
 
 
 def in_order(terms: Sequence[tuple[str, bool]], separator: str, rules: Rules) -> str:
-    """Return the expression of terms in order, with a separator between any two. Each may be left out unless it is
-    required, as the second of its pair says. The rules that are added grow with the number of terms only."""
+    """Return the grammar expression for `terms` in their order, with a separator between any two. Each term is an
+    expression and whether it is required; others may be left out. The number of rules added is linear in the number of
+    terms."""
     first = rest = EMPTY
     for term, required in reversed(terms):
         name = rules.add(term)

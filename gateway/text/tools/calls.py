@@ -1,4 +1,5 @@
-"""Tool calls that arrive in pieces: their parts, what reads one, and the reader of calls that are JSON objects."""
+"""Tool calls that arrive in pieces: their parts, the protocol of their parsers, and the parser of calls that are JSON
+objects."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class CallReader(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
+        """Return whether the text has turned out to be no tool call or, if the call has `begun`, a malformed one."""
 
     def push(self, text: str) -> tuple[list[ToolCallPart], str]:
         """Parse the next piece of text. Return new parts of the call, and the text, at the end of all that was passed,

@@ -64,7 +64,8 @@ class Dialect(Protocol):
 
     @property
     def marks(self) -> Sequence[str]:
-        """Return the marks that are parsed even if they are special tokens, which answers' texts do not have."""
+        """Return the marks that the parser needs in the text. The detokenizer keeps them even if they are special
+        tokens."""
 
     @property
     def hidden(self) -> Sequence[str]:
@@ -83,15 +84,16 @@ class Dialect(Protocol):
 
 
 def spoken_dialect(dialect: Dialect | None) -> Dialect:
-    """Return the dialect. Raises ApiError: UNSUPPORTED_PARAMETER, it is None: tool calls are not parsed."""
+    """Return `dialect` if it is not None. Raises ApiError (UNSUPPORTED_PARAMETER) if it is, because tool calls of this
+    model are not parsed."""
     if dialect is None:
         raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
     return dialect
 
 
 def split_at_marks(known: str, openings: Sequence[str], dropped: Sequence[str] = ()) -> SplitText:
-    """Split a text where the first of some marks begins a tool call, without white space before it. The marks `dropped`
-    are removed from the text."""
+    """Split a text at the first of the marks `openings`, which begins a tool call. The text to show has neither white
+    space at its end nor any of the marks `dropped`. Text that may become a mark is held back."""
     begin, opening = min(((at, mark) for mark in openings if (at := known.find(mark)) >= 0), default=(len(known), ""))
     if opening:
         text = without(known[:begin], dropped)

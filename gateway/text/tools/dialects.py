@@ -30,7 +30,7 @@ DIALECTS: Mapping[str, type[Dialect]] = MappingProxyType(
         "llama3": Llama3,
     }
 )
-"""Dialects by the name of the setting. A template that shows several of them is in the first."""
+"""Dialects by the name of the setting, in order of precedence: `auto` takes the first one that the template shows."""
 
 
 def choose_dialect(name: ToolParserName, template: str) -> Dialect | None:

@@ -22,7 +22,7 @@ class Rules:
     """Returns the id of the model's token for a mark, if it has one."""
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    """Names of rules that were added under a key."""
+    """Names of the rules that `once` has added, by key."""
     size: int = 0
     """Number of characters of all lines."""
 
@@ -34,9 +34,9 @@ class Rules:
         return name
 
     def once(self, key: str, expression: Callable[[], str], *, terminal: bool = False) -> str:
-        """Return the name of the rule that was added under a key. If there is none, add it, with the expression that
-        the function returns, which may refer to the rule itself by calling `once` with the same key. Raises ValueError
-        as `add` does."""
+        """Return the name of the rule that was added under `key`. If there is none, add it first, with the expression
+        that the function `expression` returns. This function may call `once` with the same key, to make the rule refer
+        to itself. Raises ValueError as `add` does."""
         if key not in self.names:
             self.names[key] = name = f"{'N' if terminal else 'n'}_{len(self.names)}"
             self._append(name, expression())
@@ -49,13 +49,13 @@ class Rules:
             raise ValueError(f"its grammar has more than {MAX_CHARACTERS} characters")
 
     def text(self, text: str) -> str:
-        """Return the terms for a text, in which marks are written with the model's own tokens where it has any."""
+        """Return the grammar terms for a text: each mark in it is the model's token for that mark, if there is one."""
         return marked_terms(text, self.marks, self.token_of)
 
 
 Body = Callable[[str, Json, Rules], str]
-"""Function that returns the grammar's expression for a call of the tool with this name, whose arguments follow this
-JSON schema, apart from the marks around it. Raises ValueError if the dialect cannot express the schema."""
+"""Function that returns the grammar expression for a call of the tool with this name, whose arguments must follow this
+JSON schema. The marks around the call are not included. Raises ValueError if the dialect cannot express the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class CallFrame:
 
 
 def json_body(before: str, between: str, after: str = "") -> Body:
-    """Return the body of calls that are written as a text, the name, a text, the arguments in JSON, and a text."""
+    """Return the `Body` of calls that are written as `before`, the tool's name, `between`, the arguments in JSON, and
+    `after`."""
 
     def body(name: str, schema: Json, rules: Rules) -> str:
         return f"{rules.text(before + name + between)} {inline_schema(schema)} {rules.text(after)}"

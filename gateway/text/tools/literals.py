@@ -185,7 +185,8 @@ class PythonText:
         return self._said(said)
 
     def _said(self, text: str) -> str:
-        """Return text as it stands in a JSON string, after a half of a pair that has no other, if there is one."""
+        """Return `text` escaped for a JSON string. If the first half of a surrogate pair still waits for its second
+        half, it is unpaired now, and U+FFFD comes before the text in its place."""
         if self._high:
             text, self._high = "\N{REPLACEMENT CHARACTER}" + text, 0
         return json_inside(text)

@@ -14,7 +14,8 @@ from gateway.text.tools.named import NamedCall
 
 CALLS, CALL_ID, ARGS = MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(\[CALL_ID\]\s*\w*\s*)?(\[ARGS\]\s*)?")
-"""What comes before the arguments in the newer form: version 11 had ids, and its [ARGS] may be missing."""
+"""Matches the text before the arguments in the newer form. In version 11 it has the id of the call, and may lack
+[ARGS]."""
 
 LIST, LIST_BEGUN = re.compile(r"\s{0,128}\[(?=\s{0,128}\{)"), re.compile(r"\s*(\[\s*)?")
 

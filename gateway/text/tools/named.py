@@ -17,8 +17,8 @@ class NamedCall:
 
     def __init__(self, index: int, head: re.Pattern[str], closing: str = "") -> None:
         """`index` is the call's number in its answer. `head` matches all that comes before the arguments; its group
-        `name` is the tool's name. The mark `closing` ends a call whose object is not complete, which otherwise goes on
-        to the end of the answer; an empty one never comes."""
+        `name` is the tool's name. The mark `closing` ends a call even if its JSON object is incomplete. If `closing` is
+        empty, such a call goes on to the end of the answer."""
         self.index = index
         self.begun = False
         self.ended = False
@@ -35,7 +35,8 @@ class NamedCall:
         return self._arguments(text) if self.begun else self._name(text)
 
     def _name(self, text: str) -> tuple[list[ToolCallPart], str]:
-        """Parse text before the arguments. If it is no name, all of it is text, which may have marks of its own."""
+        """Parse text before the arguments. If it does not match `head`, the call is broken and all of it is returned as
+        rest, in which other tool calls may begin."""
         text, self._written = self._written + text, ""
         head, brace, _ = text[: MOST_HEAD + 1].partition("{")
         if match := self._head.fullmatch(head) if brace else None:

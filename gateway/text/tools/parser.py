@@ -8,7 +8,8 @@ from gateway.text.tools.dialect import Dialect, Place, ToolSchemas, without
 Part = str | ToolCallPart
 
 MOST_AT_ONCE = 4096
-"""Maximum number of characters that are parsed together. The rest of a piece is copied for each mark in it."""
+"""Maximum number of characters that are parsed together. After each mark, the rest of them is copied, which would take
+time that grows with the square of a long piece's length."""
 
 
 class ToolParser:

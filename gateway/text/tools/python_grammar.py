@@ -47,7 +47,7 @@ def _listed(term: str, rules: Rules, least: int = 0, most: int | None = None) ->
 
 
 def _any(rules: Rules) -> str:
-    """Return the name of the rule of any value."""
+    """Return the name of the grammar rule that matches any Python literal of the dialect."""
 
     def expression() -> str:
         value, text = rules.once("any", expression), rules.once("text", lambda: TEXT)
@@ -59,7 +59,8 @@ def _any(rules: Rules) -> str:
 
 
 def _value(schema: Schema, rules: Rules) -> str:
-    """Return the expression for a value. What a `$ref` names is a rule of its own, to which it may refer itself."""
+    """Return the grammar expression for a value. The target of a `$ref` gets a rule of its own, so that schemas may be
+    recursive."""
     reference = schema.body.get("$ref") if isinstance(schema.body, Mapping) else None
     if reference is not None:
         return rules.once(f"$ref {id(schema.root)} {reference}", lambda: _value(schema.resolved(), rules))

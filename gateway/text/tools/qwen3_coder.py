@@ -1,5 +1,5 @@
 """Dialect of Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>, with each
-mark and value on lines of its own. Values are texts, whose types the tool's schema says."""
+mark and value on lines of its own. Values are written as plain text; the tool's schema tells their JSON types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD_BEGUN = re.compile(r"<?|<f|<fu|<fun|<func|<funct|<functi|<functio|<function
 KEY = re.compile(r"\s*<parameter=([^<>\n]+)>")
 KEY_BEGUN = re.compile(r"<?|<p|<pa|<par|<para|<param|<parame|<paramet|<paramete|<parameter|<parameter=[^<>\n]*")
 MOST_MARK = 256
-"""Maximum number of characters from one value to the next."""
+"""Maximum number of characters of a mark, with the white space before it."""
 TEXT = frozenset(("string",))
 
 
@@ -59,7 +59,7 @@ class XmlCall:
     so that a mark in a text is not mistaken for a call."""
 
     def __init__(self, index: int, tools: ToolSchemas) -> None:
-        """`index` is the call's number in its answer. `tools` have the types of the values."""
+        """`index` is the call's number in its answer. `tools` are the schemas that tell the types of the values."""
         self.index = index
         self.begun = False
         self.ended = False
@@ -111,7 +111,8 @@ class XmlCall:
         return self._wait(text, rest, HEAD_BEGUN.fullmatch(begin))
 
     def _wait(self, text: str, rest: str, may_go_on: object) -> str:
-        """Hold back a text that may become a mark. Otherwise return its `rest`, which is no part of the broken call."""
+        """Hold back `text`, and return an empty string, if it may still become a mark. Otherwise the call is broken:
+        return `rest`, the part of the text that does not belong to the call."""
         if may_go_on and len(text) < MOST_MARK:
             self._held = text
             return ""
@@ -137,14 +138,14 @@ def _match(mark: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 class ValueReader:
-    """Translates the text of one value to JSON. A value that must be a text is translated while it comes; any other is
-    at its end, because its type is not known before."""
+    """Translates the text of one value to JSON. A value that can only be a string is translated piece by piece. Any
+    other value is translated at its end, because its type is not known before."""
 
     def __init__(self, schema: Schema) -> None:
         self._kinds = schema.kinds()
         self._begun = False
         self._pieces: list[str] = []
-        """The text of a value that may have another type than text."""
+        """Pieces of a value that may have another type than string, kept until its end."""
         self._line = ""
         """A line break at the end of the text so far, which is not part of a value if it is its last character."""
 
@@ -173,11 +174,14 @@ class ValueReader:
 
 
 def typed(text: str, allowed: frozenset[str]) -> str:
-    """Return the JSON text of a value that is written as a text.
+    """Return the JSON text of a value that the model wrote as plain text.
+
+    Text that is JSON, or a Python list or dictionary, is returned as JSON if its type is allowed, or if strings are not
+    allowed. Any other text, and a JSON string, becomes the content of a JSON string.
 
     Args:
         text: the text.
-        allowed: the types that the value may have; empty means any, and that only other types than text are parsed.
+        allowed: the JSON types that the value may have; empty means any.
     """
     bare = text.strip()
     written = WORDS.get(bare, bare)

@@ -11,7 +11,7 @@ TYPES = frozenset(("string", "integer", "number", "boolean", "null", "array", "o
 NOTES = frozenset(
     ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "title")
 )
-"""Keywords that allow and forbid nothing."""
+"""Keywords that do not restrict a value: annotations and definitions."""
 OBJECT = frozenset(("type", "properties", "required", "additionalProperties"))
 MOST_REFERENCES = 20
 MOST_ALTERNATIVES = 256
@@ -20,7 +20,7 @@ that a model writes, on the event loop: 256 take 2 ms."""
 
 
 class Schema(NamedTuple):
-    """A schema inside a document, whose definitions its references name."""
+    """A JSON schema `body`, and the document `root` in which its references (`$ref`) are looked up."""
 
     body: Any
     root: Json
@@ -29,8 +29,8 @@ class Schema(NamedTuple):
         return Schema(body, self.root)
 
     def resolved(self) -> Schema:
-        """Return the schema with its reference, if it is one, replaced by what it refers to. Raises ValueError if that
-        is not in the document."""
+        """Return the schema itself or, if it is a reference (`$ref`), the schema that it leads to. Raises ValueError if
+        that is not in the document, or if references form a circle."""
         body = self.body
         for _ in range(MOST_REFERENCES):
             if not isinstance(body, Mapping) or "$ref" not in body:
@@ -48,7 +48,8 @@ class Schema(NamedTuple):
         return found
 
     def member(self, key: str) -> Schema:
-        """Return the schema of an object's property; one that allows anything if the object's does not name it."""
+        """Return the schema of the property `key` of an object; a schema that allows anything if the object's schema
+        does not name this property."""
         try:
             body = self.resolved().body
         except ValueError:
@@ -62,15 +63,16 @@ class Schema(NamedTuple):
         return frozenset(self.body) - NOTES if isinstance(self.body, Mapping) else frozenset()
 
     def check_keywords(self, known: frozenset[str]) -> None:
-        """Raise ValueError if the schema has other keywords than these, or is no object."""
+        """Raise ValueError if the schema restricts its values by other keywords than `known`, or allows no value at
+        all."""
         if self.body is False or not isinstance(self.body, Mapping | bool):
             raise ValueError(f"{self.body!r} allows nothing")
         if unknown := sorted(self.keywords - known):
             raise ValueError(f"{unknown[0]} is not supported in calls of this model (model.tool_parser)")
 
     def alternatives(self) -> list[Schema]:
-        """Return the schemas of which a value follows one: those of `anyOf` or `oneOf`, or one for each type. Raises
-        ValueError if there are other keywords beside these, or a schema allows nothing."""
+        """Return schemas one of which each value must match: those of `anyOf` or `oneOf`, or one for each listed type.
+        Raises ValueError if there are other keywords beside these, or a schema allows nothing."""
         found: list[Schema] = []
         for schema in self._spread():
             if schema.body is not True and not isinstance(schema.body, Mapping):
@@ -110,7 +112,8 @@ class Schema(NamedTuple):
 
     def kinds(self) -> frozenset[str]:
         """Return the JSON types that the schema allows, as far as `type`, `enum`, `const`, `anyOf`, `oneOf` and `$ref`
-        say; empty means that it does not say, or in more than `MOST_ALTERNATIVES` schemas."""
+        tell. Empty means that they do not tell, or that the schema has a bad `$ref` or over `MOST_ALTERNATIVES`
+        alternatives."""
         try:
             found = [schema._own_kinds() for schema in self._spread() if not schema.choices]
         except ValueError:

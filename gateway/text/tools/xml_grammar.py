@@ -26,14 +26,15 @@ FORMATS = {
     "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "email": r"[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,63}",
 }
-"""Regular expressions of the formats of texts that can be required: those of RFC 3339, and common forms of others."""
+"""Regular expressions of the values of `format` that a tool's schema may use: dates and times as in RFC 3339, UUIDs and
+common e-mail addresses."""
 WORDS = {"boolean": '("true" | "false" | "True" | "False")', "null": '("null" | "None")'}
 
 
 def _without(mark: str) -> str:
-    """Return the regular expression of texts without a mark whose first character is in it once. It says which texts
-    are allowed: where `~` would say which are not, llguidance looks through all lengths that a text may have at each
-    end mark, and gives up at about 100."""
+    """Return the regular expression of texts that do not contain `mark`, whose first character must not occur in it
+    again. The expression describes the allowed texts. With the negation `~` in its place, llguidance looks through all
+    lengths that a text may have at each end mark, and gives up at about 100."""
     first, begun, other = re.escape(mark[0]), "", ""
     for at in range(len(mark) - 1, 0, -1):
         following = mark[at].replace("/", r"\/")
@@ -70,7 +71,8 @@ def _value(schema: Schema, rules: Rules) -> str:
 
 
 def _is_text(schema: Schema) -> bool:
-    """Return whether a value is a free text, or may be anything, and then is read as what it looks like."""
+    """Return whether the schema allows free text: any string, or any value at all, whose type is then guessed from its
+    text."""
     return schema.values is None and (
         not schema.keywords or (isinstance(schema.body, Mapping) and schema.body.get("type") == "string")
     )
@@ -92,12 +94,13 @@ def _text(schema: Schema) -> str:
 
 
 def _free(text: str, rules: Rules) -> str:
-    """Return the terminal of a text that does not contain the end mark, with the end mark."""
+    """Return the name of the terminal that matches the regular expression `text`, without the end mark inside, and the
+    end mark after it."""
     return rules.once(f"text {text}", lambda: f"({text} & {_without(END_VALUE)}) {json.dumps(LAST)}", terminal=True)
 
 
 def _exact(schema: Schema) -> str:
-    """Return the expression of a value that is no free text."""
+    """Return the grammar expression of a value that is no free text: listed values, a boolean or null, or JSON."""
     if schema.values is not None:
         return f"({' | '.join(text_term(_written(value)) or EMPTY for value in schema.values)})"
     body = schema.body if isinstance(schema.body, Mapping) else {}

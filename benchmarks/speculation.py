@@ -39,6 +39,7 @@ from engine.demo.questions import plain_pairs
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.process.files import default_data_dir
+from gateway.terminal.output import print_wide
 
 PEOPLE = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth")
 TEXT = """Order {n}42 was placed by {who} on 3 March and delivered to 17 Harbour Street, Bristol, on 9 March.
@@ -273,7 +274,7 @@ def _measured(args: argparse.Namespace, pair: Pair, tokenizer: Tokenizer, consol
         return speculation_lanes.run(pair, tokenizer, args.lanes, args.rounds, console)
     rows = [(kind, streams) for streams in args.streams for kind in args.kinds]
     outcomes = [measure(pair, tokenizer, *row, args.rounds) for row in track(rows, "Measuring", console=console)]
-    console.print(report(outcomes))
+    print_wide(report(outcomes))
     return outcomes
 
 

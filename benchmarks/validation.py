@@ -44,6 +44,7 @@ from engine.sim.run import Setup, simulate
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import Sizes
 from engine.sim.workload import Backlog, Workload
+from gateway.terminal.output import print_wide
 
 MAX_LEN, NUM_PAGES = 2048, 2049
 ADAPTERS, RANKS = 64, (8, 16, 32, 64)
@@ -272,7 +273,7 @@ def main() -> None:
                 pass
         document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
     compared = rounds.compare(device_from(document))
-    console.print(show(compared))
+    print_wide(show(compared))
     cells = [one for row in compared.values() for one in row]
     errors = [abs(one.ratio - 1) for one in cells]
     median, worst = statistics.median(errors), max(errors)

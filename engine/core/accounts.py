@@ -134,9 +134,9 @@ class Accounts:
             tenant.served = max(tenant.served, least)
 
     def leave(self, lane: Lane, party: str, waiting: Iterable[str]) -> None:
-        """Record that the last waiting request of a party started to run or ended. The present counters of the party
-        and, if none of the `waiting` parties is its tenant's, of the tenant become the minimum for classes and tenants
-        that arrive while none waits."""
+        """Record that a party has no waiting requests any more. Its counter becomes the minimum for a class of the same
+        tenant that arrives while none waits. If no other party of the tenant is in `waiting`, the tenant's counter
+        becomes the minimum for tenants that arrive while none waits in the lane."""
         account = self.get(lane, party)
         account.tenant.last_left = account.served
         if not any(other in account.tenant.parties for other in waiting):

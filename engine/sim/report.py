@@ -37,8 +37,8 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Results of all requests of a lane, or of one tenant's in a lane; `name` is that lane or tenant. `Percentiles` are
-    in seconds."""
+    """Results of all requests in a lane, or of one tenant's requests in it; `name` is that lane or tenant.
+    `Percentiles` are in seconds."""
 
     name: str
     requests: int

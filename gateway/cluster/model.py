@@ -156,8 +156,8 @@ class ModelOnRay:
         log.info("engine_wanted", model=self.name, engine=name)
 
     async def _send_away(self, staying: dict[str, WatchedEngine], now: float) -> None:
-        """Take the engine with the fewest requests, or one that does not serve, out of `staying`, and begin to drain
-        it."""
+        """Remove one engine from `staying`, and begin to drain it: preferably one that does not serve, otherwise the
+        one with the fewest requests."""
         name = min(staying, key=lambda name: (staying[name].load is not None, staying[name].requests))
         engine = staying.pop(name)
         engine.leaves_by = now + LEAVE_SECONDS

@@ -110,8 +110,9 @@ def _calls(message: ChatMessage, place: str) -> Message:
 
 
 def content_text(content: str | Sequence[ContentPart] | None, role: str, place: str) -> str:
-    """Return the text of the field `content` in `place`, whose parts are lines. Raises ApiError: INVALID_REQUEST, a
-    part lacks its text; UNSUPPORTED_PARAMETER, a part is no text."""
+    """Return the text of the field `content` in `place`, its parts joined by newlines. An assistant's refusal
+    counts as text. Raises ApiError: INVALID_REQUEST, a part lacks its text; UNSUPPORTED_PARAMETER, a part is not
+    text."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(_part(part, role, f"{place}.content[{index}]") for index, part in enumerate(content))

@@ -71,7 +71,8 @@ class MemberServer(Protocol):
         """Run a request with a member; see `Gateway.serve`."""
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
-        """Report a request that is refused in the block to the observers."""
+        """Return a context manager that yields an `ArrivingRequest`, and reports it to the observers if it is refused
+        in the block."""
 
 
 class RouteRunner:

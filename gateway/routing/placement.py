@@ -61,7 +61,7 @@ class Popularity:
 
 @dataclass(slots=True)
 class Placement:
-    """Ranks of replicas by adapter, and the number of replicas that each adapter may use."""
+    """Ranks the replicas for each adapter by hashing, and sets from recent traffic how many of them it may use."""
 
     factors: dict[int, int] = field(default_factory=dict)
     """The odd factor of each replica's hash function, by the replica's index."""

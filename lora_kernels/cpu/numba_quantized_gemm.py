@@ -84,8 +84,8 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @njit
 def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first MOST_ROWS of `rows` rows, or all if there are fewer, by a panel, and returns how many. The
-    other arguments are those of `multiply_rows`."""
+    """Multiplies at most MOST_ROWS of the `rows` rows by a panel of quantised weights in fp32, and returns how many.
+    The other arguments are those of `multiply_rows`."""
     simd.stay_apart()
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)

@@ -103,6 +103,7 @@ def _result_question(drawn: Source, tools: list[Tool]) -> Question:
 
 
 def _tree(drawn: Source, tools: list[Tool]) -> Tree:
-    """Shuffle `tools` in place. Return a tree with their schemas, the template's own system prompt and no messages."""
+    """Shuffle `tools` in place. Return a `Tree` of conversations that offers them, with the template's own system
+    prompt and one branch without messages."""
     drawn.rng.shuffle(tools)
     return Tree(None, tuple(tool.schema for tool in tools), (Conversation(()),))

@@ -71,10 +71,13 @@ async def test_an_engine_that_drains_gives_its_answers_away_and_serves_again_aft
     await pool.drain("a", False)
     await asyncio.wait_for(pool.wait_serving(2), 60)
     await until(lambda: not any(engine.running for engine in pool.overviews()))  # as far as news have told
-    again = [Answer(pool, ask(f"again{i}", length=200)) for i in range(8)]  # one at a time, the faster engine has all
+    again: list[Answer] = []  # on a busy machine, one engine may be predicted to be faster until it has many
+    async with asyncio.timeout(60):
+        while not any(answer.engines == ["a"] for answer in again):
+            again.append(Answer(pool, ask(f"again{len(again)}", length=200)))
+            await asyncio.sleep(0.01)
     for answer in again:
         await answer.whole()
-    assert {"a", "b"} == {answer.engines[0] for answer in again}
 
 
 async def test_the_last_engine_keeps_its_answers_while_it_drains(engines):

@@ -94,9 +94,14 @@ def round_up(value: float) -> float:
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.6g}")
 
 
+def round_length(tokens: float) -> int:
+    """Return a number of tokens rounded up to a multiple of LENGTH_STEP."""
+    return math.ceil(tokens / LENGTH_STEP) * LENGTH_STEP
+
+
 def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
     usual, most = found.whole.p99 * LENGTH_MARGIN, found.whole.most
-    wanted = math.ceil(max(usual, most) / LENGTH_STEP) * LENGTH_STEP
+    wanted = round_length(max(usual, most))
     reason = f"{LENGTH_MARGIN} times the 99th percentile of prompt and answer together, {found.whole.p99:,} tokens"
     if most > usual:
         reason = f"the longest prompt and answer together, {most:,} tokens"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from engine.core.sizing import GIB
 from engine.model.sizes import DEFAULT_MAX_MODEL_LEN
 from engine.sim.accelerators import served_form
-from engine.sim.advice import LENGTH_STEP, round_up
+from engine.sim.advice import round_length, round_up
 from engine.sim.planning import AS_MEASURED, Candidate, Wish
 
 
@@ -37,6 +36,5 @@ def _by_data_sheet(candidate: Candidate, wish: Wish) -> dict[str, Any]:
     engine |= {"weights": form.name} if form.is_fp8 or form.coding else {}
     engine |= {"kv_dtype": "fp8"} if form.kv_bytes == 1 else {}
     if longest > DEFAULT_MAX_MODEL_LEN:
-        length = math.ceil(longest / LENGTH_STEP) * LENGTH_STEP
-        engine |= {"max_model_len": min(length, wish.shape.max_position)}
+        engine |= {"max_model_len": min(round_length(longest), wish.shape.max_position)}
     return engine

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.model.checkpoints.folder import quantisation_section
 from engine.model.gguf_header import ARCHITECTURES, read_header
 from engine.model.gguf_weights import FLOATS
 from engine.model.spec import ModelSpec, parse_spec
@@ -240,7 +241,7 @@ def _config_shape(path: Path, name: str) -> Shape:
 
 def _has_integers(config: dict[str, Any]) -> bool:
     """Return whether the weights of a config.json are quantised in integers."""
-    section = config.get("quantization_config") or config.get("compression_config") or {}
+    section = quantisation_section(config)
     method, layout = section.get("quant_method"), str(section.get("format"))
     return method in ("gptq", "awq") or (method == "compressed-tensors" and "float" not in layout)
 

@@ -128,7 +128,7 @@ class RouteRunner:
             asked = self._asked(policy, principal, request, runs)
             try:
                 steps = await policy.plan(asked) if asked.members else ()
-            except BaseException:  # the caller has left
+            except BaseException:  # such as the caller's leaving
                 self._observe(policy, runs, None, asked.lane, request.model.model)
                 raise
             if not steps:

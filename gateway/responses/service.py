@@ -22,10 +22,10 @@ from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
 from gateway.responses.calls import ResponseCall, response_call
 from gateway.responses.events import EventFeed
+from gateway.responses.held_conversations import HeldConversations
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
-from gateway.responses.room import ConversationRoom
 from gateway.responses.schema import InputItem, ResponsesRequest
 from gateway.responses.store import MAX_STORED_BYTES, Conversation, ResponseStore
 
@@ -55,7 +55,7 @@ class Responses:
         self.store = store
         self.background = BackgroundRuns()
         self._storing = storing
-        self._room = ConversationRoom()
+        self._held = HeldConversations()
 
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
@@ -82,7 +82,7 @@ class Responses:
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
         call = response_call(body, request_id, ingress, before.items, keep)
         if before.items:
-            self._room.hold(tenant.name, before.num_bytes, call.chat)
+            self._held.hold(tenant.name, before.num_bytes, call.chat)
         return call
 
     async def begin(

@@ -97,7 +97,11 @@ class Folder:
 def _read_section(folder: Path) -> Json:
     """Returns the section of config.json that says how weights are quantised, empty if there is none."""
     file = folder / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
+    return quantisation_section(json.loads(file.read_text())) if file.is_file() else {}
+
+
+def quantisation_section(config: Json) -> Json:
+    """Returns the section of a parsed config.json that says how weights are quantised, empty if there is none."""
     return config.get("quantization_config") or config.get("compression_config") or {}
 
 

@@ -13,7 +13,7 @@ MOST_HELD_BYTES = 64 * 2**20
 200 bytes brings one into memory before any limit of the tenant applies and, in the background, holds no connection."""
 
 
-class ConversationRoom:
+class HeldConversations:
     """Limits, for each tenant, the bytes of the stored conversations that running requests have read into memory to
     continue them."""
 
@@ -26,7 +26,7 @@ class ConversationRoom:
         """Count a conversation of `num_bytes` bytes until `chat`, which continues it, is garbage-collected. Raises
         ApiError (RATE_LIMIT_EXCEEDED): the tenant's other conversations leave no room for it."""
         if self._held[tenant] and self._held[tenant] + num_bytes > self._most:
-            message = f"requests that run continue conversations of {self._most} bytes together; try again"
+            message = f"your running requests continue conversations of {self._held[tenant]:,} bytes; try again later"
             raise ApiError(Fault.RATE_LIMIT_EXCEEDED, message, retry_after=1.0, limit_kind="requests")
         self._held[tenant] += num_bytes
         weakref.finalize(chat, self._free, tenant, num_bytes).atexit = False

@@ -145,10 +145,15 @@ def table(found: Mapping[str, Sequence[Measured]], lane: str) -> Table:
         result.add_column(column, justify="right" if column else "left")
     for label, latency, percentile in FIGURES:
         values = [_latency(each, latency, percentile) for each in found.values()]
-        result.add_row(label, *(f"{value * 1000:.1f}" for value in values), f"{values[1] / values[2]:.2f}x")
+        result.add_row(label, *(f"{value * 1000:.1f}" for value in values), _ratio(values[1], values[2]))
     texts, prompts = (statistics.median(one.tokens_per_second for one in found[kind]) for kind in ROUTES)
-    result.add_row("tokens/s beside", "", f"{texts:,.0f}", f"{prompts:,.0f}", f"{texts / prompts:.2f}x")
+    result.add_row("tokens/s beside", "", f"{texts:,.0f}", f"{prompts:,.0f}", _ratio(texts, prompts))
     return result
+
+
+def _ratio(texts: float, prompts: float) -> str:
+    """Return the ratio of two figures as text. It is empty if the engine was too busy to answer any prompts."""
+    return f"{texts / prompts:.2f}x" if prompts else ""
 
 
 def _latency(each: Sequence[Measured], latency: str, percentile: str) -> float:

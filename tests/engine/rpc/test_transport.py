@@ -46,11 +46,11 @@ async def secure(tmp_path):
     await asyncio.to_thread(server.stop(grace=0).wait)
 
 
-async def connects(address, tls):
+async def connects(address, tls, seconds=2):
     client = EngineClient(address, tls=tls)
     await client.start()
     try:
-        await asyncio.wait_for(client.wait_ready(), 2)
+        await asyncio.wait_for(client.wait_ready(), seconds)
     except TimeoutError:
         return False
     finally:
@@ -61,7 +61,7 @@ async def connects(address, tls):
 async def test_gateways_with_a_certificate_of_the_authority_connect(secure):
     address, authority = secure
     for name in ("gateway-1", "gateway-2"):
-        assert await connects(address, files(authority, name))
+        assert await connects(address, files(authority, name), 60)
 
 
 @pytest.mark.slow

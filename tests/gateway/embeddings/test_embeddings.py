@@ -378,7 +378,7 @@ async def test_a_deadline_over_grpc_ends_every_text(tmp_path, method):
     async with open_grpc_app(tmp_path) as grpc_app:
         grpc_app.gateway_app.engine.admit = asyncio.Event()
         run = getattr(grpc_app.generation, method)
-        refusal = await grpc_refused(run(grpc_request(method), metadata=as_key(), timeout=0.3))
+        refusal = await grpc_refused(run(grpc_request(method), metadata=as_key(), timeout=1.0))
         assert refusal.code == "DEADLINE_EXCEEDED"
         await grpc_app.assert_empty()
         assert set(grpc_app.gateway_app.engine.ends.values()) == {"aborted"}

@@ -419,7 +419,7 @@ async def test_waiting_ends_with_the_deadline(tmp_path, settings, deadline):
 
 
 async def test_an_answer_that_takes_too_long_is_charged_for_what_it_was(tmp_path):
-    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(request_timeout=0.5))
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(request_timeout=1.0))
     gateway_app.engine.go_on = asyncio.Event()
     error = await refusal(gateway_app, request())
     assert (error.code, error.message) == ("deadline_exceeded", "there was no complete answer before the deadline")
@@ -428,13 +428,13 @@ async def test_an_answer_that_takes_too_long_is_charged_for_what_it_was(tmp_path
 
 
 async def test_the_first_token_has_a_deadline_of_its_own_in_the_interactive_lane(tmp_path):
-    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(first_token_timeout=0.5))
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(first_token_timeout=1.0))
     gateway_app.engine.go_on = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.7, gateway_app.engine.go_on.set)
+    asyncio.get_running_loop().call_later(1.2, gateway_app.engine.go_on.set)
     _, [answer], _ = await answers(gateway_app, request())
     assert answer.text == "Hello, world!"
     gateway_app.engine.admit = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.7, gateway_app.engine.admit.set)
+    asyncio.get_running_loop().call_later(1.2, gateway_app.engine.admit.set)
     _, [answer], _ = await answers(gateway_app, request(lane=Lane.BATCH))
     assert answer.text == "Hello, world!"
 

@@ -347,7 +347,7 @@ async def test_a_bug_is_internal_and_says_nothing_else(api):
 
 async def test_a_deadline_that_passes_aborts(api):
     api.gateway_app.engine.go_on = asyncio.Event()
-    call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=1.0)
+    call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=2.0)
     assert (await call.read()).choice.text == "H"
     assert (await refused(call.read())).code == "DEADLINE_EXCEEDED"
     await api.assert_empty()

@@ -153,7 +153,7 @@ async def test_tokens_are_counted(api):
 async def test_a_deadline_that_passes_aborts(api, kind, stream):
     api.gateway_app.engine.go_on = asyncio.Event()
     method = getattr(JsonApiStub(api.channel), "Stream" if stream else "Call")
-    running = method(new(kind, stream=stream), metadata=as_key(), timeout=0.5)
+    running = method(new(kind, stream=stream), metadata=as_key(), timeout=1.0)
 
     async def read() -> None:
         _ = [answer async for answer in running] if stream else await running

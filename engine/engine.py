@@ -30,7 +30,8 @@ class Mover(Protocol):
     """Moves KV pages between this engine's host tier and other engines (see `engine.core.kv_moves`)."""
 
     def take(self, order: MoveOrder) -> None:
-        """Begin to carry out an order, without blocking. The step loop calls it."""
+        """Begin to carry out an order about a fetch or an export of KV pages, without blocking. The step loop calls
+        it."""
 
 
 PAUSE_S = 0.002
@@ -234,8 +235,8 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """Return whether neither the step last committed nor the one last absorbed had anything to do. Requests that
-        are left then wait for a batch to gather or for a fetch."""
+        """Return whether neither the step last committed nor the one last absorbed had anything to do, so that the loop
+        pauses before it plans again: the requests that are left wait for a batch to gather or for a fetch."""
         state = self.state
         return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 

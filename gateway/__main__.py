@@ -6,8 +6,8 @@ import signal
 
 
 def main() -> None:
-    """Run the command of the command line. Ctrl-C ends the process without a traceback also while the command's modules
-    are imported, which takes a second, and while Python exits."""
+    """Run the `loralane` subcommand that the command line names. Ctrl-C ends the process without a traceback also while
+    the command's modules are imported, which takes a second, and while Python exits."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gateway.cli.main import main as command
 

@@ -62,7 +62,8 @@ def step_class(rows: int, has_prompts: bool) -> str:
 
 
 def record_key(shape: str, steps: str, flashinfer: str) -> str:
-    """Returns the key of a measurement: the shape (`attention_shape`), the class of steps and FlashInfer's version."""
+    """Returns the key under which the tuner stores which attention library is faster: the shape (`attention_shape`),
+    the class of steps and FlashInfer's version."""
     return f"{shape} {steps}, {PACKAGE} {flashinfer}"
 
 

@@ -22,7 +22,7 @@ from lora_kernels.segments import SegmentPlan
 
 
 class CapturedPlans(Protocol):
-    """The plans that the host makes for the attention of one captured step, at fixed addresses."""
+    """The attention plans of one captured step, at fixed addresses. The host renews them before each replay."""
 
     def renew(
         self, query_starts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], tables: npt.NDArray[np.int32]

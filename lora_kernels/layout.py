@@ -322,7 +322,7 @@ class LoraTable:
         self._upload(adapter_slot)
 
     def replaces_tokens(self, plan: SegmentPlan) -> bool:
-        """Returns whether an adapter of a step replaces rows of tokens."""
+        """Returns whether any adapter of a step replaces the embedding or head rows of some tokens."""
         return bool(self.tokens) and any(slot in self.tokens for slot in plan.adapter_slots.tolist())
 
     def _upload(self, adapter_slot: int) -> None:

@@ -68,7 +68,8 @@ class TenantAccount:
 
 @dataclass(slots=True)
 class Account:
-    """What one party was charged in one lane since the engine started, with its weights and virtual counter."""
+    """What one party (a tenant or, where a tenant has classes of requests, one of its classes) was charged in one lane
+    since the engine started, with its weights and virtual counter."""
 
     tenant: TenantAccount
     weight: float = 1.0
@@ -96,7 +97,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self.of: dict[tuple[Lane, str], Account] = {}
-        """Accounts of parties."""
+        """Accounts of parties, by lane and party."""
         self.tenants: dict[tuple[Lane, str], TenantAccount] = {}
         self._last_left = dict.fromkeys(Lane, 0.0)
         self._recent = {lane: RecentSenders() for lane in Lane}
@@ -134,9 +135,10 @@ class Accounts:
             tenant.served = max(tenant.served, least)
 
     def leave(self, lane: Lane, party: str, waiting: Iterable[str]) -> None:
-        """Record that a party has no waiting requests any more. Its counter becomes the minimum for a class of the same
-        tenant that arrives while none waits. If no other party of the tenant is in `waiting`, the tenant's counter
-        becomes the minimum for tenants that arrive while none waits in the lane."""
+        """Record that a party (a tenant or one of its classes) has no waiting requests in the lane any more. Its
+        virtual counter becomes the minimum for a class of the same tenant that arrives while no class of it waits. If
+        no other party of the tenant is in `waiting`, the tenant's counter becomes the minimum for a tenant that arrives
+        while no tenant waits in the lane. `arrive` applies both minimums, so that idle time earns no credit."""
         account = self.get(lane, party)
         account.tenant.last_left = account.served
         if not any(other in account.tenant.parties for other in waiting):
@@ -157,8 +159,8 @@ class Accounts:
         return len(waiting) > 1 or any(recent.has_other(party, now) for party in (*waiting, recent.newest))
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
-        """Return the largest difference between the counters of the tenants of the parties in `waiting`, in device
-        seconds divided by weight; 0 if there are none."""
+        """Return the service gap of a lane for the statistics: the largest difference between the virtual counters of
+        the tenants of the parties in `waiting`, in device seconds divided by weight; 0 if there are none."""
         counters = [self.get(lane, party).tenant.served for party in waiting]
         return max(counters) - min(counters) if counters else 0.0
 

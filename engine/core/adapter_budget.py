@@ -45,8 +45,8 @@ class AdapterBudget:
         return adapter.adapter_hash in self.loads or (adapter.is_resident and adapter.adapter_hash not in self.evicted)
 
     def room(self, pages: int, slots: int) -> Room:
-        """Return a `Room` of the given free pages and slots, together with the pages and the slots of the adapter table
-        that adapters may still take. No eviction is assumed."""
+        """Return as a `Room` what is free in this plan: `pages` and running `slots`, as the caller counts them, and the
+        pages and the slots of the adapter table that adapters may still take. No eviction is assumed."""
         return Room(pages, slots, self._pages_left, self._adapter_slots_left)
 
     @property

@@ -134,8 +134,9 @@ class Adapter:
 
     @property
     def worth_on_device(self) -> float:
-        """log2 of (weighted number of starts * seconds of a reload / pages): what keeping it on the device saves. The
-        lowest is evicted first. A reload includes the read from disk if it is not in host memory."""
+        """log2 of (weighted number of starts * seconds of a reload / pages): what keeping the adapter on the device
+        saves. The adapter with the lowest value is evicted first. A reload includes the read from disk if the adapter
+        is not in host memory."""
         cost = self.load_seconds or self.num_bytes / COPY_BYTES_PER_S
         if self.host is not HostCopy.PRESENT:
             cost += self._fetch_cost
@@ -143,7 +144,8 @@ class Adapter:
 
     @property
     def worth_in_host(self) -> float:
-        """log2 of (weighted number of starts * seconds of a fetch / bytes): what keeping it in host memory saves."""
+        """log2 of (weighted number of starts * seconds of a fetch / bytes): what keeping the adapter in host memory
+        saves. The host copy with the lowest value is freed first."""
         return self.popularity + log2(max(self._fetch_cost, 1e-9) / max(self.num_bytes, 1))
 
     @property

@@ -14,7 +14,8 @@ dominate the group's mean."""
 PRIOR = 4.0
 """Number of answers of its own that a group needs for its mean to count as much as the more general groups'."""
 MOST_GROUPS = 2048
-"""Maximum number of groups of each level, the latest ones, so that the memory, 0.4 MB a level, is bounded."""
+"""Maximum number of groups of requests that are kept at each level of similarity (see `AnswerLengths`), those with the
+latest answers, so that the memory, 0.4 MB a level, is bounded."""
 OPENINGS = (64, 1024)
 """Numbers of first tokens by which prompts are grouped. A system prompt or a conversation tells the application apart.
 """
@@ -68,7 +69,8 @@ class AnswerLengths:
 
 
 def _groups(request: Request) -> Iterator[int]:
-    """Yield the hashes of a request's groups, one for each level, from the most general one on."""
+    """Yield the hashes of the groups of similar requests that a request belongs to, one for each level of
+    `AnswerLengths`, from the most general one on."""
     params, prompt = request.params, request.prompt_ids
     limit = params.max_tokens.bit_length() if request.expected_tokens is None else 0
     length = log2(max(1, len(prompt)))

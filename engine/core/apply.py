@@ -108,7 +108,7 @@ def _fetch_ahead(state: EngineState, request: Request) -> None:
 
 
 def _sequence(state: EngineState, request: Request) -> Sequence:
-    """Return the record of a request, which is not part of the state yet."""
+    """Return a new `Sequence` for a request, without adding it to the state."""
     adapter = state.adapters.get(request.adapter_hash or "")
     return Sequence(
         request,
@@ -120,7 +120,8 @@ def _sequence(state: EngineState, request: Request) -> Sequence:
 
 
 def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:
-    """Return whether batch requests run and no interactive request but the new one waits for its first token."""
+    """Return whether only batch work can delay the new request `seq`, for the metric `yield_seconds`: it is
+    interactive, batch requests run, and no other interactive request waits for its first token."""
     if seq.request.lane is not Lane.INTERACTIVE or state.waiting.count(Lane.INTERACTIVE):
         return False
     running = state.running.values()
@@ -146,8 +147,8 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
-    """Apply the answer to a fetch. If the fetch failed and the adapter is not resident, the waiting requests for it end
-    with the reason."""
+    """Apply the executor's answer to an adapter fetch. If the fetch failed and the adapter is not resident, the waiting
+    requests for it end with the reason."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter_hash], state.now)
         finish_early(state, seq, refusal)

@@ -63,7 +63,7 @@ class Capacity:
 
 
 def sequences(pages: int, block_size: int, tokens: float) -> int:
-    """Return how many sequences of so many tokens fit into pages, with headroom."""
+    """Return how many sequences of `tokens` tokens each fit into the share `HEADROOM` of `pages`."""
     return int(HEADROOM * pages / -(-tokens // block_size))
 
 

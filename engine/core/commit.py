@@ -254,8 +254,9 @@ def _register(state: EngineState, seq: Sequence, before: int) -> None:
 
 
 def _offer_tail(state: EngineState, seq: Sequence, before: int) -> None:
-    """Let other sequences copy the page with the end of the sequence's prompt, if it was computed since `before` tokens
-    were: the steps that copy it run after the one that computes it."""
+    """Let other sequences with the same prompt copy the page with the end of this sequence's prompt, if that end was
+    not among the first `before` tokens and now counts as computed. This is safe before the step that computes the page
+    has run, because the steps that copy it run later."""
     if state.config.prefix_caching and before < len(seq.request.prompt_ids) - 1 <= seq.num_computed:
         key = tail_key(seq, state.config.block_size)
         if key is not None:
@@ -302,7 +303,7 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
 
 
 def _note_use(state: EngineState, seq: Sequence, now: float) -> None:
-    """Record that a result of the sequence's adapter has come at `now`."""
+    """Set the time at which the sequence's adapter was last used to `now`. Without an adapter, do nothing."""
     if seq.request.adapter_hash:
         state.adapters[seq.request.adapter_hash].last_used = now
 

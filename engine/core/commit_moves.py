@@ -68,7 +68,8 @@ def cancel_imports(state: EngineState, request_id: str) -> None:
 
 
 def take_report(state: EngineState, report: MoveReport) -> None:
-    """Apply what the mover reports: pages that came or were sent, a fetch that ended, an export that begins or ends."""
+    """Apply a report of the mover, which transfers KV pages between engines: pages that came or were sent, a fetch that
+    ended, an export that begins or ends."""
     moves = state.moves
     match report:
         case PagesCame(number, count):
@@ -119,7 +120,8 @@ def offer_pages(state: EngineState, plan: StepPlan) -> None:
 
 
 def _ends(state: EngineState, export: KvExport) -> bool:
-    """Return whether no page of an export will follow those that are leased."""
+    """Return whether an export to another engine gets no pages after those already leased: either all of its pages are
+    leased, or this engine neither has the next one nor is to wait for it."""
     if export.num_leased == len(export.keys):
         return True
     return not (export.waits or state.is_at_hand(export.keys[export.num_leased]))

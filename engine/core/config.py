@@ -58,8 +58,8 @@ STRICTEST_GOAL = 0.25
 
 
 def goal_of(asked: float | None, promised: float) -> float:
-    """Return the goal of a request in seconds: what it asks for (`asked`), but at least `STRICTEST_GOAL` times its
-    lane's goal (`promised`). If `asked` is None, the request gets its lane's goal."""
+    """Return the TTFT or ITL goal of a request in seconds: what it asks for (`asked`), but at least `STRICTEST_GOAL`
+    times its lane's goal (`promised`). If `asked` is None, the request gets its lane's goal."""
     return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
 
 

@@ -93,9 +93,9 @@ def ask_drafts(
     pages: PageBudget,
     alone: float,
 ) -> tuple[tuple[DraftAsk, ...], float]:
-    """Return what the draft model shall do after a step with these chunks, and its predicted seconds. `alone` is the
-    predicted seconds of the step without proposals, which the next step is taken to resemble; `budget` bounds the time,
-    and `pages` gives pages."""
+    """Return the instructions to the draft model for its work after a step with these chunks, and the predicted seconds
+    of that work. `alone` is the predicted seconds of the step without proposals, and the next step is assumed to be
+    like it. `budget` bounds the time, and `pages` provides pages for the draft model's KV."""
     if not (0 < len(chunks) <= MOST_DECODES and budget.is_decoding):
         return (), 0.0
     prices, proposed = _prices(state, alone), sum(len(chunk.proposals) for chunk in chunks.values())
@@ -190,8 +190,9 @@ class Chooser(NamedTuple):
 
 def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
     """Yield, for sequences of which the draft model lacks more than `SHORT` tokens, how many it should compute within
-    `room` seconds, if that is predicted to save more than it costs. Guesses follow where it then has all. Answers
-    shorter than `BEGIN_AFTER`, and sequences whose other proposals are mostly accepted, are skipped."""
+    `room` seconds, if that is predicted to save more than it costs. It also guesses for a sequence of
+    which it then has all known tokens. Answers shorter than `BEGIN_AFTER`, and sequences whose other proposals are
+    mostly accepted, are skipped."""
     left = _most_caught_up(chooser, room)
     for one in candidates:
         is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE

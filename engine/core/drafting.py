@@ -153,7 +153,8 @@ class DraftRecord:
         return Drafting(acceptance=self._note(adapter_hash, FIRST_DRAFTED, RETRY))
 
     def end(self, adapter_hash: AdapterHash | None, drafting: Drafting) -> None:
-        """Learn from a sequence that has ended, if it was drafted for."""
+        """Add the acceptance of a sequence that has ended to the average of its adapter, if a step verified proposals
+        of the draft model for it."""
         if drafting.is_tried:
             self._note(adapter_hash, drafting.acceptance, NEWEST_SEQUENCE)
 

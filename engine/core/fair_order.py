@@ -66,8 +66,9 @@ negated locality, exact counter and name, and then the same five values of the p
 
 
 class _Turns:
-    """Sort keys of a lane's parties while one plan is made. They include the seconds that the plan has given to each
-    party so far: parties are charged only after the step, and the plan must not give everything to one of them."""
+    """Sort keys of a lane's parties (tenants or their classes) while one plan is made. They include the seconds that
+    the plan has given to each party so far: parties are charged only after the step, and the plan must not give
+    everything to one of them."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._accounts, self._lane = state.ledger.accounts, lane
@@ -106,8 +107,9 @@ class _Turns:
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
     """Return the number of running sequences of a lane by party if all slots are taken, and no counts otherwise. If all
-    slots are taken, only a party within its share can get one, and these counts put it first. A party that has just
-    returned may have the same counter as others; if one of those were tried first, it would fail and end the search."""
+    slots are taken, only a party within its fair share can get one. The counts sort parties with fewer running
+    sequences before others whose virtual counters are equally low: those would be tried in vain, which would end the
+    search."""
     if len(state.running) < state.config.max_seqs:
         return Counter()
     return Counter(seq.request.party for seq in state.running.values() if seq.lane is lane)

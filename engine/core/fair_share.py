@@ -51,12 +51,14 @@ class LaneShares:
         self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
 
     def parties(self, tenant: str) -> dict[str, Group]:
-        """Return the parties of a tenant that run or wait in the lane."""
+        """Return, by name, the parties of a tenant (the tenant itself or its classes) that have running or waiting
+        sequences in the lane."""
         own = [party for party in self._weights if tenant_of(party) == tenant]
         return {party: Group(self._weights[party], self.held.get(party, [])) for party in own}
 
     def tenants(self) -> dict[str, Group]:
-        """Return the tenants that run or wait in the lane."""
+        """Return, by name, the tenants that have running or waiting sequences in the lane, each with the sum of its
+        parties' weights."""
         found: dict[str, Group] = {}
         for party, weight in self._weights.items():
             whole, held = found.get(tenant_of(party), (0.0, []))
@@ -78,13 +80,14 @@ class LaneShares:
 
     @cached_property
     def above(self) -> Set[str]:
-        """Parties whose running sequences put them above the fair level."""
+        """Parties whose running sequences hold more than their weighted fair share of the slots or of the pages."""
         held = self.held.items()
         return {party for party, seqs in held if self.level_of(self._weights[party], seqs) > self.fair}
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """Parties that are above the fair level, or that have both running and waiting sequences in the lane."""
+        """Parties whose decodes a newcomer's prompt may delay: those that hold more than their fair share, or that have
+        both running and waiting sequences in the lane."""
         return self.above | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:

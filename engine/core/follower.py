@@ -1,4 +1,5 @@
-"""Follows an answer through a text that it repeats for the most part."""
+"""Follows an answer through a text that it repeats for the most part, to propose its next tokens for speculative
+decoding."""
 
 from __future__ import annotations
 

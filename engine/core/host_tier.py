@@ -61,7 +61,8 @@ class HostTier:
         self._sort(key)
 
     def touch(self, keys: Iterable[PrefixKey]) -> None:
-        """Record that the copies of those `keys` that are in the tier were used just now."""
+        """Mark the copies of those `keys` that are in the tier as most recently used, so that their pages are reused
+        last."""
         for key in keys:
             for order in (self.idle, self.needed):
                 if key in order:
@@ -98,8 +99,8 @@ class HostTier:
                 self._sort(key)
 
     def reserve(self, most: int) -> list[HostPageId]:
-        """Take at most `most` pages, free ones and then those of idle copies, and return them. The caller writes them,
-        and then calls `put` or `unreserve` for each."""
+        """Take at most `most` host pages for KV that another engine sends, free ones and then those of idle copies, and
+        return them. The caller has them written, and then calls `put` or `unreserve` for each."""
         pages = list(islice(self.free, most))
         for key in list(islice(self.idle, most - len(pages))):
             pages.append(self.page_of[key])

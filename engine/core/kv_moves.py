@@ -192,12 +192,14 @@ class KvMoves:
         return pages / seconds if seconds else 0.0
 
     def is_awaited(self, key: PrefixKey, now: float) -> bool:
-        """Return whether the page of a key is being fetched and may still come in time."""
+        """Return whether the KV page of a key is being fetched from another engine and the fetch's deadline has not
+        passed. Requests then wait for the page rather than compute it."""
         fetch = self.imports.get(self.awaited.get(key, 0))
         return fetch is not None and now < fetch.deadline
 
     def holds_up(self, request_id: str, now: float) -> bool:
-        """Return whether pages are being fetched for a request and may still come in time."""
+        """Return whether a waiting request should not start yet: KV pages are being fetched for it from another engine,
+        and the fetch's deadline has not passed."""
         for one in self.imports.values():
             if one.request_id == request_id and one.pages and not one.is_cancelled and now < one.deadline:
                 return True

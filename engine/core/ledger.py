@@ -272,8 +272,9 @@ class Ledger:
         self._prompts_at = now
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> tuple[float, float]:
-        """Charge each of a step's sequences its weight times `scale`, which is in device seconds. Returns the device
-        seconds of the step's prompts, and the weight (not scaled) of its batch work."""
+        """Charge each of a step's sequences its weight times `scale` (device seconds per unit of weight), and update
+        the smoothed prices. Returns the device seconds of the step's prompts, and the weight (not scaled) of its batch
+        work."""
         cost, tokens, batch = [0.0, 0.0], [0, 0], 0.0
         for seq, count, is_decode, weight, billed in charges:
             seconds, lane = weight * scale, seq.request.lane

@@ -27,14 +27,16 @@ from engine.core.state import EngineState
 from engine.core.step import Launch
 
 FIRST_LEAD_S, FIRST_STEPS = 0.005, 64
-"""Lead in seconds until `FIRST_STEPS` steps have shown what they need, rather too long: a request that just missed a
-step is then no worse off than without a rest."""
+"""How many seconds before the predicted end of the step under way the next one is planned (the lead), until
+`FIRST_STEPS` steps have shown what lead they need. It is rather too long, so that a request that just missed a step is
+no worse off than without a rest."""
 NEEDS_KEPT = 512
 NEEDS_EXCEEDED = 2
-"""The lead is exceeded by fewer than this many of the last `NEEDS_KEPT` needs."""
+"""The lead (see `Pace.lead`) is chosen such that fewer than this many of the last `NEEDS_KEPT` steps needed a longer
+one."""
 LEAST_REST = 0.2
-"""Minimum rest as a share of the predicted step. Where the host is hardly faster than the device, less would let in few
-requests and still make steps late: the next step is planned at once."""
+"""Minimum rest of the host as a share of the predicted duration of the step under way. The host skips a shorter rest,
+which would let in few requests and still make steps late, and plans the next step at once."""
 LAUNCH_BOUND_S = 0.0002
 """A step that ends within this many seconds after the host has launched all of it made the device wait for launches."""
 LONGEST_REST_S = 0.25
@@ -59,12 +61,13 @@ class Need:
     possible: float = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Note that the step should have been planned `seconds` earlier than it was, as far as that was possible."""
+        """Raise this need in hindsight, because the step should have been planned `seconds` earlier than it was, or as
+        early as was possible without a rest."""
         self.host = max(self.host, min(self.given + seconds, self.possible))
 
 
 class Needs:
-    """The needs of the last `NEEDS_KEPT` steps."""
+    """The `Need` of each of the last `NEEDS_KEPT` steps, from which the lead of the next step is computed."""
 
     def __init__(self) -> None:
         self._recent: deque[Need] = deque(maxlen=NEEDS_KEPT)
@@ -82,7 +85,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """The rest before a step was planned. Times are in seconds on the engine's clock.
+    """The time for which the host rested before it planned a step. Times are in seconds on the engine's clock.
 
     Attributes:
         begun: when the host could have planned the step.
@@ -120,8 +123,10 @@ class _Submitted:
 
 
 class Pace:
-    """Delays each step that is planned ahead, and adapts by how much. An engine has one Pace. For each step, the engine
-    calls `rest` before it plans the step, `submitted` after it has submitted it, and `ended` once its result is there.
+    """Delays the planning of each step that is planned ahead of the device, so that requests can still join it, and
+    adapts the delay such that hardly any step reaches the device late. An engine has one Pace. For each step, the
+    engine calls `rest` before it plans the step, `submitted` after it has submitted it, and `ended` once its result is
+    there.
 
     Attributes:
         lead: seconds before the predicted end of the step under way at which a step is to be planned, as last computed.
@@ -175,8 +180,9 @@ class Pace:
 
     def ended(self, now: float, seconds: float | None) -> bool:
         """Note that the result of the oldest step under way was collected at `now`, and that the device took `seconds`
-        for it (None: it computed while the host waited). Learn from the step after it, which the device begins now.
-        Return whether that step was late, and would have been late even if the host had never rested."""
+        for it (None: it computed while the host waited). Learn from the step after it, which the device begins now, how
+        early steps must be planned. Return whether that step was late, and would have been late even if the host had
+        never rested."""
         step = self._under_way.popleft()
         following = self._under_way[0] if self._under_way else None
         end = now if seconds is None else min(now, self._begun_by_device(step) + seconds)
@@ -194,9 +200,9 @@ class Pace:
         return max(step.begun, self._device_ended)
 
     def _learn(self, step: _Submitted, rest: _Rest, end: float, *, launch_bound: bool) -> bool:
-        """Add the need of a step that was submitted while the device ended the step before it, at `end`. `launch_bound`
-        tells whether the device had to wait for launches of the step before. Return whether the step was late, and
-        would have been late even if the host had never rested."""
+        """Record how early a step, submitted while the device ended the step before it at `end`, should have been
+        planned. `launch_bound` tells whether the device had to wait for launches of the step before. Return whether the
+        step was late, and would have been late even if the host had never rested."""
         late, rested = step.reached - end, rest.ended - rest.begun
         delay = self._delay + rested
         self._delay = max(0.0, min(delay, step.returned - end) - min(delay, max(0.0, late)))

@@ -106,13 +106,14 @@ class PageBudget:
                 self._returned[page] = None
 
     def gain(self, pages: list[PageId], let_go: Counter[PageId]) -> int:
-        """Return how many of the pages would be freed if one more owner removed its references to them. `let_go` counts
-        references that are assumed to be removed already; the call adds this owner's references in place."""
+        """Return how many more pages would be freed if a sequence that holds `pages` were preempted, too. `let_go`
+        counts the references of the victims chosen so far; the call adds this sequence's references in place."""
         let_go.update(pages)
         return sum(self._count(page) == let_go[page] for page in pages)
 
     def still_cached(self, pages: list[PageId]) -> list[PageId]:
-        """Return the leading pages, up to but without the first one that this plan has taken from the prefix cache."""
+        """Return the leading ones of `pages`, which a sequence found in the prefix cache, up to but without the first
+        one that this plan has taken for another use."""
         return list(takewhile(lambda page: page not in self.dropped, pages))
 
     def _count(self, page: PageId) -> int:
@@ -144,6 +145,6 @@ class PageBudget:
 
 
 def _drafted(state: EngineState) -> dict[str, list[PageId]]:
-    """Return the pages of the draft model by request id, those of batch work last."""
+    """Return the pages of the draft model's KV by request id. Those of batch work come last, and are taken first."""
     running = sorted(state.running.values(), key=lambda seq: seq.lane)
     return {seq.id: seq.drafting.pages for seq in running if seq.drafting.pages}

@@ -223,7 +223,8 @@ class Planner:
         return drafts, seconds
 
     def _pass_over(self) -> bool:
-        """Count a sequence that is passed over. Returns False if no more of the lane should be looked at."""
+        """Count a waiting sequence that this plan does not start although later ones of its lane may start. Returns
+        False once `MOST_PASSED_OVER` were counted: the plan then starts no more sequences of the lane."""
         self._passed_over += 1
         return self._passed_over < MOST_PASSED_OVER
 
@@ -327,9 +328,9 @@ class Planner:
         return owner.lane <= seq.lane
 
     def _tail(self, seq: Sequence, known: int) -> PageId | None:
-        """Return the page of a running sequence with the end of the prompt of `seq`, for `seq` to copy. None means that
-        there is no such page, or that the `known` leading pages of `seq` with known KV are not just the full pages of
-        its prompt."""
+        """Return the partly filled page in which a running sequence with the same prompt has the KV of the prompt's
+        end, so that `seq` copies it instead of computing that KV. None means that there is no such page, or that the
+        `known` leading pages of `seq` with known KV are not just the full pages of its prompt."""
         count = len(seq.request.prompt_ids) - 1
         if not self._state.prefix.tails or known != count // self._config.block_size or seq.num_skippable < count:
             return None
@@ -362,7 +363,7 @@ class Planner:
 
 
 def _room_of(adapter: Adapter) -> Room:
-    """Return the room that the copy of an adapter on the device takes."""
+    """Return the device pages and the slot of the adapter table that an adapter takes when it is loaded."""
     return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
 

@@ -141,7 +141,7 @@ def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
 
 def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
     """Return `needy` and the running sequences of its lane that come after it by the sort key of the waiting queue, the
-    last first."""
+    last first: the order in which they are preempted if `needy` must grow."""
     key = state.waiting.order.key
     own = key(needy)
     others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]

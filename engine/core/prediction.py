@@ -10,7 +10,7 @@ from engine.core.follower import Follower
 from engine.core.proposer import Guess, Proposer
 
 PREDICTION = "prediction"
-"""Name of this proposer in counts of proposals."""
+"""Name of `Prediction` as a proposer, in counts of proposals."""
 NEAR, FAR = 32, 512
 """Distances, in tokens before and after the last known place in a prediction, up to which the answer is searched for:
 `NEAR` for its last two tokens and, if these are not found, `FAR` for its last three. They cover lines, or some pages,
@@ -26,7 +26,8 @@ class Prediction:
         self._text = prediction
         self._other = other
         self._seen = len(prompt_ids)
-        """Number of the request's tokens that were followed."""
+        """Number of the request's leading tokens that `learn` has processed, including those of the prompt, which need
+        not be followed."""
         self._follower = Follower(3)
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
@@ -44,9 +45,9 @@ class Prediction:
         self._other.end(tokens)
 
     def _find(self, last: Sequence[int]) -> int:
-        """Return the place in the text after the last two tokens, if they are within `NEAR`, or else after all of
-        `last`, within `FAR`: after the first occurrence behind the last known place, otherwise after the first one
-        before it; 0 if there is none."""
+        """Return the position in the predicted text after the answer's last two tokens, if they occur within `NEAR` of
+        the last known position, or else after all of `last` (its last three), within `FAR`. The first occurrence behind
+        the known position is preferred to the first one before it. 0 means that there is none."""
         place = self._follower.place
         for tokens, most in ((tuple(last[-2:]), NEAR), (tuple(last), FAR)):
             found = self._after(tokens, place, place + most) or self._after(tokens, place - most, place)
@@ -55,8 +56,8 @@ class Prediction:
         return 0
 
     def _after(self, tokens: tuple[int, ...], start: int, end: int) -> int:
-        """Return the place after the first occurrence of `tokens` whose last one is at `start` to `end - 1`; 0 if there
-        is none."""
+        """Return the position in the predicted text after the first occurrence of `tokens` whose last token is at a
+        position from `start` to `end - 1`; 0 means that there is none."""
         text, count = self._text, len(tokens)
         start = max(count - 1, start)
         with suppress(ValueError):  # from `index`, where the last token is not found

@@ -1,4 +1,4 @@
-"""Counts of the proposals of one request, by proposer."""
+"""Counts of the tokens that speculation proposed for one request, and of those that were accepted, by proposer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.types import ProposalCount
 
 
 def sum_proposals(*counts: Sequence[ProposalCount]) -> tuple[ProposalCount, ...]:
-    """Return the sums of counts, by proposer."""
+    """Add up counts of proposals, such as those that several engine processes have made for a request, by proposer."""
     proposed, accepted = Counter[str](), Counter[str]()
     for one in chain.from_iterable(counts):
         proposed[one.proposer] += one.proposed

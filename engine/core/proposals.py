@@ -36,9 +36,10 @@ MOST_PROPOSED = 16
 GRAMMAR = "grammar"
 """Name of the grammar as a proposer, in counts of proposals."""
 RECOVERY, DRAFT_RECOVERY = 1 / 256, 1 / 1024
-"""Part of the way back to its initial value that an acceptance goes in each step without proposals of its kind, so that
-a sequence whose proposals were refused is tried again. It is smaller for the draft model, which then has to compute all
-tokens that it has missed."""
+"""In each step without proposals of its kind, a sequence's acceptance (the moving average of accepted proposals)
+returns by this share of the distance to its initial value, so that a sequence whose proposals were refused is tried
+again. The share is smaller for proposals of the draft model, which then has to compute all tokens that it has
+missed."""
 PROBE_EVERY, PROBE_ROWS = 64, 4
 """In one of `PROBE_EVERY` steps, `PROBE_ROWS` proposals are made whatever they are predicted to cost: from steps of one
 size only, the model cannot tell the price of a row from the constant."""

@@ -12,8 +12,8 @@ from engine.core.follower import Follower
 from engine.core.types import Request
 
 LONGEST_MATCH = 4
-"""Number of last tokens that a lookup compares at most; the shortest match has 2. A longer match would be a little more
-reliable, and the acceptance that is measured tells the same."""
+"""Maximum number of a sequence's last tokens that a lookup compares with an earlier place; the shortest match has 2. A
+longer match would be a little more reliable, but the measured acceptance tells the same."""
 FOLLOWED_FROM = LONGEST_MATCH
 """Number of the answer's last tokens that must match at a place for the answer to be followed from there (see
 follower.py). With 3, wrong places are followed, too: an answer in which a name is changed had 3.7 tokens a step in
@@ -49,7 +49,7 @@ class Proposer(Protocol):
         yet. This changes nothing."""
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Take note that the request ended with these tokens."""
+        """Take note that the request ended with these tokens (prompt and answer), which may serve later requests."""
 
 
 class PairChains:
@@ -59,9 +59,10 @@ class PairChains:
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
-        """Pair of tokens -> latest place after it that is followed by a known token."""
+        """Pair of adjacent tokens, packed into one number -> position of the known token after its latest
+        occurrence."""
         self._earlier = array("I", (0, 0))
-        """For each place, the previous one after the same pair; 0 if there is none."""
+        """For each position in the text, the previous position that follows the same pair of tokens; 0 means none."""
 
     @property
     def length(self) -> int:
@@ -69,7 +70,7 @@ class PairChains:
         return len(self._earlier)
 
     def learn(self, text: Sequence[int], end: int) -> None:
-        """Add the next places of `text`, up to but without `end`, to the chains."""
+        """Index the positions of `text` that no earlier call has indexed, up to but without `end`."""
         latest, earlier = self._latest, self._earlier
         for place in range(len(earlier), min(len(text), end)):
             pair = text[place - 2] << 32 | text[place - 1]
@@ -77,8 +78,8 @@ class PairChains:
             latest[pair] = place
 
     def find(self, text: Sequence[int], tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the place in `text`, which was learned, after the longest match of the last of `tokens`, the latest of
-        the longest ones, and the length of the match; (0, 0) if there is none."""
+        """Find the last of `tokens` in `text`, the indexed text. Return the position after the longest match (the
+        latest among equals) and the match's length in tokens; (0, 0) means that there is none."""
         if len(tokens) < 2:
             return 0, 0
         place = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)
@@ -113,7 +114,8 @@ class AnswerMemory:
         self._chains.learn(self.text, len(self.text))
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the place in `text` after the best match of the last tokens, and its length, as `PairChains.find`."""
+        """Return the position in `text` after the longest match of the last of `tokens`, and the match's length in
+        tokens (see `PairChains.find`)."""
         return self._chains.find(self.text, tokens)
 
 
@@ -160,7 +162,8 @@ class PromptLookup:
         self._chains = PairChains()
         self._follower = Follower(FOLLOWED_FROM, is_lost=True)
         self._seen = num_prompt
-        """Number of the request's tokens that were followed, or need not be."""
+        """Number of the request's leading tokens that the follower has processed, including those of the prompt, which
+        need not be followed."""
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
         """Add new tokens to the index of earlier ones. Tokens of the answer are added one by one, and each is also
@@ -175,7 +178,8 @@ class PromptLookup:
         self._chains.learn(tokens, end)
 
     def _place_after(self, tokens: Sequence[int], last: Sequence[int]) -> int:
-        """Return the place after the latest earlier occurrence of all of `last`; 0 if there is none."""
+        """Return the position in `tokens` after the latest earlier occurrence of all of `last`, from which the follower
+        goes on; 0 means that there is none."""
         place, length = self._chains.find(tokens, last)
         return place if length == FOLLOWED_FROM else 0
 

@@ -25,7 +25,8 @@ class LaneReport:
     itl_attainment: float
     device_seconds: float
     gap: float
-    """Largest difference between the virtual counters of waiting parties, in device seconds divided by weight."""
+    """Largest difference between the virtual counters (see `TenantReport.served`) of the tenants that wait in the lane,
+    in device seconds divided by weight."""
     bound: float
     """Theoretical upper bound of `gap`, in device seconds divided by weight (see `Ledger.bound`)."""
     mode: LaneMode
@@ -131,9 +132,10 @@ def load_report(state: EngineState) -> LoadReport:
 
 
 def _prompt_token_s(state: EngineState) -> float:
-    """Return the predicted seconds of a token in a step with as much of a prompt as fits, or before the step-time model
-    is warm, the smoothed price. That price is what prompts cost lately: where only the ends of prompts are computed
-    whose KV came from another engine, a token costs up to ten times as much, as it pays for a step's weights."""
+    """Return the predicted device seconds of one prompt token in a step that a prompt fills up to the token budget.
+    Before the step-time model is warm, return the smoothed price of recent prompt tokens. Afterwards that price would
+    mislead: where only the ends of prompts are computed, because the KV before them came from another engine, a token
+    pays for reading a step's weights and costs up to ten times as much."""
     tokens, ledger = state.config.token_budget, state.ledger
     launched = float(ledger.model.is_launched(tokens, tokens))
     attention = tokens * ledger.prompt_context

@@ -33,7 +33,8 @@ class Saves:
         self._reusable: dict[bool, Iterator[PrefixKey]] = {
             needed: state.host.reusable(needed=needed) for needed in (False, True)
         }
-        """Keys of copies that may be overwritten, without and with those that live sequences need."""
+        """Keys of host copies that this plan may overwrite, in order. Under True, copies that live sequences need come
+        last; under False, they are left out."""
         self.saved: dict[PrefixKey, PageCopy] = {}
         self.checkpoints: dict[str, int] = {}
         self.exports: dict[int, int] = {}
@@ -77,8 +78,9 @@ class Saves:
         return made
 
     def export(self, most: int, room: int) -> int:
-        """Plan to save pages that exports want and that only the device has, at most `most`, and return the number of
-        copies. At most `room` more pages are leased to exports, and no host page is taken from a live sequence."""
+        """Plan to save to the host the pages that other engines have asked for (exports) and that only the device has,
+        at most `most`, and return the number of copies. At most `room` more host pages are leased to exports, and no
+        host page is taken from a live sequence."""
         made = 0
         for number, export in self._state.moves.exports.items():
             done = export.num_leased

@@ -29,7 +29,8 @@ class Sequence:
     id: str = field(init=False)
     """The request's id."""
     account: Account = field(init=False)
-    """Account of the request's party in its lane, from the moment the request is accepted."""
+    """Fair-share account that the request's device time is charged to: that of its tenant in its lane or, if the
+    request names a class, of that class of the tenant. Set when the request is accepted."""
     tokens: list[int]
     """Known tokens: the prompt, and the answer as far as it has been generated."""
     num_pending: int = 0
@@ -49,7 +50,8 @@ class Sequence:
     """Leading tokens whose KV was found in the prefix cache or in host memory when the sequence first started."""
     num_preemptions: int = 0
     num_lost: int = 0
-    """Number of tokens that were computed when the sequence was last preempted."""
+    """Number of tokens that were computed when the sequence was last preempted. Those whose KV is not found again when
+    it restarts count as recomputed."""
     num_paid: int = 0
     """Largest number of tokens that were computed at any preemption. The tenant is not billed for computing them
     again."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Holding:
-    """Weight of one tenant and the amount that it holds."""
+    """Weight of one tenant, and the amount of the shared capacity that it holds, in the caller's unit."""
 
     weight: float
     amount: int = 0

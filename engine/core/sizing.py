@@ -65,7 +65,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model costs.
+    """Figures of a model from which an engine's sizes are derived.
 
     Attributes:
         weight_bytes: bytes of all weights in the engine's dtype.
@@ -106,13 +106,14 @@ class StepSizes(NamedTuple):
 
 
 def cpu_sizes(chosen: Chosen) -> StepSizes:
-    """Return the sizes of steps on a CPU."""
+    """Return `max_seqs` and `token_budget` for a CPU: those that the operator has set, otherwise fixed defaults."""
     reason = "the default of every CPU, measured: some 25 tokens take as long to compute as the weights to read"
     return _with_chosen(chosen, Size(CPU_SEQS, reason), Size(CPU_TOKENS, reason))
 
 
 def gpu_sizes(gpu: Gpu, model: Model, chosen: Chosen, reserved: Callable[[int, int], int]) -> StepSizes:
-    """Return the sizes of steps on a GPU. Its speed decides first; then its memory may lower them.
+    """Return `max_seqs` and `token_budget` for a GPU, except those that the operator has set. The GPU's speed decides
+    first; then its memory may lower them.
 
     Args:
         reserved: returns the bytes of device memory, besides weights and pages, that steps of up to a number of

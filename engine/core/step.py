@@ -77,7 +77,7 @@ class DraftAsk(NamedTuple):
     new_pages: tuple[PageId, ...]
     """Pages to append to the sequence's pages of the draft model's KV."""
     adapter_hash: AdapterHash | None = None
-    """The sequence's adapter, whose part for the draft model, if it has one, guesses."""
+    """The sequence's adapter. If it has a part for the draft model, the draft model guesses with that part."""
 
 
 class Drafted(NamedTuple):

@@ -175,15 +175,16 @@ class StepBudget:
         """Return whether this step may copy `count` more pages between host and device. Only copies for batch work in a
         step shared with interactive work are limited. They must fit into the time that batch work may add to the step,
         not counting its decodes, which would otherwise leave no time for copies. Batch work that has had less than its
-        floor may always copy. An adapter that a request has been waiting for too long (`is_old`) may be copied
-        regardless of its size if nothing else is copied in this step."""
+        guaranteed share of device time (see `_owes_batch`) may always copy. An adapter that a request has been waiting
+        for too long (`is_old`) may be copied regardless of its size if nothing else is copied in this step."""
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch() or (is_old and not self._moved):
             return True
         return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
 
     def copies_beside(self, most: int) -> int:
-        """Return a number of pages, at most `most`, whose copies to the host are predicted to extend the step by at
-        most `COPY_SHARE`. A step that computes nothing may copy all."""
+        """Return how many pages, at most `most`, the step may copy to the host although none of its requests waits for
+        them: as many as are predicted to extend it by at most `COPY_SHARE` of its duration. A step that computes
+        nothing may copy all."""
         seconds, price = self._model.predict(self.features), self._model.prices.page
         if not (self._timed and price) or self._is_empty:
             return most
@@ -282,9 +283,9 @@ class StepBudget:
         """Return the predicted seconds to which an interactive prompt may extend the step: the lane's limit, which the
         first prompt beside decodes may raise (see `_late_limit`), or that of `_newcomer_limit` if it is higher. While
         there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all of
-        them. The step is therefore cut to `itl_stretch` times the tail, but not below `full_chunk` decodes, so that the
-        constant cost of a step remains a small part of it. A second prompt joins a step only within `itl_stretch` times
-        the tail, because without batch work it would rarely have met the first one."""
+        them. The step is therefore cut to `itl_stretch` times `Ledger.tail`, but not below `full_chunk` decodes, so
+        that the constant cost of a step remains a small part of it. A second prompt joins a step only within
+        `itl_stretch` times the tail, because without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
         if self._decodes and not self._prefill:
             self._limit = max(self._limit, self._late_limit())
@@ -295,10 +296,10 @@ class StepBudget:
         return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
-        """Return the seconds to which a prompt may extend the step if it is its party's only request and other parties
-        (see accounts.py) crowd the lane; 0 otherwise, or if the lane's limit is as high. Such a request does not wait
-        for the decodes of parties that crowd the lane: its prompt may extend the step to `full_chunk` decodes, as long
-        as no decode of the other parties becomes late."""
+        """Return the seconds to which a prompt may extend the step if it is the only request of its party (its tenant,
+        or its class of the tenant's requests; see accounts.py) and other parties crowd the lane; 0 otherwise, or if the
+        lane's limit is as high. Such a request does not wait for the decodes of parties that crowd the lane: its prompt
+        may extend the step to `full_chunk` decodes, as long as no decode of the other parties becomes late."""
         longest = self._rules.full_chunk * self._one_decode
         if self._limit >= longest:
             return 0.0
@@ -345,14 +346,15 @@ class StepBudget:
 
     @property
     def _is_probe(self) -> bool:
-        """Return whether this step is one of every `probe_every` that show how long little work takes, which full steps
-        cannot show. It carries no batch work beside interactive work unless batch work is below its floor. Without
-        interactive work, it carries as little as possible while the model has not seen steps of one token."""
+        """Return whether this step is a probe: in one of every `probe_every` steps, the step-time model learns how long
+        little work takes, which full steps cannot show. A probe carries no batch work beside interactive work unless
+        batch work is below its floor. Without interactive work, it carries as little as possible while the model has
+        not seen steps of one token."""
         return self._state.counters.steps % self._rules.probe_every == 0
 
     def _owes_batch(self) -> bool:
-        """Return whether batch work got less than its floor: `batch_floor`, or `promoted_share` while batch deadlines
-        require it."""
+        """Return whether batch work got a smaller share of the device's time than it is guaranteed: `batch_floor`, or
+        `promoted_share` while batch deadlines require it."""
         rules, ledger = self._rules, self._state.ledger
         floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
         return ledger.batch_share < floor

@@ -163,9 +163,9 @@ class KvSource(NamedTuple):
     operator."""
 
     address: str
-    """Where the other engine gives pages: `unix:PATH` or `HOST:PORT`."""
+    """Address at which the other engine serves its KV pages: `unix:PATH` or `HOST:PORT`."""
     seconds: float
-    """Seconds after the request's arrival until which it waits for pages at most."""
+    """Maximum number of seconds, from its arrival, that the request waits for the pages."""
     computes: bool = False
     """True means that the other engine is computing the pages, or is about to, and gives them as they become full.
     False means that it gives those that it has."""
@@ -225,8 +225,8 @@ class Request(NamedTuple):
     """Where KV that this engine lacks is fetched from before the request starts. What does not come in time is
     computed. None means that all of it is computed."""
     request_class: str = ""
-    """Class of the request among those of its tenant, which share the tenant's share of a lane. Empty means none, which
-    is a class of its own."""
+    """Name of the request's class within its tenant: a tenant's classes divide the tenant's share of a lane among
+    themselves. Empty means no class; such requests of a tenant form a class of their own."""
     class_weight: float = 1.0
     """Weight of the class's share, relative to the other classes of the tenant in the lane."""
 
@@ -238,7 +238,7 @@ class Request(NamedTuple):
 
 
 def tenant_of(party: str) -> str:
-    """Return the tenant that a party is, or is a class of (see `Request.party`)."""
+    """Return the tenant of a party (see `Request.party`): the party itself, or the tenant that it is a class of."""
     return party.partition("\0")[0]
 
 

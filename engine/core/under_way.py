@@ -35,8 +35,8 @@ class StepUnderWay:
 
 
 def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
-    """Return the record of a plan that is being committed, before anything of it is computed. `live` has the sequences
-    of all live requests, by request id."""
+    """Return the `StepUnderWay` of a plan that is being committed, before anything of it is computed. `live` has the
+    sequences of all live requests, by request id."""
     owners = [live[chunk.request_id] for chunk in plan.chunks]
     unpaid = [
         _unpaid(chunk, seq) if seq.num_paid else chunk.num_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 DEMO_ADAPTERS: dict[str, Path] = {
     name: Path(__file__).parent / "adapters" / name for name in ("pirate", "cheer", "json", "tools")
 }
-"""Served name -> PEFT folder."""
+"""Name under which a demo adapter is served -> its PEFT folder."""
 
 CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 """Path of the demo model's chat template: the model's own template, extended by tools."""

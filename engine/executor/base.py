@@ -67,7 +67,8 @@ class Executor(Protocol):
 
     @property
     def page_memory(self) -> PageMemory | None:
-        """The host pages. None means that no single process holds them, or that there are none."""
+        """The host pages for KV, from and to which pages move between engines. None means that no single process holds
+        them, or that there are none."""
 
     def close(self) -> None:
         """End the processes that the executor has started. Called once, after all other methods."""

@@ -34,7 +34,7 @@ from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
 from engine.executor.base import Claim, Report
 
 FAKE_HIDDEN = 8
-"""Elements of a fake vector."""
+"""Maximum number of elements of a vector that `FakeExecutor` returns."""
 
 
 def fake_token(adapter_hash: AdapterHash | None, seed: int, tokens: list[int], vocab_size: int) -> int:
@@ -100,7 +100,7 @@ class FakePages:
         return memoryview(self._pages.setdefault(host_page, bytearray(self.page_bytes)))
 
     def settle(self) -> None:
-        """Do nothing."""
+        """Do nothing: no plan copies these pages, so that there is no copy to wait for."""
 
 
 class FakeExecutor:
@@ -197,7 +197,8 @@ class FakeExecutor:
         return self.sequences[request_id].admission.params.max_tokens > 0
 
     def _score(self, chunk: ScheduledChunk) -> PromptRows | None:
-        """Return the logprobs of the prompt tokens that a chunk predicts, or None where the result has no entry."""
+        """Return the logprobs of the prompt tokens that a chunk predicts. None means that `StepResult.scored` has no
+        entry for the chunk."""
         admission = self.sequences[chunk.request_id].admission
         width = admission.params.prompt_logprobs
         start = max(chunk.start, admission.num_scored)

@@ -16,7 +16,8 @@ from engine.grammar_check.source import told
 
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20
-"""Stack size in bytes of the engine's threads that compile grammars, each after a worker process has survived it."""
+"""Stack size in bytes of the engine's threads that compile grammars for decoding. Such a thread compiles a grammar only
+after a worker process has survived compiling it."""
 KEPT = 4096
 """Maximum number of remembered verdicts; each takes less than a kilobyte."""
 DEATH_SECONDS = 600.0

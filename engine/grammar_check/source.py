@@ -62,16 +62,17 @@ def told(error: str) -> str:
 
 
 def inline_schema(schema: Mapping[str, Any]) -> str:
-    """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, enforced as strictly as one that
-    stands alone. Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested too deeply."""
+    """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, enforced as strictly as a schema
+    that is a grammar of its own. Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested
+    too deeply."""
     return "%json " + json.dumps(
         {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     )
 
 
 def inline_regex(regex: str) -> str:
-    """Return the text `/.../` with which a Lark grammar includes a regular expression, escaped by the library as one
-    that stands alone, so that it cannot end before the last slash."""
+    """Return the literal `/.../` with which a Lark grammar includes a regular expression. The library escapes it like a
+    regular expression that is a grammar of its own, so that no slash within it can end the literal."""
     (grammar,) = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"]
     return str(grammar["lark_grammar"]).removeprefix("start: ")
 
@@ -152,8 +153,8 @@ def without_idle_keywords(schema: Any) -> Any:
 
 
 def _below(keyword: str, value: Any) -> Any:
-    """Return the value of a schema's keyword with `without_idle_keywords`, which may raise ValueError, applied to the
-    schemas in it. Other values, such as those of `enum`, are returned unchanged."""
+    """Apply `without_idle_keywords` to the schemas in the value of a schema's keyword, and return the new value. Values
+    without schemas, such as those of `enum`, are returned unchanged. Raises ValueError like `without_idle_keywords`."""
     if keyword in _BY_NAME and isinstance(value, Mapping):
         return {name: without_idle_keywords(schema) for name, schema in value.items()}
     if keyword in _SCHEMA | _LIST and isinstance(value, list):

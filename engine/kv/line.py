@@ -23,7 +23,7 @@ class OwnEngine:
     """The parts of this process's engine that moves of pages use.
 
     Attributes:
-        identity: see `EngineInfo.kv_identity`.
+        identity: hash that two engines share only if their KV pages are interchangeable.
         memory: the host pages.
         report: passes a report to the engine.
         clock: the engine's clock, in seconds.
@@ -108,7 +108,7 @@ class Line:
         self._socket.close()
 
     def extend(self, deadline: float) -> None:
-        """Replace the deadline."""
+        """Replace the deadline of all further calls (seconds on the connection's clock)."""
         self._deadline = deadline
 
     def left(self) -> float:
@@ -119,8 +119,8 @@ class Line:
 
     @contextmanager
     def _call(self, seconds: float) -> Iterator[None]:
-        """Run a call of the socket, the block, with a timeout of `seconds`. Raises MoveFailed if the call fails or
-        times out."""
+        """Context manager that sets the socket's timeout to `seconds` for the call in its body. Raises MoveFailed if
+        the call fails or times out."""
         self._socket.settimeout(seconds)
         try:
             yield

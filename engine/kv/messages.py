@@ -45,20 +45,20 @@ class Reason(IntEnum):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What a receiver wants."""
+    """Content of the receiver's hello: which KV pages it wants from the sender, another engine."""
 
     identity: str
-    """See `EngineInfo.kv_identity`."""
+    """The receiver's `EngineInfo.kv_identity`. A sender with another one refuses."""
     keys: int
-    """Number of pages."""
+    """Number of pages that it wants, whose prefix keys follow the hello."""
     computes: bool
-    """See `KvSource.computes`."""
+    """True means that the receiver also wants pages that the sender has yet to compute (see `KvSource.computes`)."""
     seconds: float
     """Seconds for which it waits."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a sender does."""
+    """Content of the sender's hello, its answer to `Want`: whether and how it sends the KV pages."""
 
     refusal: str
     """Why it sends nothing; empty if it sends."""
@@ -77,8 +77,8 @@ def hello(content: Want | Answer) -> bytes:
 
 
 def read_hello(line: Line, kind: type[T], head: bytes = b"") -> T:
-    """Receive a hello, of which `head` may have come already. Raises MoveFailed: REFUSED for another version, CORRUPT
-    for anything else that is not a hello of this kind."""
+    """Receive the hello of the other engine. `head` is its fixed-size header if that has come already. Raises
+    MoveFailed: REFUSED for another version, CORRUPT for anything else that is not a hello of this kind."""
     magic, version, length = HELLO.unpack(head or line.receive(HELLO.size))
     if magic != MAGIC or length > MOST_HELLO:
         raise MoveFailed(FetchEnd.CORRUPT, "the other side does not speak the protocol of KV pages")
@@ -91,7 +91,8 @@ def read_hello(line: Line, kind: type[T], head: bytes = b"") -> T:
 
 
 def read_keys(line: Line, count: int) -> tuple[PrefixKey, ...]:
-    """Receive keys. Raises MoveFailed, also for too many."""
+    """Receive the `count` prefix keys that follow a receiver's hello. Raises MoveFailed if they do not arrive, or if
+    `count` is 0 or above `MOST_KEYS`."""
     if not 0 < count <= MOST_KEYS:
         raise MoveFailed(FetchEnd.CORRUPT, f"{count} keys")
     data = line.receive(count * KEY_BYTES)

@@ -26,7 +26,8 @@ class KvMover:
 
     @property
     def address(self) -> str:
-        """Where this engine gives pages (see `EngineInfo.kv_address`)."""
+        """Address at which other engines can fetch KV pages from this one, as published in `EngineInfo.kv_address`. An
+        empty string means that this engine gives none."""
         return self._sender.address if self._sender else ""
 
     def take(self, order: MoveOrder) -> None:

@@ -106,7 +106,8 @@ class Receiver:
             transport.close()
 
     def _receive(self, line: Line, transport: Transport, number: int, fetch: _Fetch) -> None:
-        """Receive a page. Raises MoveFailed if the next frame is no page, or its bytes are wrong."""
+        """Receive page `number` of a fetch into its host page, report it to this engine, and acknowledge it to the
+        sender. Raises MoveFailed if the next frame is not of this page, or its checksum is wrong."""
         kind, value, checksum = FRAME.unpack(line.receive(FRAME.size))
         began = self._own.clock()
         if kind == Kind.END and value == Reason.GONE:
@@ -123,7 +124,8 @@ class Receiver:
         line.send(TAKEN)
 
     def _open_transport(self, line: Line, is_local: bool) -> Transport:
-        """Read the sender's answer. Raises MoveFailed if it refuses."""
+        """Read the sender's answer and return the transport that it announces: shared memory or the connection itself.
+        Raises MoveFailed if the sender refuses."""
         head, file = line.receive_file(HELLO.size) if is_local else (b"", None)
         with ExitStack() as unused:
             if file is not None:

@@ -103,7 +103,8 @@ class AdapterCopies(Protocol):
         far."""
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that blocks until every copy begun so far is done. Any thread may call it."""
+        """Returns a function that blocks until every copy begun so far is done, so that the host memory that these
+        copies read may be reused. Any thread may call it."""
 
     def finish(self) -> tuple[float, ...]:
         """Blocks until the copies of the oldest closed step are done, and forgets that step. Returns the seconds that
@@ -143,8 +144,8 @@ class PlainCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy of an adapter: marks around each span in which it runs, and the mark that each layer's kernels wait
-    for."""
+    """The copy of one adapter: `spans` are the marks before and after each sequence of its page copies, from which its
+    duration is measured, and `layers` the mark that the kernels of each layer wait for."""
 
     spans: tuple[tuple[Mark, Mark], ...]
     layers: tuple[Mark, ...]
@@ -176,8 +177,9 @@ class QueuedCopies:
     def _copy(
         self, blob: Blob, pages: tuple[PageId, ...], ends: list[int], chosen: Flags, spans: list[tuple[Mark, Mark]]
     ) -> list[Mark]:
-        """Enqueues the copies of the chosen pages of a blob, appends the span in which they run, and returns the mark
-        after those of each layer."""
+        """Enqueues the copies of those pages of a blob that are `chosen` (bool [pages of the blob]), layer by layer,
+        and appends the marks before and after all of them to `spans`. Returns, for each layer, the mark that is reached
+        once its chosen pages are copied."""
         begun, marks, done = self._queue.mark(), [], 0
         for end in ends:
             part = done + np.flatnonzero(chosen[done:end])

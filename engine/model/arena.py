@@ -165,9 +165,9 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class PageUses:
-    """The pages that one step's work in the kernels' order reads or writes, so that a copy to other pages need not wait
-    for the step. Making it only takes references, because few steps are followed by a load of an adapter, before which
-    `used_pages` looks through them.
+    """The pages that the kernels and copies of one submitted step read or write. An adapter that is copied into other
+    pages need not wait for that step. The object only refers to the step's arrays. `used_pages` looks through them, but
+    only when a plan loads an adapter, as few plans do.
 
     Attributes:
         copies: the step's saves and restores of KV.
@@ -179,7 +179,8 @@ class PageUses:
 
 
 def used_pages(uses: Iterable[PageUses], num_pages: int) -> NDArray[np.bool_]:
-    """Returns, for each of a pool's `num_pages` pages, whether any of the uses includes it."""
+    """Returns bool [num_pages]: whether any of the steps whose `uses` are given reads or writes each page of the
+    pool."""
     used = np.zeros(num_pages, dtype=np.bool_)
     for use in uses:
         for array in use.arrays:

@@ -116,7 +116,7 @@ def _elsewhere(token_ids: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 NO_ENDS = _Ends(_elsewhere, torch.empty(0), _elsewhere)
-"""Placeholder on stages other than the first, which have no embedding, final norm or head."""
+"""Placeholder on pipeline stages other than the first: they have no embedding, final norm or head."""
 
 
 def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) -> _Ends:

@@ -93,7 +93,8 @@ class BatchState:
         self._add_pages(self._lines[request_id], pages)
 
     def rewrite(self, request_id: str, start: int, tokens: Ints) -> None:
-        """Replaces a running request's tokens from position `start` on by `tokens`."""
+        """Replaces all tokens of a running request from position `start` on by `tokens`. The draft model calls this
+        when its guesses were refused, and to add tokens."""
         line, end = self._lines[request_id], start + len(tokens)
         self.tokens[line, start:end] = tokens
         self.num_tokens[line] = end
@@ -131,8 +132,8 @@ class BatchState:
         )
 
     def _split(self, chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
-        """Yields the chunks, those with proposals token by token. Their proposals are written after the request's known
-        tokens, which `append` overwrites as tokens become known."""
+        """Yields the chunks, but splits each one with proposals into chunks of one token. Writes the proposals behind
+        the request's known tokens, where `append` overwrites them with the sampled tokens."""
         for chunk in chunks:
             if not chunk.proposals:
                 yield chunk

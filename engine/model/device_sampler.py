@@ -30,13 +30,13 @@ TOP_LOGPROBS = 20
 """Number of likeliest tokens per row for which result blocks have room: the most that OpenAI's API allows."""
 ROW_BYTES = 8 + 4 * (1 + 2 * TOP_LOGPROBS)
 ALIGN = 4
-"""The parts of an upload for slots and for lines have room for a multiple of this many int32, which are 16 bytes."""
+"""Slots and lines of a `RowUploads` block are each padded to a multiple of this many int32, which are 16 bytes."""
 EVERY_TOKEN = -1
-"""Line, in place of the index of a mask, of a row that allows every token."""
+"""Value that a row of `RowUploads` has in place of the index of its mask if the row allows every token."""
 
 
 class RowUploads:
-    """Uploads what a step's rows are sampled with, in one copy to a block of memory at a fixed address:
+    """Uploads the sampler slots and grammar masks of a step's sampled rows, in one copy to a block at a fixed address:
 
         slots | lines | masks
 

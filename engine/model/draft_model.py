@@ -87,7 +87,8 @@ class DraftModel:
         self._eos_token_ids = eos_token_ids
         self._batch = BatchState(max_seqs, max_model_len, block)
         self._held: dict[str, int] = {}
-        """Number of leading tokens of each request, those in `_batch`, whose KV the pages hold."""
+        """Request id -> number of leading tokens in `_batch` whose KV the draft model has in its pages, or computes in
+        this call."""
         self._no_tokens = torch.zeros(1, dtype=torch.int64)
 
     def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
@@ -124,8 +125,9 @@ class DraftModel:
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk], known: Callable[[str], Ints]) -> tuple[Drafted, ...]:
-        """Computes known tokens and guesses the next ones, all requests in the same passes. `known` returns a request's
-        known tokens, int32 [num_known]."""
+        """Computes the KV of tokens that the draft model lacks and guesses the next ones, for all asks in the same
+        passes. `known` returns a request's known tokens, int32 [num_known]. Returns a `Drafted` for each ask; it has no
+        guesses if the draft model still lacks tokens of the request."""
         chunks = [self._catch_up(ask, known(ask.request_id)) for ask in asks]
         newest = self._compute(chunks)
         guesses: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
@@ -152,9 +154,9 @@ class DraftModel:
         self._held[ask.request_id] = 0
 
     def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
-        """Takes over the request's `known` tokens that the draft model has not computed, at most `ask.most`, and
-        returns the chunk that computes them. They become rows of their own, as proposals do, so that the pass is
-        computed, and replayed from a tape, like a step of decodes."""
+        """Takes over the request's `known` tokens from the first one that the draft model has not computed or has
+        guessed wrong, at most `ask.most`, and returns the chunk that computes them. The tokens become rows of their
+        own, as proposals do, so that the pass is computed, and replayed from a tape, like a step of decodes."""
         name, held = ask.request_id, self._batch.known(ask.request_id)[: self._held[ask.request_id]]
         start = _num_alike(held, known)
         end = min(len(known), start + ask.most)

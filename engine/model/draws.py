@@ -25,8 +25,8 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of n rows, each [n, 1]: `top_k` int64 (0 is off), `top_p` float64 (1 is off), `min_p` float64 (0 is
-    off)."""
+    """Sampling filters of n rows of logits, each [n, 1]: `top_k` int64 (0 is off), `top_p` float64 (1 is off), `min_p`
+    float64 (0 is off)."""
 
     top_k: Tensor
     top_p: Tensor
@@ -43,8 +43,8 @@ class Filters:
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Returns a number in [0, 1) for each (seed, position), elementwise: SplitMix64's output function, applied to
-    both."""
+    """Returns the uniform number in [0, 1) that decides the draw of each (seed, position), elementwise: SplitMix64's
+    output function, applied to both."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(_mix(seeds + step) + (positions + np.uint64(1)) * step)
     # 52 bits keep the product with a sum of probabilities below that sum.

@@ -27,8 +27,8 @@ def _activate(activation: Activation, pointwise: Pointwise) -> Callable[[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """One gated MLP that computes all rows. `gate_up` and `down` are its linears, `groups` what adapters change of
-    them."""
+    """One gated MLP that computes all rows. `gate_up` and `down` are its linears, and `groups` the projections in each
+    of the two that adapters may change."""
 
     gate_up: Linear
     down: Linear

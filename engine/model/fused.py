@@ -46,7 +46,7 @@ def fuse(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ..
 
 
 def select_rows(weight: Weight, start: int, stop: int) -> Weight:
-    """Returns some outputs of a weight, in memory of their own."""
+    """Returns a copy of a weight's rows, its outputs, from `start` to before `stop`."""
     if isinstance(weight, Tensor):
         return weight[start:stop].clone()
     if isinstance(weight, Fp8Weight):

@@ -156,7 +156,8 @@ def _read(data: memoryview, stored: StoredTensor, what: str) -> Tensor:
 
 
 def _bytes(data: memoryview, place: int, size: int, what: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Returns a copy of a part of the file, which is aligned for every dtype."""
+    """Returns a copy of `size` bytes of the file from byte `place` on. The copy is aligned for every dtype. Raises
+    AdapterError, which begins with `what`, if the file ends earlier."""
     if place + size > len(data):
         raise AdapterError(f"{what} lies beyond the end of the file: it was cut short; copy it again")
     return np.frombuffer(data, np.uint8, size, place).copy()

@@ -47,7 +47,7 @@ def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> Quan
 
 
 def _halves(blocks: Tensor, place: int) -> Tensor:
-    """Returns the fp16 number at a place of each block, [blocks, 1]."""
+    """Returns the fp16 number at byte `place` of each block, [blocks, 1]."""
     return blocks[:, place : place + 2].contiguous().view(torch.float16)
 
 

@@ -31,7 +31,8 @@ than MOST_READ or does not hold numbers."""
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a GGUF file: its shape, with the outputs first, its ggml type, and the place of its data in bytes."""
+    """A tensor of a GGUF file: its shape, with the outputs first, its ggml type, and the offset of its data in the
+    file, in bytes."""
 
     shape: tuple[int, ...]
     kind: int

@@ -70,7 +70,7 @@ class GgufFile:
         return kind.coding if kind else None
 
     def is_bf16(self, name: str) -> bool:
-        """Returns whether all numbers of a tensor are bf16's, as its type says."""
+        """Returns whether bf16 holds all numbers of a tensor exactly, because the tensor is stored in bf16."""
         stored = self._tensors.get(gguf_name(name))
         return stored is not None and FLOATS.get(stored.kind) is torch.bfloat16
 

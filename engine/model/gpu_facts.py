@@ -64,6 +64,6 @@ def describe(found: Properties, free_bytes: int, itemsize: int) -> Gpu:
 
 
 def count_gpus(listed: Path = LISTED_GPUS) -> int:
-    """Return the number of NVIDIA GPUs of this machine or container, at least 1, also of those that this process does
-    not see."""
+    """Return the number of NVIDIA GPUs of this machine or container, at least 1, including those that this process does
+    not see: engines on them may share the host memory."""
     return max(1, len(list(listed.iterdir())) if listed.is_dir() else torch.cuda.device_count())

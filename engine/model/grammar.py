@@ -101,7 +101,8 @@ class GrammarCache:
         return future.result().num_bytes if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
-        """Makes the next `forget` drop the grammar: its matchers share state, which exceeded a limit in one of them."""
+        """Makes the next `forget` drop the compiled grammar. It is called when one of the grammar's matchers has
+        failed, for example at a limit of a state that all of them share."""
         self._spent.add(grammar)
 
 
@@ -254,7 +255,7 @@ class GrammarRoom:
         self._rows.pop(request_id, None)
 
     def bind(self, request_ids: Sequence[str]) -> bool:
-        """Returns whether any of the requests follows a grammar."""
+        """Returns whether any of the requests follows a grammar, so that its rows of the step need masks."""
         return not self._rows.keys().isdisjoint(request_ids)
 
     def masks(

@@ -90,7 +90,8 @@ class Compiler:
         return Compiled(self._matcher(grammar), 2 * num_bytes, self._matcher(grammar))
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
-        """Returns a new matcher of a grammar that was proven. Raises ValueError if a limit is exceeded."""
+        """Compiles a grammar that a worker process has tried, and returns a new matcher of it. Raises ValueError if a
+        limit of llguidance is exceeded."""
         matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: not during a step

@@ -145,8 +145,8 @@ def _pinned(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def runs(*lists: Longs | Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Splits equally long lists into the longest stretches in which every list counts up by one. Yields, for each
-    stretch, the range of each list's values as a slice."""
+    """Splits equally long lists of page numbers into the longest runs in which every list counts up by one, so that one
+    copy moves a whole run. Yields, for each run, the range of each list's numbers as a slice."""
     table = np.asarray(lists, dtype=np.int64)
     breaks = np.flatnonzero((np.diff(table) != 1).any(axis=0)) + 1
     for first, last in pairwise([0, *breaks.tolist(), table.shape[1]]):

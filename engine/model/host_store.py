@@ -49,8 +49,8 @@ class HostStore:
             self._adapters[adapter.adapter_hash] = adapter
 
     def get(self, adapter_hash: AdapterHash) -> PackedAdapter:
-        """Returns an adapter. Raises KeyError if the adapter is not in the store, which is a bug in the plan that names
-        it."""
+        """Returns an adapter. Raises KeyError if the adapter is not in the store: then the plan that names it has a
+        bug."""
         with self._lock:
             return self._adapters[adapter_hash]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.model.arena import PageShape
 
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
-"""Size of a sample, and number of samples of a file."""
+"""Size in bytes of a sample of a file, and number of evenly spaced samples of each file that `hash_model` reads."""
 
 
 def hash_model(config: EngineConfig) -> str:
@@ -33,8 +33,8 @@ def hash_model(config: EngineConfig) -> str:
 
 
 def kv_identity(model_hash: str, dtype: str, shape: PageShape, scaled_for: int, *, fp8_adapters: bool) -> str:
-    """Return a hash (32 hex digits) that two engines share only if equal prefix keys mean equal pages. It is of the
-    model, the shape and dtype of pages, and whether adapters are in FP8. `scaled_for` is the length in tokens for which
-    the scales of KV in FP8 were found."""
+    """Return a hash (32 hex digits) by which engines may exchange KV pages: two engines have the same one only if equal
+    prefix keys mean equal pages. It covers the model, the shape and dtype of pages, and whether adapters are in FP8.
+    `scaled_for` is the length in tokens for which the scales of KV in FP8 were found."""
     parts = model_hash, dtype, *astuple(shape), scaled_for * shape.fp8_kv, fp8_adapters, sys.byteorder
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -102,8 +102,9 @@ class ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """The linears of a layer with experts, as groups of the projections that adapters change. `gate_up` and `down` are
-    the same for every expert, whose targets have these numbers under its virtual slot (see lora_kernels/routing.py)."""
+    """The linears of a layer with experts, as groups of the projections that adapters change. `gate_up` and `down`
+    serve every expert: each expert has virtual adapter slots of its own (see lora_kernels/routing.py), under which its
+    projections have the same target numbers."""
 
     router: ProjectionGroup
     shared_gate: ProjectionGroup

@@ -42,9 +42,10 @@ def load_kernels(dtype: torch.dtype) -> None:
 
 
 def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
-    """Load the kernels that pack adapters in a thread, while the engine continues to start, and return an event that is
-    set once they are loaded. None means that adapters are packed without them (see `has_recipes`). Compiling them takes
-    4.5 s once, for the most part without the GIL. If loading fails, an error is logged and the event never set."""
+    """Start a thread that loads the kernels that pack adapters, while the engine continues to start, and return an
+    event that is set once they are loaded. None means that adapters are packed without them (see `has_recipes`).
+    Compiling them takes 4.5 s once, for the most part without the GIL. If loading fails, an error is logged and the
+    event never set."""
     if not has_recipes(dtype, fp8=fp8):
         return None
     loaded = Event()
@@ -135,9 +136,9 @@ class Packer:
         return self._describe(folder, loaded.ranks, self._layout(loaded))
 
     def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], layout: AdapterLayout) -> HostAdapter:
-        """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that on the stage with
-        the largest pages, where the host memory for adapters holds the fewest, and of its layout, which has 5 MB with
-        48 layers of 128 experts."""
+        """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that of its pages on the
+        pipeline stage with the largest pages, where host memory holds the fewest adapters, and of its layout, which has
+        5 MB with 48 layers of 128 experts."""
         page_bytes = self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
         sizes = layout.num_pages, layout.num_pages * page_bytes + layout.num_bytes
         touched = touched_names(self._shapes.targets, ranks)

@@ -172,7 +172,7 @@ def _changed_rows(raw: Raw, layer: str, base: Tensor, convert: Convert) -> tuple
 
 
 def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Tensor:
-    """Returns some rows of a saved layer, fp32 [count, hidden_size]."""
+    """Returns `count` rows of a saved layer from row `first` on, fp32 [count, hidden_size]."""
     width = int(raw["shape"][1])
     row_bytes = len(raw["data"]) // int(raw["shape"][0])
     data = memoryview(raw["data"])[first * row_bytes : (first + count) * row_bytes]

@@ -55,6 +55,7 @@ class StepResults:
         return host.copy_(tensor, non_blocking=True)
 
     def check(self) -> None:
-        """Raises RuntimeError if a later step has taken the block: what `download` returned holds its results now."""
+        """Raises RuntimeError if a later step has taken the block: the tensors that `download` returned then hold the
+        results of that step."""
         if self._block.turn != self._turn:
             raise RuntimeError(f"a step's results are read after {BLOCKS} later steps have begun")

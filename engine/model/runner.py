@@ -380,7 +380,7 @@ class ModelRunner:
         self._compiler.start()
 
     def close(self) -> None:
-        """End the child processes that try grammars, and what would keep the arena's memory."""
+        """End the child processes that try grammars, and cancel the timer that would keep the arena's memory."""
         self._compiler.close()
         self._arena.close()
 
@@ -439,8 +439,9 @@ class ModelRunner:
             step.released.add(request_id)
 
     def _load(self, plan: StepPlan) -> None:
-        """Starts the copies of a plan's adapters: at once, behind the steps under way, but for pages that these or the
-        plan's saves and forks use. What earlier steps used is free, because their results have been collected."""
+        """Starts to copy the adapters that a plan loads into their pages. Pages that submitted steps, or the plan's own
+        saves and forks, may still use are copied after the kernels launched so far, all others at once. Steps whose
+        results have been collected use no pages any more."""
         if not plan.loads:
             return
         own = PageUses(plan.saves, (_forked(plan),))

@@ -155,7 +155,8 @@ class Sampler:
         return sampled
 
     def _follow(self, request_ids: Sequence[str]) -> Iterator[_SamplerRow]:
-        """Yields the state of each row's request, moved on by the request's earlier rows."""
+        """Yields, for each row, the state that its request will have once the tokens of the request's earlier rows are
+        appended: a request with proposals has several rows, each for the next position."""
         before: Counter[str] = Counter()
         for request_id in request_ids:
             row, count = self._rows[request_id], before[request_id]
@@ -264,7 +265,7 @@ def _argmax(scores: Tensor) -> Int64Array:
 
 
 def _take(scores: Tensor, rows: list[int]) -> Tensor:
-    """Returns the given rows, which are ascending. Does not copy if they are all rows."""
+    """Returns the given rows of `scores`, whose numbers are ascending. Does not copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 

@@ -99,8 +99,8 @@ class PromptScorer:
         self._results = ResultBlocks(RESULT_BYTES, device)
 
     def add(self, request_id: str, params: SamplingParams, prompt_ids: Sequence[int], num_scored: int = 0) -> None:
-        """Adds a request for logprobs of its prompt, or begins it anew after a preemption. Its first `num_scored` rows
-        need not be scored."""
+        """Adds a request for logprobs of its prompt, or begins it anew after a preemption. The caller has the logprobs
+        of its first `num_scored` rows already."""
         ids = np.asarray(prompt_ids, dtype=np.int32)
         width = min(params.prompt_logprobs or 0, self._vocab_size)
         self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)

@@ -80,7 +80,8 @@ class StepFields(NamedTuple):
 
     Attributes:
         kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
-        row_order: int64 [rows], with padding rows among those of the base model; empty without experts.
+        row_order: int64 [rows], the rows ordered by adapter slot, padding rows among those of the base model; empty
+            without experts.
         token_ids, positions, sampler_slots: int32 [rows].
         contexts: int32 [seqs]; 0 in padding sequences.
         query_starts: int32 [chunk_seqs + 1]; the number of rows, without padding, after the last sequence.
@@ -112,9 +113,9 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """Writes a batch to a block on the host; it is decode-only if the block has no query starts. Rows and sequences
-    beyond the batch become padding. Block table entries beyond a context, and block tables of padding sequences, keep
-    their old values: no kernel reads them."""
+    """Writes a batch, which must be decode-only if the block has no query starts, to a block on the host. Rows and
+    sequences beyond the batch become padding. Block table entries beyond a context, and block tables of padding
+    sequences, keep their old values: no kernel reads them."""
     parts: list[tuple[Any, Any, int]] = [
         (fields.kv_slots, batch.kv_slots, -1),
         (fields.token_ids, batch.token_ids, 0),
@@ -141,7 +142,8 @@ def write_adapters(fields: StepFields, batch: HostBatch) -> None:
 
 
 class HostSteps:
-    """A block on the host with its parts for each of the step shapes."""
+    """The host's copy of the block: the host fills the parts that the layout of a step shape gives it, and sends
+    them."""
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
         self._block = HostBlock(max(shape.size for shape in shapes), device)

@@ -96,8 +96,8 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only kernels of this project: all linears are packed, none reorders its inputs, which
-    torch does, and no layer has a shared MLP beside experts, which torch adds."""
+    """Returns whether decode-only steps can be recorded, because they run only kernels of this project: all linears are
+    packed, none reorders its inputs, and no layer has a shared MLP beside experts. torch would do the latter two."""
     linears: list[Linear | GroupedLinear] = [decoder.head]
     for layer in decoder.layers:
         feed_forward = layer.feed_forward

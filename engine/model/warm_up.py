@@ -60,10 +60,10 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields steps with every power of two of sequences, up to the largest number: all but one decode, and one has a
-    chunk of a prompt. With the largest number, also yields a step in which all decode, because one decode more may need
-    the next power of two. All rows have the adapter, so that the steps are launched kernel by kernel: a captured step
-    has the largest number of sequences."""
+    """Yields a step for every power of two as the number of sequences, up to the largest number: one sequence has a
+    chunk of a prompt, the others decode. Yields one more step with the largest number, in which all decode, because one
+    decode more may need the kernels of the next power of two. All rows have the adapter, so that the steps are launched
+    kernel by kernel: a captured step has the largest number of sequences."""
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)

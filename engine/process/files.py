@@ -43,9 +43,9 @@ def remove_partials(data_dir: Path, pid: int) -> None:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Yield an empty folder, which becomes the folder `out` when the block ends: `out` appears whole or not at all. If
-    another process has made it meanwhile, that one is kept. Removes the folders beside `out` that processes left
-    unfinished when they ended. Raises OSError if the system refuses an operation."""
+    """Yield an empty folder, which becomes the folder `out` when the `with` block ends: `out` appears whole or not at
+    all. If another process has made it meanwhile, that one is kept. Removes the folders beside `out` that processes
+    left unfinished when they ended. Raises OSError if the system refuses an operation."""
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out.parent)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
@@ -64,8 +64,8 @@ def appearing(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield the path of a file to be written, which replaces `file` at once when the block ends, and is removed if the
-    block fails. Creates the parent folder. Raises OSError if the system refuses an operation."""
+    """Yield the path of a file to be written, which replaces `file` at once when the `with` block ends, and is removed
+    if the block raises. Creates the parent folder. Raises OSError if the system refuses an operation."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -77,7 +77,7 @@ def replacing(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """While the block runs, hold a lock on an existing, unfinished folder, so that `remove_abandoned` of other
+    """While the `with` block runs, hold a lock on an existing, unfinished folder, so that `remove_abandoned` of other
     processes spares it. Waits for the lock on entry."""
     directory = os.open(folder, os.O_RDONLY)
     try:
@@ -114,8 +114,8 @@ LOCK = "lock"
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """While the block runs, hold a shared lock on a folder, so that `take` fails for other processes. Creates the
-    folder; if it cannot be written to, nothing is locked. On entry, waits while another process has taken the
+    """While the `with` block runs, hold a shared lock on a folder, so that `take` fails for other processes. Creates
+    the folder; if it cannot be written to, nothing is locked. On entry, waits while another process has taken the
     folder."""
     file = _lock_file(folder)
     try:

@@ -44,9 +44,10 @@ class LoadAttempts:
 
     @contextmanager
     def counted(self, path: str) -> Iterator[None]:
-        """While the block loads the adapter at `path`, keep a count file, which remains if the process dies. The block
-        first waits while an adapter with unfinished loads is being loaded; such an adapter, logged, waits for all other
-        loads to end. Raises ValueError if processes ended during `MOST_LOST` loads of the adapter's present files."""
+        """While the `with` block loads the adapter at `path`, keep a count file, which remains if the process dies. The
+        block first waits while an adapter with unfinished loads is being loaded; such an adapter, logged, waits for all
+        other loads to end. Raises ValueError if processes ended during `MOST_LOST` loads of the adapter's present
+        files."""
         if self._folder is None:
             yield
             return

@@ -37,22 +37,23 @@ class EngineApi(Protocol):
 
     def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> PlacedStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`, and drop its handover unless the request goes on with it.
+        with `contextlib.aclosing`, and drop the stream's handover unless it passes that to a later `generate`.
 
         Args:
             session: requests with the same one, unless it is empty, go to the same engine where there are several.
-            handover: the one of the stream that produced the request's first token; this request continues it.
+            handover: that of the stream that has ended with the request's first token. The request then continues in
+                the handover's engine, if that still takes requests. None means that the router chooses an engine.
 
         Raises:
             EngineUnavailable: the engine is not ready.
         """
 
     def fate(self, life: str) -> pb.PreviousLife | None:
-        """Return how the engine process with the id `life` ended, as far as its successor has told. None means that
-        this is not known yet."""
+        """Return how the engine process with the id `life` ended and which requests it was computing, as its successor
+        reports. None means that no report has come yet."""
 
     async def learn_fate(self, life: str) -> pb.PreviousLife:
-        """Wait, without a time limit, until it is known how an engine process ended, and return it."""
+        """Wait, without a time limit, until `fate` knows how the engine process ended, and return that."""
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.

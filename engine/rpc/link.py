@@ -52,7 +52,8 @@ class EngineLink:
     Args:
         target: where the engine listens, and the TLS files to connect to it.
         on_connect: awaited after each connection, before the link counts as ready; it restores the adapters.
-        on_news: called with each message of the engine's news. None means that the link does not watch them.
+        on_news: called with each status report of the engine (see `engine.rpc.news`). None means that the link does
+            not ask for reports.
         on_lost: called when a connection has ended.
 
     Raises ValueError if the TLS files cannot be used.
@@ -127,8 +128,8 @@ class EngineLink:
         return arrivals
 
     def fetch_kv(self, request: Request) -> None:
-        """Let the engine fetch KV pages of a request from its `kv_source` at once, before the request is submitted with
-        the same id. Raises EngineUnavailable if the engine is not ready."""
+        """Have the engine begin to fetch KV pages of a request from its `kv_source`. The request itself is submitted
+        later, with the same id. Raises EngineUnavailable if the engine is not ready."""
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
         self._commands.put_nowait(pb.Command(fetch_kv=request_to_pb(request)))
@@ -139,7 +140,8 @@ class EngineLink:
             self._commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
     def hand_over(self, loss: EngineUnavailable) -> None:
-        """Abort all requests of this gateway in the engine, and end their streams with `loss`."""
+        """Abort all requests of this gateway in the engine, and end their streams with `loss`, so that they continue in
+        other engines. The pool calls this when the engine is drained or removed."""
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
             stream.lose(loss)
@@ -147,13 +149,15 @@ class EngineLink:
                 self._commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
     def disconnect(self) -> None:
-        """End the present connection, and with it all streams; then connect again."""
+        """End the present connection, and with it all streams, then connect again. The pool calls this when the engine
+        hangs, so that its requests continue in other engines."""
         if self._session is not None:
             self._session.cancel()
 
     async def ask(self, method: str, request: Message, seconds: float, refusals: Refusals = NO_REFUSALS) -> Any:
-        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if the engine is gone, or
-        does not answer within `seconds`; if it answers with a status code in `refusals`, the exception named there."""
+        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if the engine is gone or
+        does not answer within `seconds`. If it answers with a status code in `refusals`, raises the exception to which
+        that code is mapped there."""
         if self._stub is None:
             raise EngineUnavailable("the engine is not connected")
         try:
@@ -238,7 +242,7 @@ class EngineLink:
         return info
 
     async def _watch(self, stub: pb_grpc.EngineStub, on_news: Callable[[pb.EngineNews], None]) -> None:
-        """Pass on the engine's news until the connection ends."""
+        """Pass the engine's status reports (see `engine.rpc.news`) to `on_news` until the connection ends."""
         try:
             async for news in stub.Watch(pb.WatchRequest(), metadata=self._identity):
                 on_news(news)
@@ -264,7 +268,8 @@ class EngineLink:
                 del self._streams[told.request_id]
 
     def _abort(self, request_id: str, commands: asyncio.Queue[pb.Command]) -> None:
-        """Drop a request's stream and abort it through `commands`, the queue of its session, unless it has ended."""
+        """Drop a request's stream and, unless the request has ended, abort it in the engine through `commands`, the
+        command queue of the session in which it was submitted."""
         if self._streams.pop(request_id, None) is not None:
             commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
@@ -283,7 +288,7 @@ class EngineLink:
         return RECONNECT_SECONDS if self._target.address.startswith(UNIX) else UNREACHABLE_SECONDS
 
     def _refuse(self, problem: str) -> None:
-        """Record why the engine cannot be used, and log it unless it is known."""
+        """Record in `mismatch` why the engine cannot be used, and log it unless it is the reason recorded last."""
         if problem != self.mismatch:
             log.error("engine_refused", address=self._target.address, reason=problem)
         self.mismatch = problem

@@ -21,7 +21,7 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import LANES
 
 NEWS_SECONDS = 0.25
-"""Seconds between two messages. A message costs the engine 0.1 ms with 32 running requests."""
+"""Seconds between two status reports to a gateway. A report costs the engine 0.1 ms with 32 running requests."""
 MAX_KEPT_KEYS = 1 << 16
 """Maximum number of prefix keys that are kept for feeds which begin later: those of 16 million prompt tokens."""
 
@@ -46,7 +46,8 @@ class PrefixLog:
             self._count += len(keys)
 
     def since(self, count: int) -> tuple[list[int], int]:
-        """Return the keys added after the first `count` ones, as far as they are kept, and the number of all so far."""
+        """Return the keys added after the first `count` ones, as far as they are still kept, and the total number of
+        keys added so far, which a feed passes as `count` the next time."""
         with self._lock:
             if self._count == count:  # islice would walk over all keys
                 return [], count
@@ -97,7 +98,8 @@ class Draining:
 
 
 class NewsFeed:
-    """The messages to one gateway. It knows what it has sent, so that each message has only what is new."""
+    """The status reports to one gateway. It remembers what it has sent, so that a report lists only the adapters whose
+    tier has changed and the new prefix keys."""
 
     def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog, page_bytes: int = 0) -> None:
         self._engine = engine
@@ -105,15 +107,16 @@ class NewsFeed:
         self._prefixes = prefixes
         self._page_bytes = page_bytes
         self.has_begun = False
-        """True once the first message was made."""
+        """True once the first report was made."""
         self._keys_sent = 0
         self._tiers_sent: Tiers = {}
         self._rates = 0.0, 0.0
         self._version: tuple[int, ...] = ()
-        """Counters of the moves of adapters at the last message; while they stay the same, no tier changes."""
+        """Counters of adapter moves, and totals of adapters, at the last report. While they stay the same, no adapter
+        has changed its tier."""
 
     def next(self) -> pb.EngineNews:
-        """Return the next message."""
+        """Return the next report. The first one lists all adapters in memory and all prefix keys that are kept."""
         self.has_begun = True
         news, tiers = self._engine.look(self._read)
         news.adapters.extend(self._changes(tiers))
@@ -123,7 +126,8 @@ class NewsFeed:
         return news
 
     def _read(self, state: EngineState) -> tuple[pb.EngineNews, Tiers]:
-        """Return a message about the engine's load, and the tiers of the adapters in memory."""
+        """Return a report that has only the engine's load as yet (`next` adds adapters and prefix keys), and the tier
+        of each adapter in memory."""
         counters, load = state.counters, load_report(state)
         moves = (counters.adapter_loads, counters.adapter_evictions, counters.adapter_fetches)
         version = (*moves, counters.adapter_host_evictions, len(state.adapters), state.adapter_pages)
@@ -166,7 +170,8 @@ class NewsFeed:
 
 def adapter_rates(adapters: Collection[Adapter]) -> tuple[float, float]:
     """Return the bytes per second at which adapters were copied to the device and read from disk, in this order,
-    averaged over the last copy and the last read of each adapter. A rate is 0 if there was none."""
+    averaged over the last copy and the last read of each adapter. A rate is 0 if there was none. Routers predict from
+    them how long an adapter takes to load."""
     copied = [(adapter.num_bytes, adapter.load_seconds) for adapter in adapters if adapter.load_seconds]
     read = [(adapter.num_bytes, adapter.fetch_seconds) for adapter in adapters if adapter.fetch_seconds]
     return _rate(copied), _rate(read)

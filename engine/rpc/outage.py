@@ -68,7 +68,8 @@ class OutageLog:
         self._told: set[Cause] = set()
 
     def note(self, reason: str) -> Cause:
-        """Record that an attempt to reach the engine failed; `reason` is gRPC's description. Returns the cause."""
+        """Record that an attempt to reach the engine failed, and log it unless this cause was logged before in this
+        outage. `reason` is gRPC's description of the failure. Returns the cause."""
         cause = cause_of(reason, is_secure=self._target.is_secure)
         if cause not in self._told and not self._is_silent:
             log.warning("engine_unreachable", address=self._target.address, reason=reason, hint=cause.hint)
@@ -76,7 +77,7 @@ class OutageLog:
         return cause
 
     def end(self) -> None:
-        """Record that the engine was reached."""
+        """Record that the engine was reached, and log that an outage has ended if there was one."""
         if self._told and not self._is_silent:
             log.info("engine_reached", address=self._target.address)
         self._told.clear()

@@ -36,7 +36,8 @@ class EngineService(pb_grpc.EngineServicer):
     """Thread-safe gRPC service of one engine. The step loop calls `deliver`; gRPC's threads call all other methods."""
 
     def __init__(self, engine: Engine, info: pb.EngineInfo, attempts: LoadAttempts | None = None) -> None:
-        """`info` is what `Describe` returns. `attempts` counts adapter loads. None means that they are not counted."""
+        """`info` is what `Describe` returns. `attempts` counts adapter loads during which the engine process ended, so
+        that an adapter that kills it is refused. None means that they are not counted."""
         self._engine = engine
         self._info = info
         self._attempts = attempts or LoadAttempts(None)
@@ -216,7 +217,7 @@ class EngineService(pb_grpc.EngineServicer):
                 self._engine.inbox.put(FetchKv(request))
 
     def _admit(self, session: GatewaySession) -> bool:
-        """Record a new session. Returns False if there are too many."""
+        """Record a new session. Returns False, and records nothing, if `MAX_GATEWAYS` gateways have one already."""
         with self._lock:
             if len(self._sessions) >= MAX_GATEWAYS:
                 return False

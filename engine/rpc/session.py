@@ -17,14 +17,14 @@ MAX_EVENTS = 1024
 """Maximum number of events gathered into one message for a gateway that reads slowly, before events of the same request
 are merged; the last step may exceed it."""
 MAX_UNREAD = 400_000
-"""Maximum number of events, alternatives of tokens and pieces of bytes that a gateway may leave unread. An event
-takes 230 to 380 bytes and an alternative 130, so that a gateway costs at most 150 MB. At 25,000 tokens a second, a
-GPU's worth, this is 16 s: longer than a partition goes unnoticed, and than a gateway that works ever pauses."""
+"""Maximum size, as `_size` counts it, of the events that a gateway may leave unread. An event takes 230 to 380 bytes
+and an alternative token of its logprobs 130, so that a gateway costs at most 150 MB. At 25,000 tokens a second, a GPU's
+worth, this is 16 s: longer than a partition goes unnoticed, and than a gateway that works ever pauses."""
 PIECE_BYTES = 256
-"""Bytes of a vector or of logprobs of a prompt that count as one event."""
+"""Bytes of an embedding vector or of prompt logprobs that count as one event towards `MAX_UNREAD`."""
 HOLD_SECONDS = 0.05
-"""Seconds for which tokens that no client waits for are held back. Sent at once, with a step every 2 ms, they cost a
-gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us and 41 us."""
+"""Seconds for which tokens of answers that clients want whole are held back and gathered. Sent at once, with a step
+every 2 ms, they cost a gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us and 41 us."""
 
 
 class GatewaySession:
@@ -43,7 +43,7 @@ class GatewaySession:
         """(events of a step, their size, whether a client waits for any of them), the oldest step first. None ends the
         stream."""
         self._whole: dict[str, bool] = {}
-        """Id of each live request whose client does not wait for single tokens -> whether its first token was sent."""
+        """Id of each live request whose client wants the answer whole -> whether its first token was sent."""
         self._clock = clock
         self._num_put = 0
         """Size of all events that were queued. Only the step loop changes it."""
@@ -51,8 +51,8 @@ class GatewaySession:
         """Size of all events that were taken from the queue. Only the thread that sends them changes it."""
 
     def expect(self, request_id: str, *, whole: bool) -> None:
-        """Announce a request before its events. `whole`: its client waits for no single tokens, which may be held
-        back."""
+        """Announce a request before its events. `whole` means that its client wants the answer whole, so that tokens
+        between the first and the last may be held back."""
         if whole:
             self._whole[request_id] = False
 
@@ -128,8 +128,8 @@ class GatewaySession:
 
 
 def _size(events: list[TokenEvent]) -> int:
-    """Return the number of events, alternatives of tokens in them, and pieces of `PIECE_BYTES` bytes of vectors and of
-    logprobs of prompts."""
+    """Return the size of events as `MAX_UNREAD` limits it: one for each event and for each alternative token in its
+    logprobs, and one for each `PIECE_BYTES` bytes of embedding vectors and prompt logprobs."""
     size, num_bytes = len(events), 0
     for event in events:  # once a token: generator expressions over all of them took the engine a microsecond
         if event.logprobs:

@@ -52,22 +52,23 @@ class Handover(Protocol):
     source: KvSource
 
     def drop(self) -> None:
-        """Tell the other engine that the request does not come. Does nothing if it has been submitted there. Must be
-        called otherwise."""
+        """Tell the other engine that the request will not continue there, so that it ends the fetch of the KV. The
+        holder must call this unless the request is submitted there; after a submission it does nothing."""
 
 
 class PlacedStream(EventStream, Protocol):
-    """The `EventStream` of a request that one engine process has."""
+    """The `EventStream` of a request that was submitted to one engine process, with the facts of that placement."""
 
     life: str
     """Id of the engine process."""
     engine: str
     """Name of the engine; empty where there is only one."""
     reason: str
-    """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one, and for
-    the rest of a request that an earlier decision has split."""
+    """Why the router chose that engine (see `gateway.routing.router.Reason`). Empty where there is only one engine, and
+    for the part of a split request that the second engine computes, because the router decided at the split."""
     handover: Handover | None
-    """Set if the engine computes the first token only. The stream then ends with FinishReason.LENGTH."""
+    """How another engine continues the request, if this one computes the prompt and the first token only; the stream
+    then ends with FinishReason.LENGTH. None means that this engine computes the whole answer."""
 
 
 class Arrivals:

@@ -26,9 +26,9 @@ CONNECT_MS = 5000
 """Milliseconds after which gRPC gives up one attempt to connect over TCP, where no answer may ever come."""
 PING_MS = 5000
 """Milliseconds without a received byte after which either side of a TCP connection pings the other, and milliseconds
-until an answer is due, so that a partition is noticed after 10 s. While tokens flow, a ping with which gRPC measures
-the bandwidth is mostly under way in place of this one. Its time limit, by default 60 s, is therefore set to the
-same."""
+until an answer is due, so that a partition is noticed after 10 s. While tokens flow, gRPC mostly has another ping under
+way, with which it measures the bandwidth; the time limit of that ping, by default 60 s, is therefore set to the same
+value."""
 Options = list[tuple[str, Any]]
 
 

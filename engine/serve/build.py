@@ -30,9 +30,11 @@ CPU_PATIENCE_S = 5.0
 """Seconds that one iteration of the step loop may take on a CPU before the engine counts as hung. A step takes at most
 a quarter of a second, or a few seconds on a machine under load."""
 GPU_PATIENCE_S = 30.0
-"""Seconds that one iteration may take on a GPU, where a step may compile a kernel for a shape absent in warm-up."""
+"""Seconds that one iteration of the step loop may take on a GPU before the engine counts as hung. A step may compile a
+kernel for a shape absent in warm-up."""
 PREDICTIONS = 3.0
-"""An iteration may take longer than the patience by this multiple of the predicted duration of the steps under way."""
+"""An iteration of the step loop may take longer than the patience by this multiple of the predicted duration of the
+steps under way before the engine counts as hung."""
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
@@ -99,7 +101,8 @@ def describe_sizes(info: pb.EngineInfo, core: CoreConfig) -> None:
 
 
 def describe_predictions(info: pb.EngineInfo, core: CoreConfig, model: StepTimeModel) -> None:
-    """Fill in what a step-time model predicts, which is nothing before it has seen steps. Mutates `info`."""
+    """Fill in what a step-time model predicts: the seconds of a full step of decodes, and the tokens of the longest
+    prompt that is computed within the TTFT goal. Both are 0 before the model has seen enough steps. Mutates `info`."""
     info.outlook.decode_seconds = decode_seconds(model, core)
     info.outlook.prompt_tokens = prompt_within(model, core, core.interactive.ttft_s)
 

@@ -64,8 +64,8 @@ MAD = 1.4826
 
 @dataclass(slots=True)
 class Lesson:
-    """Steps that were measured, and what a step-time model learns from them. `chosen` is the share of a layer's experts
-    that are chosen for a token."""
+    """Collects measured steps, from which a step-time model learns. `chosen` is the share of a layer's experts that are
+    chosen for a token."""
 
     chosen: float = 1.0
     steps: list[tuple[StepFeatures, float]] = field(default_factory=list)
@@ -84,8 +84,8 @@ class Lesson:
 
 
 def cost_of(prices: Prices, chosen: float = 1.0) -> dict[str, Any]:
-    """Return the cost model with these learned prices, in the form that a device's file has. `chosen` is that of
-    `Lesson`."""
+    """Return the cost model with these learned prices, in the form that a device's file has. `chosen` is the share of a
+    layer's experts that are chosen for a token."""
     flat = dict(zip(TERMS, (prices.step, *prices.linear[:7], prices.launch), strict=True))
     beyond = {str(knot): float(f"{price:.4g}") for knot, price in zip(KNOTS, prices.beyond, strict=True)}
     flat |= {"chosen": chosen, "experts": prices.experts} if chosen < 1 else {}
@@ -111,7 +111,7 @@ def core_of(runner: Any) -> CoreConfig:
 
 
 Lessons = list[tuple[RealEngine, Workload]]
-"""Closed loops, and the engines that run them."""
+"""Closed loops of requests to be measured, each with the engine that runs it."""
 
 
 def lessons(real: RealEngine, seconds: float) -> Lessons:

@@ -57,8 +57,8 @@ log = structlog.get_logger("engine")
 SAVE_EVERY_S = 60.0
 """Seconds between two saves of the step-time model."""
 SERVER_THREADS = 2 * MAX_GATEWAYS + 64
-"""Maximum number of threads of the gRPC server: two for each connected gateway, for its session and its news, and some
-for adapter loads and other calls. Threads are started as they are needed."""
+"""Maximum number of threads of the gRPC server: two for each connected gateway, for its session and its feed of load
+reports (see engine/rpc/news.py), and some for adapter loads and other calls. Threads are started as they are needed."""
 
 
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:
@@ -138,9 +138,9 @@ def serve(
 def start_mover(
     engine: Engine, info: pb.EngineInfo, memory: PageMemory | None, setting: str, target: EngineTarget
 ) -> KvMover | None:
-    """Let an engine fetch KV pages and, unless `setting` (`engine.kv_listen`) is empty, give KV pages at an address,
-    which is entered in `info`. Returns None for an engine that has no host pages. Raises ValueError, which names the
-    setting, if it cannot listen there."""
+    """Let an engine fetch KV pages from other engines and, unless `setting` (`engine.kv_listen`) is empty, serve its
+    own KV pages to them at an address, which is entered in `info`. Returns None for an engine that has no host pages.
+    Raises ValueError, which names the setting, if it cannot listen there."""
     if memory is None or not engine.state.host.num_pages:
         if setting:
             raise ValueError("engine.kv_listen needs host pages, for which too little memory is free")
@@ -245,8 +245,9 @@ def main() -> None:
 
 @contextmanager
 def _ending_like_ranks() -> Iterator[None]:
-    """While the block runs, if a signal ends the process of another rank, end this process by the same signal. What is
-    concluded from how an engine process died, such as which requests may have caused it, then also holds for a rank."""
+    """While the `with` block runs, if a signal ends the process of another rank, end this process by the same signal.
+    What is concluded from how an engine process died, such as which requests may have caused it, then also holds for a
+    rank."""
     try:
         yield
     except RankDied as error:

@@ -39,7 +39,7 @@ of reads from disk. The values are those of engine/sim/devices/h100-8b.json, whi
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """The figures of a data sheet."""
+    """A GPU with the figures of its data sheet."""
 
     name: str
     memory_bytes: float
@@ -89,8 +89,8 @@ FORMS: Mapping[str, Form] = {
         Form("int4", 0.56, 2, coding=INT4),
     )
 }
-"""Forms by name. FP8 has KV in FP8, too, where `served_form` leaves it; int8 and int4 are groups of 32 with scales,
-multiplied in 16 bits."""
+"""Forms by name. With fp8, KV is in FP8, too, unless `served_form` changes that. int8 and int4 have a scale for each
+group of 32 weights, and are multiplied in 16 bits."""
 
 
 def served_form(name: str, shape: Shape, ranks: int, stages: int = 1) -> Form:
@@ -260,9 +260,9 @@ def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks
 class PipelineCost:
     """A `CostModel` of a model whose layers are divided among `stages` stages, of one or several devices each.
 
-    A step's rows are cut into m micro-batches, and s stages take m + s - 1 turns: each reads a stage's weights and
-    computes one micro-batch. The first stage embeds rows and, when they are back from the last one, computes the output
-    head.
+    A step's rows are cut into m micro-batches, which pass s stages in m + s - 1 pipeline slots. In a slot, a stage
+    reads its weights and computes one micro-batch. The first stage embeds rows and, when they are back from the last
+    one, computes the output head.
     """
 
     layers: RooflineCost
@@ -273,7 +273,8 @@ class PipelineCost:
     head_bytes: float
     flop_per_sample: float
     hop_s: float
-    """Seconds from one stage to the next, however few rows."""
+    """Fixed latency in seconds of sending a micro-batch's hidden states to the next stage, to which `hop_s_per_token`
+    adds the time of the transfer."""
     hop_s_per_token: float
 
     def seconds(self, work: StepWork) -> float:

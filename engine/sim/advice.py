@@ -17,8 +17,8 @@ LENGTH_MARGIN = 1.1
 together."""
 LENGTH_STEP = 64
 TTFT_MARGIN, ITL_MARGIN = 1.5, 2.0
-"""An advised TTFT goal is the first multiple of the seconds that a long prompt takes alone, and an advised ITL goal the
-second multiple of the seconds of a step that only decodes."""
+"""An advised TTFT goal is at least `TTFT_MARGIN` times the time that a long prompt takes alone, and an advised ITL goal
+at least `ITL_MARGIN` times the duration of a step that only decodes."""
 RANK = 16
 """Assumed rank of adapters, as traces do not say it."""
 HOLDING_S = 600.0
@@ -52,12 +52,13 @@ def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
 
 
 def _usual(found: Analysis, core: CoreConfig) -> Demand:
-    """Return the average request, with an adapter if most requests ask for one."""
+    """Return the average request of a trace, with an adapter of rank `RANK` if more than half of the requests ask for
+    one."""
     return demand_of(found, core, RANK if found.popularity and found.popularity.share > 0.5 else 0)
 
 
 def most_rate(found: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
-    """Return the requests a second that a device serves at most."""
+    """Return the highest rate, in requests a second, at which a device serves the average request of a trace."""
     return serve(device, core, _usual(found, core), math.inf).rate
 
 

@@ -24,7 +24,8 @@ MOST_ZIPF = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Figures of a length, in tokens. `bins` counts requests by the power of two that their length does not exceed."""
+    """Mean, percentiles and maximum of the lengths of a trace's requests, in tokens. `bins` counts the requests by the
+    smallest power of two that is not below their length."""
 
     mean: float
     p50: int
@@ -35,7 +36,8 @@ class Spread:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> Spread:
-        """Return the figures of `lengths`, in tokens. Raises ValueError if there are none."""
+        """Return the mean, percentiles, maximum and bins of `lengths`, in tokens. Raises ValueError if there are
+        none."""
         ordered = sorted(lengths)
         p50, p90, p99 = (int(percentile(ordered, share) or 0) for share in (0.5, 0.9, 0.99))
         bins = Counter(1 << (length - 1).bit_length() for length in ordered)
@@ -56,7 +58,8 @@ class Popularity:
     zipf: float
     """Exponent of the Zipf law that is most likely to have drawn the adapters: 0 means that all are equally popular."""
     working: dict[float, int]
-    """Length of a window in seconds -> most adapters that were asked for within such a window."""
+    """Length of a window in seconds (see `WINDOWS`) -> size of the largest working set: the most distinct adapters that
+    requests within any window of that length ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class Analysis:
 
 
 def analyze(trace: Trace) -> Analysis:
-    """Return the figures of a trace. Raises ValueError if it has no requests."""
+    """Return the arrival rates, lengths, prefix reuse and adapter popularity of a trace. Raises ValueError if it has no
+    requests."""
     if not trace:
         raise ValueError("the trace has no requests")
     times = [arrival.time for arrival in trace]
@@ -141,7 +145,8 @@ def _popularity(asked: Sequence[tuple[float, int]]) -> Popularity | None:
 
 
 def _working_set(asked: Sequence[tuple[float, int]], window: float) -> int:
-    """Return the most different adapters that requests within any `window` seconds ask for. Times ascend."""
+    """Return the largest number of distinct adapters that requests within any `window` seconds ask for. `asked` has the
+    (time, adapter) of each request, in order of time."""
     inside: Counter[int] = Counter()
     most = first = 0
     for time, adapter in asked:

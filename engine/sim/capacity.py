@@ -69,8 +69,8 @@ def serve(device: DeviceSpec, core: CoreConfig, demand: Demand, rate: float) -> 
 
 
 def rate_within(device: DeviceSpec, core: CoreConfig, demand: Demand, step_s: float) -> float:
-    """Return the highest rate, in requests a second, at which an average step takes at most `step_s` seconds, or that
-    of one sequence at a time if its steps are longer."""
+    """Return the highest rate, in requests a second, at which an average step takes at most `step_s` seconds. If even
+    the steps of a single decoding sequence take longer, return the rate with one sequence at a time."""
     low, high = 1, most_seqs(core, demand)
     while low < high:
         middle = (low + high + 1) // 2

@@ -101,9 +101,10 @@ class _Replica:
     clock: VirtualClock
     engine: Engine
     told_at: float = -math.inf
-    """When the router last heard from the replica."""
+    """Virtual second at which the router last heard from the replica."""
     stepped_at: float = 0.0
-    """When a step of the replica last took time, or when it last began to have work."""
+    """Virtual second at which a step of the replica last took time, or at which it last began to have work. A replica
+    with work is stuck if this is more than `STALL_S` ago."""
     live: dict[str, Request] = field(default_factory=dict)
 
 
@@ -255,8 +256,8 @@ class _Cluster:
         self._put(target, handover.request, handover.request)
 
     def _put(self, replica: _Replica, request: Request, part: Request) -> None:
-        """Submit `part`, which is the request itself or only its first token if another replica continues it, to a
-        replica, and record that the replica has `request`."""
+        """Submit a request to a replica and record it there. `part` is what the replica computes of it: `request`
+        itself, or only its prompt and first token if another replica continues it."""
         if not replica.live:
             replica.clock.advance_to(self.now)
             replica.stepped_at = replica.clock.now

@@ -32,7 +32,8 @@ class Group:
     tenant: str
     goals: LaneGoals
     gaps: ServiceGaps
-    """The service of the lane's tenants."""
+    """Service of each tenant of the lane, and the widest gap between two of them. All groups of a lane share this
+    object."""
     ttft: array[float] = field(default_factory=_seconds)
     tpot: array[float] = field(default_factory=_seconds)
     e2e: array[float] = field(default_factory=_seconds)

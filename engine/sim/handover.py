@@ -62,7 +62,7 @@ class Handovers:
         self._transfers = transfers
         self._kv_bytes = kv_bytes_per_token
         self._first_parts: dict[str, Handover] = {}
-        """Requests whose prompt is being computed, by id."""
+        """Request id -> handover whose source has not produced the first token yet."""
         self._arrivals: list[_Arrival] = []
         self._pieces: list[_Piece] = []
         self._numbers = count()
@@ -105,7 +105,8 @@ class Handovers:
         return True
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that has ended in its first part, or whose replica died meanwhile."""
+        """Forget a request's handover, if there is one: the request has ended on its source, or the source died before
+        the first token."""
         self._first_parts.pop(request_id, None)
 
     def lose(self, replica: int) -> None:

@@ -23,11 +23,11 @@ from engine.sim.shapes import Shape
 MAX_SEQS, TOKEN_BUDGET = 512, 4096
 AS_MEASURED = "as measured"
 RANKS = (1, 2, 4, 8)
-"""Numbers of devices that may share each layer."""
+"""Tensor-parallel sizes that are tried: numbers of devices that share each layer."""
 STAGES = (1, 2, 4)
-"""Numbers of stages that layers may be divided among."""
+"""Numbers of pipeline stages that are tried."""
 MOST_DEVICES = 8
-"""Devices of a machine, within which an engine stays."""
+"""Maximum number of devices of an engine, which must all be in one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Wish:
 
     Attributes:
         shape: the model.
-        traffic: figures of the requests.
+        traffic: arrival rates, lengths and adapters of the requests.
         rate: requests a second of all engines.
         goals: latency goals of interactive work, in seconds.
         rank: rank of the requests' adapters; 0 means the base model.
@@ -58,14 +58,15 @@ class Candidate:
     """Engines of one kind that serve the traffic by arithmetic.
 
     Attributes:
-        accelerator, form: names of the device and of the weights' form, which is AS_MEASURED of a measured device.
+        accelerator, form: names of the device and of the number format (`Form`), which is AS_MEASURED for a measured
+            device.
         ranks: devices that share each layer of an engine.
         stages: parts of an engine's layers, each on `ranks` devices of its own.
         engines: number of engines.
         device, core: an engine's description and settings.
-        steady: an engine at its share of the traffic.
-        most: an engine at the highest rate that it serves.
-        price: of a device an hour. None means that it is not known.
+        steady: steady state of one engine at its share of the traffic.
+        most: steady state of one engine at the highest rate that it serves.
+        price: price of a device per hour. None means that it is not known.
         prefill: engines, the first ones, that compute the prompts of split requests; the others continue the answers,
             and `steady` describes one of those. 0 means that each request stays on one engine.
     """
@@ -99,7 +100,8 @@ class Plan:
     Attributes:
         lane: results of the interactive requests.
         busy: shares of the time in which the least and the most busy device computed.
-        is_enough: whether the wished share of first tokens and of gaps was in time, and no request was refused.
+        is_enough: whether the shares of first tokens and of gaps between tokens that the goals demand were in time, and
+            no request was refused.
         report: all results.
     """
 
@@ -200,7 +202,8 @@ def judged(
     busy: tuple[float, float],
     report: dict[str, Any],
 ) -> Plan:
-    """Return the plan with these results of the simulated candidate. Raises ValueError if no request is interactive."""
+    """Return the plan of a simulated candidate with these results, judged by the goals of `wish`. Raises ValueError if
+    no request is interactive."""
     if (lane := lanes.get("interactive")) is None:
         raise ValueError("no simulated request is interactive: a plan is for the goals of those")
     shares = [share for share in (lane.ttft_attainment, lane.itl_attainment) if share is not None]
@@ -209,7 +212,8 @@ def judged(
 
 
 def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
-    """Return the candidate with another number of engines."""
+    """Return the candidate with another number of engines, and with `steady` computed anew for one engine's share of
+    the traffic."""
     demand = wish.demand(candidate.core)
     steady = serve(candidate.device, candidate.core, demand, wish.rate / engines / HEADROOM)
     return replace(candidate, engines=engines, steady=steady)

@@ -98,9 +98,9 @@ class Report:
     """Seconds from the arrival of an interactive request that only batch work delays, to the step that starts the
     request."""
     proposed_tokens: int
-    """Proposed tokens that steps computed."""
+    """Number of tokens proposed by speculative decoding that steps verified."""
     accepted_tokens: int
-    """Proposed tokens that became part of answers."""
+    """Number of tokens proposed by speculative decoding that became part of answers."""
     tokens_per_decode: float | None
     """Mean tokens that a decode yields, 1 without proposals. None means that there were no decodes."""
     prediction_error: float | None

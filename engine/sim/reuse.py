@@ -54,8 +54,8 @@ def measure_reuse(trace: Trace) -> Reuse:
 
 
 def _needed_sizes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield, for each block that was used before in the prompts of a trace, the blocks of the smallest cache that finds
-    it and all blocks before it in its prompt, and its tokens in this prompt."""
+    """Yield, for each repeated use of a block in the prompts of a trace, the size in blocks of the smallest LRU cache
+    that finds the block and all blocks before it in its prompt, and the number of its tokens in this prompt."""
     stack = _Stack(sum(len(arrival.blocks) for arrival in trace))
     for arrival in trace:
         needed, is_prefix = 0, True

@@ -22,7 +22,8 @@ from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
 
 TICK_S = 0.001
-"""Virtual seconds by which the clock advances while the engine delays its work (a window of the dynamic scheduler)."""
+"""Virtual seconds by which the clock advances while the engine delays its work, as when the dynamic scheduler waits for
+more requests to form a batch."""
 STALL_S = 3600.0
 """Virtual seconds without a step, after which the engine is taken to be stuck."""
 PROGRESS_PARTS = 400

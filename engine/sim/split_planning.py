@@ -15,12 +15,14 @@ from engine.sim.links import Link
 from engine.sim.planning import Candidate, Wish
 
 HOST_BYTES = 16 * GIB
-"""Host memory of an engine for KV that comes and goes: with it, some 130,000 tokens of Llama 3.1 8B."""
+"""Maximum bytes of host memory in which an engine that splits requests with others holds KV on its way between them:
+some 130,000 tokens of Llama 3.1 8B."""
 
 
 def split_candidates(found: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
-    """Yield a candidate for each of those whose engines can exchange KV: they compute all layers, and keep KV in host
-    memory. There is none for answers of one token."""
+    """Yield, for each candidate whose engines can exchange KV, a copy whose engines split the requests. Engines can
+    exchange KV if each is a single device and keeps KV in host memory. Yields nothing if answers have only one
+    token."""
     for one in found:
         if one.ranks * one.stages == 1 and one.core.host_pages and wish.traffic.output.mean > 1:
             host_pages = min(one.core.host_pages, HOST_BYTES // one.device.page_bytes)
@@ -28,7 +30,8 @@ def split_candidates(found: Iterable[Candidate], wish: Wish, link: Link) -> Iter
 
 
 def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> Candidate:
-    """Return a candidate with `prefill` engines for prompts and `decode` engines for answers."""
+    """Return a candidate with `prefill` engines for prompts and `decode` engines for answers, and with `steady`
+    computed anew for one of the latter."""
     answers = replace(wish.demand(candidate.core), prompt=0.0)
     steady = serve(candidate.device, candidate.core, answers, wish.rate / decode / HEADROOM)
     return replace(candidate, engines=prefill + decode, prefill=prefill, steady=steady)

@@ -45,7 +45,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A uniform distribution of shares. Raises ValueError if its bounds are not in order, or not in 0 to 1."""
+    """A uniform distribution of fractions, such as the share of an answer's tokens that its prediction has right.
+    Raises ValueError if its bounds are not in order, or not in 0 to 1."""
 
     low: float
     high: float

@@ -18,7 +18,7 @@ from engine.sim.workload import Workload
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 """Token budgets that are tried."""
 LOAD = 0.8
-"""Share of the rate that a device serves at most, by arithmetic, at which settings are tried."""
+"""Fraction of a device's highest rate, by arithmetic (`most_rate`), at which settings are tried."""
 REQUESTS, LEAST_S = 400, 60.0
 """Approximate number of requests in a trial, and minimum length of its traffic in seconds."""
 LEAST_GAIN = 0.03
@@ -36,8 +36,8 @@ class Tuned:
 
 
 def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
-    """Try token budgets on the beginning of a trace. Of those that keep as many tokens in time, the best has the lowest
-    sum of TTFT and ITL, each the 99th percentile as a share of its goal.
+    """Try token budgets on the beginning of a trace. The best one has the fewest late tokens beyond what the goals
+    allow and, among equals, the lowest sum of p99 TTFT and p99 ITL, each divided by its goal.
 
     Args:
         advice: its goals for interactive work replace those of `setup`, where it has any.

@@ -26,7 +26,8 @@ MIN_PREFIX = 6
 """Minimum number of hex digits of a key's hash with which an operator may name the key."""
 MAX_LABEL = 128
 GONE = "-"
-"""Seed that is stored for a key when it is removed because the configuration no longer contains it."""
+"""Seed (see `RecordStore.seed`) that is stored for a key when it is removed because the configuration no longer
+contains it."""
 
 log = structlog.get_logger("accounts")
 
@@ -80,8 +81,9 @@ class AccountRegistry:
         return self._mirror.authenticate(token)
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
-        """Return the principal with which work, such as a batch, was requested earlier, with the tenant's present
-        settings, or the reason why the work must stop: the tenant or key is deleted or disabled."""
+        """Return the principal (the tenant with its present settings, and the key) on whose behalf work that was
+        accepted earlier, such as a batch, continues. If the tenant or key is deleted or disabled, return the reason why
+        that work must stop."""
         return self._mirror.holder(tenant, key_id)
 
     async def start(self) -> None:
@@ -193,8 +195,9 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
-        """Return the present record of this name, or `record` if there is none, with the tenant, key, source and time
-        of change of `record`. `disabled` stays as it is, because only operators change it."""
+        """Return the record to write for a configured tenant or key: the present record of this name, if there is one,
+        updated with the tenant, key, source and time of change of `record`. `disabled` stays as it is, because only
+        operators change it."""
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 
@@ -237,11 +240,13 @@ async def open_accounts(
 
 
 NEWER: Mapping[str, Any] = {"unknown_fields": "ignore", "upstreams": (), "classes": {}}
-"""Fields of tenants that older seeds in Redis lack, with their defaults."""
+"""Tenant fields, with their defaults, that are newer than some of the seeds (applied configurations) stored in
+Redis."""
 
 
 def _said_of(tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant's fields for its seed. Fields that older seeds in Redis lack are left out while they have their
-    defaults: otherwise an upgrade would apply the configuration again, over operators' changes."""
+    """Return the fields of a configured tenant that its seed consists of, by which the registry recognises a
+    configuration that it has applied already. Fields that older seeds lack are left out while they have their defaults:
+    otherwise an upgrade would apply the configuration again, over operators' changes."""
     said = dict(msgspec.to_builtins(tenant))
     return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

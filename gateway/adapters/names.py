@@ -129,8 +129,8 @@ class AdapterNames:
 
     @contextmanager
     def changing(self, *names: str) -> Iterator[None]:
-        """Refuse, during the block, other changes of adapters with these names or aliases, of any base model. Raises
-        ApiError (ADAPTER_CONFLICT) if such a change is under way in this gateway."""
+        """Context manager in whose block this gateway refuses other changes of adapters with these names or aliases, of
+        any base model. Raises ApiError (ADAPTER_CONFLICT) if such a change is under way already."""
         for name in names:
             if name in self._changing:
                 raise name_conflict(f"the adapter {name!r} is being changed by another request")

@@ -98,7 +98,8 @@ class AdapterRegistry:
 
     @property
     def catalog(self) -> Catalog:
-        """The names of the base model and of its adapters, which follow the registry."""
+        """Catalog of the names that requests may ask for: those of the base model, of its virtual models and of its
+        adapters. Later changes of the registry appear in it."""
         return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants, self._virtual_names)
 
     @property

@@ -47,7 +47,8 @@ class AdapterVersions:
         self._drain_until: dict[AdapterHash, float] = {}
         """Latest drain deadline of the releases of each version, on the monotonic clock."""
         self._reading: dict[object, set[AdapterHash]] = {}
-        """For each load under way, the versions that were being unloaded meanwhile and must be loaded again."""
+        """For each load under way, the versions that were being unloaded at some time during it. If the load's own
+        version is among them, it must be loaded again."""
         self._dropping: dict[AdapterHash, asyncio.Event] = {}
         self._pinned: set[AdapterHash] = set()
         self._pinning = asyncio.Lock()

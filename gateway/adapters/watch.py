@@ -55,5 +55,6 @@ def _difference(before: Statuses, now: Statuses) -> AdapterChanges:
 
 
 def _news(status: AdapterStatus) -> Hashable:
-    """Return the fields whose change is reported, for comparison. Counts and times change with every request."""
+    """Return the fields of a status whose changes `watch` reports, to compare two polls by. Counts and times are not
+    among them, because they change with every request."""
     return status.generation, status.tier, status.served_version, status.error

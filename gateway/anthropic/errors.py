@@ -30,7 +30,8 @@ TYPES: Mapping[int, str] = MappingProxyType(
 """Error types by HTTP status, after https://docs.anthropic.com/en/api/errors. Every other status has the type
 `invalid_request_error`."""
 FIELDS = ((".function.parameters", ".input_schema"), (".function.name", ".name"))
-"""Parts of the paths of OpenAI's fields, and what Anthropic's API calls the same fields."""
+"""Replacements in error messages and field paths: a part of the path of an OpenAI field, and Anthropic's name for
+it."""
 
 
 def is_messages_path(path: str) -> bool:

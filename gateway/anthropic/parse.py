@@ -81,7 +81,7 @@ def _refuse_fields(document: dict[str, Any]) -> None:
 
 def _refuse_blocks(document: dict[str, Any]) -> None:
     """Raise ApiError (UNSUPPORTED_PARAMETER) if a content block is of a type that the model cannot read, and
-    INVALID_REQUEST if there are too many blocks. What is of a wrong type is left to the schema."""
+    INVALID_REQUEST if there are too many blocks. Values of a wrong JSON type are left to the struct's validation."""
     number = 0
     for number, (place, block, allowed) in enumerate(_blocks(document), 1):
         if number > MAX_BLOCKS:
@@ -94,8 +94,8 @@ def _refuse_blocks(document: dict[str, Any]) -> None:
 
 
 def _blocks(document: dict[str, Any]) -> Iterator[tuple[str, Any, frozenset[str]]]:
-    """Yield the messages and content blocks of a body: the path for errors, the value, and the types that it may have.
-    A message has no type."""
+    """Yield each message and content block of a body, for `_refuse_blocks` to count and check: its path for errors, its
+    value, and the block types that are allowed there. For a message the value is None."""
     yield from _listed(document.get("system"), "system", TEXT)
     for place, message, _ in _listed(document.get("messages"), "messages", frozenset()):
         content = message.get("content") if isinstance(message, dict) else None

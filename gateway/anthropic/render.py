@@ -71,7 +71,7 @@ class MessageRenderer:
         """Number of the last block in a stream; -1 while there is none."""
         self._open = False
         self._kind: str | int = ""
-        """What the last block is, as `_kind_of` says."""
+        """Kind of the last block, as `_kind_of` returns it."""
         self._held: list[str] | None = None
         """Arguments of the current tool call that are held back until they are seen to begin a JSON object, because
         clients parse the pieces. None means that pieces are sent as they come."""
@@ -100,7 +100,8 @@ class MessageRenderer:
         return self._head | ending | {"content": _blocks(parts), "usage": usage_body(usage) if usage else None}
 
     def _part(self, part: Part | Thought) -> Iterator[bytes]:
-        """Yield the events of one part, which begins a new block unless it continues the last one."""
+        """Yield the events of one part of the answer: reasoning, text, or a piece of a tool call. A part begins a new
+        content block unless it continues the last one."""
         kind = _kind_of(part)
         if not self._open or kind != self._kind:
             yield from self._stop()
@@ -171,7 +172,8 @@ def _new_block(part: Part | Thought) -> Json:
 
 
 def _blocks(parts: Sequence[Part | Thought]) -> list[Json]:
-    """Return the blocks of a whole answer."""
+    """Return the content blocks of a complete answer. Consecutive parts of one kind, or of one tool call, become one
+    block."""
     blocks: list[Json] = []
     for _, group in groupby(parts, _kind_of):
         pieces = list(group)

@@ -77,7 +77,8 @@ class Dispatcher:
 
     @property
     def backlog(self) -> Counter[str]:
-        """Number of lines in this process's shards that only wait for a place in an engine, by base model."""
+        """Number of lines in this process's shards that only wait until a gate admits them to an engine
+        (`EnginePlace`), by base model or virtual model."""
         waiting = Counter[str]()
         for shard in self._shards:
             waiting.update(shard.waiting)
@@ -131,8 +132,9 @@ class Dispatcher:
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Release lost leases and shards that make no progress here, and claim and start control tasks and, while a
-        gate wants lines, shards. Return whether any work was claimed. Raises ApiError while Redis is away."""
+        """Release lost leases and shards that make no progress here, and claim and start control tasks and, while the
+        gate of an engine wants more lines, shards. Return whether any work was claimed. Raises ApiError while Redis is
+        away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_control_tasks()
         self._drain_useless()
@@ -224,8 +226,8 @@ class Dispatcher:
 
     @property
     def _has_enough(self) -> bool:
-        """True if the shards of this process have as many waiting lines as some open engine wants. That engine may soon
-        want more, so the next claim is tried after BUSY_SECONDS."""
+        """True if, for an engine that admits lines now, the shards of this process already have as many waiting lines
+        as it wants. The engine may soon want more, so the next claim is tried after BUSY_SECONDS."""
         waiting, gates = self.backlog, self._context.gates.items()
         return any(gate.is_passable and not gate.wants_more(waiting[model]) for model, gate in gates)
 

@@ -45,10 +45,12 @@ class LineGate(Protocol):
         """Wait until a line is admitted, the least `order` first, and return its place, which the caller must leave."""
 
     def began(self) -> None:
-        """Note that the line of a place has begun to run."""
+        """Note that an admitted line has begun to run, so that another one may wait in the engine. `EnginePlace.begin`
+        calls this."""
 
     def leave(self, place: EnginePlace) -> None:
-        """Note that a place is free again."""
+        """Note that the line with this place has left the engine or will not enter it, so that another one may be
+        admitted."""
 
 
 class EnginePlace:
@@ -108,8 +110,8 @@ class Gate:
         return self._queue.inside + self._flow.begun
 
     def wants_more(self, waiting: int) -> bool:
-        """Return whether this process should claim more lines: the gate is open, and fewer lines wait here (`waiting`)
-        than should wait in the engine."""
+        """Return whether this process should claim more lines: the gate is open, and `waiting`, the number of claimed
+        lines that it has not admitted yet, is smaller than the number that should wait in the engine."""
         return self.is_passable and waiting < self._flow.target
 
     @asynccontextmanager

@@ -145,7 +145,8 @@ class InputCheck:
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
         self._lines: list[tuple[str, Target, bytes, int, int, int]] = []
-        """Valid lines: base model and adapter, beginning of the prompt, line number, offset and length in bytes."""
+        """Valid lines: name of the base model or virtual model, what serves it, beginning of the prompt, line number,
+        offset and length in bytes."""
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:

@@ -31,7 +31,7 @@ class LineModels:
 
     @property
     def needed(self) -> Collection[str]:
-        """The models of the lines that have not ended."""
+        """The models of the shard's lines that have not ended, for which the shard needs gates."""
         return [model for model, lines in self._left.items() if lines]
 
     @property

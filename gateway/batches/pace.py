@@ -19,7 +19,8 @@ TIMER_SECONDS = 0.01
 
 
 class LimitAttempt:
-    """One line's request to the tenant's limits. Call `admitted` when it was granted; `is_over` is then True."""
+    """One line's attempt to pass the tenant's rate limits and quotas, which counts in the `LimitWindow` until
+    `is_over`. The line's runner calls `admitted` when the limits have granted it."""
 
     def __init__(self, window: LimitWindow, queue: AdmissionQueue) -> None:
         self._limits = window
@@ -31,7 +32,7 @@ class LimitAttempt:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the window, if the attempt has not left it yet."""
+        """End the attempt, so that another line of the shard may ask the limits. Does nothing if it has ended."""
         if not self.is_over:
             self.is_over = True
             self._queue.leave()
@@ -70,7 +71,7 @@ class LimitWindow:
     @asynccontextmanager
     async def attempt(self, model: str, order: Order) -> AsyncIterator[LimitAttempt]:
         """Wait until a line of a base model may ask the limits, the least `order` first, and yield its attempt. On
-        exit, an attempt that was not admitted leaves the window."""
+        exit, an attempt that was not admitted ends."""
         queue = self._queue(model)
         await queue.enter(order)
         asking = LimitAttempt(self, queue)
@@ -80,11 +81,12 @@ class LimitWindow:
             asking.leave()
 
     def widen(self) -> None:
-        """Report that the limits admitted a line."""
+        """Let one more line ask the limits at the same time, because they admitted one."""
         self._window += 1
 
     def refused(self, seconds: float) -> None:
-        """Report that a limit refused a line: for `seconds`, no line asks the limits; then the window begins at one."""
+        """Report that a limit refused a line: for `seconds`, no line of the shard asks the limits, and then one at a
+        time until they admit one."""
         loop = asyncio.get_running_loop()
         self._window, self._refused_at = 1, loop.time()
         self._rest_until = max(self._rest_until, loop.time() + seconds)

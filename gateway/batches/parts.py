@@ -35,7 +35,8 @@ log = structlog.get_logger("batches")
 
 
 class AnswerBuffer:
-    """Collects the answers of one shard under one lease (`add`), while `commit` runs and commits them in batches."""
+    """Collects the answers of one shard under one lease (`add`), while `commit` runs and commits many of them at a
+    time."""
 
     def __init__(self, store: BatchStore, storage: Storage, lease: Lease) -> None:
         self._store = store

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 
 class Quarantine:
-    """Lets suspect lines and tasks run one at a time, while no other line or task of a batch runs in this process.
+    """Runs suspect lines and tasks (their process may have died of them) one at a time, while no other line or task of
+    a batch runs in this process.
 
     If a suspect kept other work waiting, the next suspect waits for as long as the last one took. A tenant whose lines
     are suspect thus takes at most half of the process's time from other tenants.
@@ -61,8 +62,9 @@ class Quarantine:
 
     @asynccontextmanager
     async def suspect_turn(self, model: str) -> AsyncIterator[None]:
-        """Hold a base model's turn during the body, after waiting for the suspect line that has it. Ordinary work goes
-        on meanwhile, and so do the suspects of other base models, which need not wait for this one's engine."""
+        """Let only one suspect line of each base model at a time run the body, in which it waits for an engine and then
+        runs. Ordinary work goes on meanwhile, and so do the suspects of other base models, which need not wait for this
+        one's engine."""
         async with self._turns[model]:
             yield
 

@@ -77,8 +77,8 @@ class RouteGate:
         return self._gates_for(self._tenant)
 
     async def _first(self, gates: Sequence[LineGate], order: Order) -> EnginePlace:
-        """Wait at all gates, and return the first place, which the caller must leave. Of several at once, it is that of
-        the gate which comes first."""
+        """Wait at all gates at once, and return the place of the first one that admits the line, which the caller must
+        leave. If several admit it at once, the earliest in `gates` wins."""
         if len(gates) == 1:
             return await gates[0].enter(order)
         tries = [asyncio.create_task(gate.enter(order)) for gate in gates]
@@ -95,6 +95,7 @@ class RouteGate:
 
 
 def _leave(entering: asyncio.Task[EnginePlace]) -> None:
-    """Leave the place that a gate gave although another gate had given one, if it did."""
+    """Free the place of a gate that admitted a line just after another gate had. Does nothing if `entering` was
+    cancelled before that."""
     if not entering.cancelled():
         entering.result().leave()

@@ -109,7 +109,7 @@ async def dispatching(
 
 
 def open_gates(gateway: Gateway) -> Mapping[str, Gate]:
-    """Return a gate for the engine of each base model, by the model's name."""
+    """Return the gates that admit batch lines to the engines of the base models, by the model's name."""
     clock = asyncio.get_running_loop().time
     return {model.name: Gate(model.engine, partial(_batch_capacity, model), clock) for model in gateway.models}
 

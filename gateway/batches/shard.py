@@ -54,8 +54,8 @@ class BatchContext:
     gateway: Gateway
     holders: KeyHolders
     gates: Mapping[str, Gate | RouteGate]
-    """The gates of the base models' engines, by the model's name, in the order of the configuration, then those of the
-    virtual models."""
+    """The gates that admit lines to the engines: one for each base model, in the order of the configuration, then one
+    for each virtual model, by the model's name."""
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -112,8 +112,8 @@ class Shard:
         await self._context.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
-        """Return the lines in the order in which they begin, those with the most marks last. Logs it if the shard is
-        suspect."""
+        """Return the shard's lines in the order in which they begin: last those in whose trials the most processes died
+        (`_marks`). Logs it if the shard is suspect."""
         if self._losses:
             log.warning(
                 "batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.task_name, losses=self._losses
@@ -127,19 +127,21 @@ class Shard:
 
     @property
     def is_shut_out(self) -> bool:
-        """True if the gates of all base models that the shard needs have been closed for LONG_CLOSED_SECONDS."""
+        """True if the gates to all engines that the shard's lines need have been closed, because the engine is away or
+        its batch lane is not open, for LONG_CLOSED_SECONDS. The dispatcher then releases the shard, for gateways with
+        other engines."""
         gates = [self._gate(model) for model in self.needed]
         return bool(gates) and all(gate.closed_seconds > LONG_CLOSED_SECONDS for gate in gates)
 
     @property
     def needed(self) -> Collection[str]:
-        """The base models of the lines that have not ended."""
+        """The base models and virtual models of the shard's lines that have not ended."""
         return self._models.needed
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Numbers of lines that only wait for a place in an engine, by base model; none if the shard is slow or
-        draining."""
+        """Numbers of lines that only wait until a gate admits them to an engine (`EnginePlace`), by base model or
+        virtual model; none if the shard is slow or draining."""
         return {} if self.is_draining or self.is_slow else self._models.waiting
 
     def on_lease_lost(self) -> None:
@@ -179,8 +181,8 @@ class Shard:
             self._context.count("failed" if answer.usage is None else "completed")
 
     async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
-        """Wait for a turn and try to answer a line once. After a failure that may pass, count its fault in `tries` and
-        wait. None means that the line may be tried again."""
+        """Wait until the line may run (`_turn`), and try to answer it once. After a failure that may pass, count its
+        fault in `tries` and wait. None means that the line may be tried again."""
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.wait_for_room()
         try:
@@ -209,7 +211,9 @@ class Shard:
 
     @asynccontextmanager
     async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait until a line may run; a suspect runs alone. Yields what `_place` yields."""
+        """Wait until the line at `position` may run: an ordinary one together with others (`_place`), a suspect alone
+        (`_trial`). Yields a function to call when the engine has begun to run the line; None means that the line must
+        try again, or that the lease is lost."""
         if not self._is_suspect(position):
             async with self._place(position) as begun:
                 yield begun

@@ -308,8 +308,8 @@ class BatchStore:
             return await pipeline.execute()
 
     def _ending(self, lease: Lease) -> tuple[str, ...]:
-        """Return the kinds of keys that scripts need to end a batch, with `webhooks` if the tenant is notified by
-        webhook."""
+        """Return the kinds of Redis keys, besides `batch`, that the scripts which end a batch need: `webhooks` is among
+        them if the tenant is notified by webhook."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 

@@ -43,8 +43,8 @@ class TenantClaimOrder:
         self._last[tenant] = next(self._numbers)
 
     def by_urgency(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
-        """Return candidates sorted by urgency class (the most urgent first), then by how long ago their tenant's work
-        was claimed (longest first), then by deadline. `now` is in Unix seconds."""
+        """Return candidates in the order in which to look for tasks: by urgency class (the most urgent first), then by
+        how long ago their tenant's work was claimed (longest first), then by deadline. `now` is in Unix seconds."""
 
         def place(one: Candidate) -> tuple[int, int, str, float]:
             return urgency(one.deadline - now), self._last.get(one.tenant, 0), one.tenant, one.deadline

@@ -65,7 +65,8 @@ async def drive(
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:
-    """Sleep until `due`, in seconds of `time.perf_counter`, or until `stop` is set. Returns False if `stop` is set."""
+    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Returns False if
+    `stop` is set, so that the request is not sent."""
     delay = due - time.perf_counter()
     if delay > 0:
         with suppress(TimeoutError):

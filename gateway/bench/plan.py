@@ -139,7 +139,8 @@ class Plan:
             yield self.models[draw()]
 
     def _rng(self, lane: LaneSpec, purpose: str) -> random.Random:
-        """Return a generator for one purpose, so that changing a lane's lengths does not change its arrivals."""
+        """Return the random generator of a lane for one purpose, such as its arrivals or its lengths, so that changing
+        the lengths does not change the arrivals."""
         return random.Random(f"{self.seed}/{lane.name}/{purpose}")
 
 

@@ -33,7 +33,8 @@ class Prompt(NamedTuple):
 
 class PromptSource(Protocol):
     def draw(self, row: Arrival) -> Prompt:
-        """Return the prompt of a request with the sizes and shared blocks of `row`."""
+        """Return the prompt for the request that `row` describes by its lengths and by the ids of the blocks that it
+        shares with other requests. A data set may replace the lengths."""
 
 
 class TokenIds:
@@ -45,7 +46,8 @@ class TokenIds:
         self._rng = rng
 
     def draw(self, row: Arrival) -> Prompt:
-        """Return ids as an array of 32 bits each, since the prompts of a trace together are many millions of ids."""
+        """Return the prompt's ids as an array of 32-bit integers, because the prompts of a trace together have many
+        millions of ids."""
         shared = (self._ids(Random(block), BLOCK_TOKENS) for block in row.blocks)
         ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
         ids.extend(self._ids(self._rng, row.prompt_tokens - len(ids)))

@@ -42,7 +42,7 @@ class Speculation:
 
 
 def read_counts(target: Target) -> TokenCounts | None:
-    """Return the server's counts. None means that it has none, or does not show them to this key."""
+    """Query the server's token counts at /metrics. None means that it has none, or does not show them to this key."""
     try:
         response = httpx.get(
             f"{target.base}/metrics", headers=target.headers, timeout=10, verify=chosen_tls_files().context()

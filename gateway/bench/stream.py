@@ -31,8 +31,8 @@ class Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens: exact if the server sends token ids; else 1, or 0 for a chunk that only begins or ends the
-        stream."""
+        """Number of answer tokens in the chunk: exact if the server sends token ids; else 1, or 0 for a chunk that only
+        begins or ends the stream."""
         if self.token_ids is not None:
             return len(self.token_ids)
         if self.delta is not None:

@@ -41,7 +41,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs in order of their rates. `share` is the share of requests that have to meet the goals, 0 to 1."""
+    """Result of a sweep: `points` are its runs in order of their rates, and `share` is the share of requests that have
+    to meet the goals, 0 to 1."""
 
     format: str
     share: float

@@ -35,9 +35,9 @@ from gateway.terminal.output import print_wide
 
 console = Console()
 LIVE = "usage"
-"""Name of what a running gateway has counted."""
+"""Name under which `Findings` holds the usage that a running gateway has counted."""
 MOST_TENANTS = 3
-"""Tenants that are named."""
+"""Maximum number of tenants that the row of the busiest tenants names."""
 Row = tuple[str, Callable[[Analysis], str]]
 
 
@@ -88,13 +88,14 @@ def analyze(
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in each trace, or in usage, by its name."""
+    """Results of an analysis: the table to print and, by the trace's name (`LIVE` for usage), the figures of the
+    traffic and the advised settings."""
 
     table: Table
     figures: dict[str, dict[str, Any]]
     advice: dict[str, Advice]
     traces: dict[str, Analysis]
-    """Empty for usage."""
+    """Analysis of each trace, by its name. Empty if usage was read instead of traces."""
 
     def document(self) -> dict[str, Any]:
         return {name: {"traffic": self.figures[name], "advice": asdict(one)} for name, one in self.advice.items()}
@@ -114,7 +115,8 @@ def _of_usage(found: UsageTraffic, setup: Setup) -> Findings:
 
 
 def _tuned(files: list[Path], findings: Findings, setup: Setup) -> dict[str, Tuned]:
-    """Tune the settings for each trace, and add what was found to its advice. Mutates `findings`."""
+    """Search by simulation for the best token budget for each trace. Return the results by trace name, and add each
+    budget that is better than the configured one to the trace's advice in `findings`."""
     tuned, jobs, advice = {}, os.cpu_count() or 1, findings.advice
     for file in files:
         name = _label(file)
@@ -155,7 +157,7 @@ def _label(file: Path) -> str:
 
 
 def _nested(advice: Advice) -> dict[str, Any]:
-    """Return the settings as sections of a configuration file."""
+    """Return the advised settings, which have dotted names, as the nested sections of a configuration file."""
     sections: dict[str, Any] = {}
     for setting in advice.settings:
         *path, last = setting.name.split(".")
@@ -240,4 +242,4 @@ USAGE_ROWS: list[tuple[str, Callable[[UsageTraffic], str]]] = [
     ("share of the first", _of_use(lambda use: f"{use.first:.0%}")),
     ("Zipf exponent", _of_use(lambda use: f"{use.zipf:.2f}")),
 ]
-"""The rows of usage, as `ROWS`."""
+"""Rows of the table for usage: label, and function that makes the cell."""

@@ -226,8 +226,9 @@ def _tell_end(batch: Json) -> None:
 
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
-    """Download a job's answers and failed lines to the files `output` and `errors`; None means a name like that of the
-    job, for `errors` that of `output` if it is given. Returns False if the job has neither."""
+    """Download a job's answers to the file `output` and its failed lines to `errors`. None for `output` means a file
+    named after the job; None for `errors` means one named after `output` or, if that is None, after the job. Returns
+    False if the job has neither answers nor failed lines."""
     from gateway.cli.batch_client import output_name
 
     if errors is None:

@@ -59,8 +59,8 @@ def _explain(config: Config, data_dir: Path) -> None:
 
 def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Path) -> dict[str, Any]:
     """Run `engine.serve.explain` in a process of its own, because it needs torch, and return its answer about the base
-    model that a section describes. `state` is the folder of what its engines have learned. Ends the command with an
-    error if this machine cannot serve the model."""
+    model that a section of the configuration describes. `state` is the folder in which the model's engines keep what
+    they learn about this machine. Ends the command with an error if this machine cannot serve the model."""
     try:
         check_source(settings.model.source)
     except ModelNotFound as error:

@@ -105,7 +105,8 @@ def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
 
 
 def _device(engine: pb.EngineOverview) -> str:
-    """Return an engine's device, and how many of them compute the model: `cuda, 2 stages x 4 ranks`."""
+    """Return the text about an engine's device and, if it computes the model on several, the numbers of pipeline stages
+    and tensor ranks: `cuda, 2 stages x 4 ranks`."""
     stages, ranks = engine.pipeline_parallel, engine.tensor_parallel
     counts = [f"{stages} stages"] if stages > 1 else []
     counts += [f"{ranks} ranks"] if ranks > 1 else []

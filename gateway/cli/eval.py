@@ -48,7 +48,7 @@ class Model(Struct, frozen=True):
 
     id: str
     root: str
-    """The name itself, unless this is an alias."""
+    """The adapter's name if `id` is an alias; otherwise the base model's name."""
     parent: str | None
     """The base model of an adapter. None means that this is a base model."""
     max_model_len: int
@@ -109,8 +109,9 @@ def served_models(http: httpx.Client) -> list[Model]:
 
 
 def chosen_models(models: Sequence[Model], adapters: str) -> list[Model]:
-    """Return each base model that is concerned, followed by its adapters among those named: a list with commas, all
-    (without aliases) or none. Virtual models are left out. Raises EvalError: an adapter is unknown."""
+    """Return the models to evaluate: base models, each followed by its chosen adapters. `adapters` is a list of names
+    with commas, all (without aliases) or none. With a list, only the base models of the listed adapters are evaluated.
+    Virtual models are left out. Raises EvalError: an adapter is unknown."""
     bases = [model for model in models if model.parent is None and model.root == model.id]
     if adapters == NONE:
         return bases
@@ -153,7 +154,8 @@ def score_table(found: Mapping[str, Results]) -> Table:
 
 
 def _cells(results: Results) -> Iterator[tuple[str, str]]:
-    """Yield the title of each metric's column, and the metric with its standard error, if it has one."""
+    """Yield, for each metric of each task, the title of its column and the text of its cell: the value and, if lm-eval
+    gives one, the standard error."""
     for task, values in results.items():
         for name, value in values.items():
             metric, comma, kind = name.partition(",")
@@ -169,7 +171,7 @@ def _bars() -> Progress:
 
 
 def _shown(progress: Progress, name: str) -> Callable[[int, int], None]:
-    """Add a bar, and return the function that moves it: to a number of requests done, of a number in all."""
+    """Add a progress bar for the model `name`, and return its update function of (prompts done, prompts in all)."""
     bar = progress.add_task(name, total=None)
     return lambda done, total: progress.update(bar, completed=done, total=total)
 

@@ -27,7 +27,7 @@ as they are stored, and `int8`, `int4` and, on a GPU, `fp8` quantise them. Perpl
 - `loralane eval drift ./llama --forms auto,int8,int4 --adapter support=./adapters/support --text tickets.txt`
 """
 EXACT = "fp32"
-"""Name of the form to which the others are compared."""
+"""Form of the weights whose log-probabilities those of all other forms are compared with."""
 FORMS = ("auto", "int8", "int4", "fp8")
 PIECE = 1200
 """Characters of a text that are scored as one prompt: some 300 tokens."""
@@ -35,7 +35,9 @@ LARGE = 0.99
 
 
 class Drift(Struct, frozen=True):
-    """How far a form of the weights moves the log-probabilities of a text's tokens, for the base or an adapter."""
+    """Differences between the log-probabilities of a text's tokens with weights in `form` and with those in fp32, for
+    the base model (`adapter` is empty) or an adapter. `mean`, `p99` and `worst` are absolute differences in nats;
+    `perplexity` is that of the form itself."""
 
     form: str
     adapter: str
@@ -77,7 +79,8 @@ def bundled_text() -> str:
 
 
 def split(text: str) -> list[str]:
-    """Cut a text into pieces that are scored one by one. A last piece of less than two characters is left out."""
+    """Cut a text into pieces of PIECE characters, each of which is scored as a prompt of its own. A last piece of less
+    than two characters is left out."""
     pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -98,8 +101,8 @@ def measure(model: str, forms: Sequence[str], adapters: Mapping[str, str], piece
 
 
 def score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[str]) -> dict[str, list[float]]:
-    """Return the log-probability of each token of the pieces, but their first ones, for the base (named "") and each
-    adapter."""
+    """Load the model with weights in `form`. Return, for the base model (named "") and each adapter, the
+    log-probabilities of the tokens of all pieces, without the first token of each piece."""
     from gateway.llm.llm import LLM  # its import takes seconds
     from gateway.llm.params import SamplingParams
 
@@ -115,7 +118,7 @@ def score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[s
 
 
 def compare(form: str, adapter: str, own: Sequence[float], exact: Sequence[float]) -> Drift:
-    """Return how far the log-probabilities of a form, `own`, are from the exact ones."""
+    """Return the drift of a form: `own` are its log-probabilities, `exact` those of the same tokens in fp32."""
     moved = sorted(abs(ours - theirs) for ours, theirs in zip(own, exact, strict=True))
     mean, p99 = math.fsum(moved) / len(moved), moved[int(LARGE * (len(moved) - 1))]
     return Drift(form, adapter, len(own), mean, p99, moved[-1], math.exp(-math.fsum(own) / len(own)))

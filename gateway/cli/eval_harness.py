@@ -31,15 +31,15 @@ PROMPTS_PER_REQUEST = 8
 CONCURRENT_REQUESTS = 8
 TIMEOUT_S = 600
 MAX_WAITS = 60
-"""How often one request is sent again where the gateway gives a time to retry."""
+"""Maximum number of attempts of one request. Each refusal that gives a time to retry is followed by another attempt."""
 BOOTSTRAP_SAMPLES = 1000
 CACHED_TEXTS = 10_000
 BATCH_LANE = "flex"
 FEWSHOT_SEED = 1234
-"""lm-eval's own default."""
+"""Seed that chooses the few-shot examples; it is lm-eval's own default."""
 
 Moved = Callable[[int, int], None]
-"""Called with the number of prompts that are done and that of all, which grows from task to task."""
+"""Progress callback of (prompts done, prompts in all). The latter grows from task to task."""
 
 
 class GatewayTokenizer:
@@ -64,7 +64,8 @@ class GatewayTokenizer:
         return str(self._post("/detokenize", {"tokens": list(ids)})["prompt"])
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """Return a chat in the model's template; without a generation prompt, the last message is to be continued."""
+        """Return the text of a chat, rendered with the model's chat template. Without a generation prompt, the text
+        ends with the last message left open, to be continued."""
         flags = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": not add_generation_prompt,
@@ -73,7 +74,8 @@ class GatewayTokenizer:
 
     @property
     def bos_token_id(self) -> int:
-        """The first token of a text without a context. Raises EvalError: the gateway's tokenizer puts none there."""
+        """The special token that the gateway's tokenizer puts before a text, which lm-eval takes as the context of a
+        text without one. Raises EvalError: the tokenizer puts none there."""
         ids = self._post("/tokenize", {"prompt": "", "add_special_tokens": True})["tokens"]
         if not ids:
             raise EvalError(
@@ -95,7 +97,7 @@ class GatewayTokenizer:
 
 
 class GatewayModel(LocalCompletionsAPI):
-    """A model that a gateway serves, as lm-eval's model."""
+    """lm-eval's interface to a model that a gateway serves. Prompts go to the gateway's /v1/completions."""
 
     def __init__(self, http: httpx.Client, model: Model, tokenizer: str, moved: Moved) -> None:
         """`tokenizer` is a folder or a Hugging Face id; empty means the gateway's own."""
@@ -216,10 +218,10 @@ class Harness:
             "num_fewshot": num_fewshot,
             "chat": chat,
         }
-        """Values for JSON on which the results depend beside the models."""
+        """Settings on which the results depend besides the models, as the results file stores them."""
 
     def results(self, model: Model, moved: Moved) -> Results:
-        """Score a model. Raises EvalError."""
+        """Score a model on all tasks. Return lm-eval's results of the tasks and of their groups. Raises EvalError."""
         found = evaluate(
             GatewayModel(self._http, model, self._tokenizer, moved),
             self._tasks,

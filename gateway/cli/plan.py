@@ -44,11 +44,11 @@ from gateway.terminal.output import integer_parser, print_wide
 console = Console()
 MEAN_RANK = round(sum(RANKS) / len(RANKS))
 DEFAULT_RATE = 1.0
-"""Requests a second without a trace."""
+"""Requests per second to plan for if neither a trace nor --rate is given."""
 MOST_SHOWN = 6
-"""Candidates that the table shows."""
+"""Maximum number of candidates in the table."""
 PLOT_RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
-"""Rates of the plot, as multiples of what an engine serves by arithmetic."""
+"""Request rates that the plot shows, as multiples of the highest rate that the plotted engines serve by arithmetic."""
 
 
 def plan(
@@ -123,7 +123,8 @@ def plan(
 
 
 def _measured(model: str, out: Path) -> Path:
-    """Measure this machine with a model, write the device's file, and return the model's folder."""
+    """Measure how fast this machine runs a model, write the result to the device file `out`, and return the model's
+    folder."""
     from engine.serve.measure import measure_model  # it imports what runs models, which the rest does without
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
@@ -159,7 +160,8 @@ def _advance(bars: Progress, task: TaskID, part: float) -> None:
 def _plot(
     candidate: Candidate, wish: Wish, scenario: Scenario, of_cluster: Callable[..., ClusterReport], out: Path
 ) -> None:
-    """Draw the latency of an engine of a plan, or of all its engines if they split requests, over its throughput."""
+    """Simulate a plan at the rates PLOT_RATES, and draw latency over throughput to the file `out`. The curve is that of
+    one engine or, if the plan splits requests, of all its engines together."""
     served = candidate.most.rate * (candidate.engines if candidate.prefill else 1)
     setup, names = Setup(candidate.device, candidate.core), [f"{part:g}x" for part in PLOT_RATES]
     with shown_progress(names) as advance:

@@ -14,18 +14,18 @@ from gateway.cli.simulate_cluster import SPLITS
 from gateway.routing.split import SplitMode
 
 DEVICE, FORM = "h100", "bf16"
-"""The device and the form of weights that are planned for unless others are named."""
+"""Device and form of weights that are planned for unless --device or --weights name others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What candidates are made of.
+    """What the options of `loralane plan` allow for candidates, the engines that a plan may consist of.
 
     Attributes:
         accelerators, forms: names of devices by data sheets, and of forms of weights on them.
         measured: devices on which the model was measured.
         prices: price of a device an hour, by its name.
-        split: which requests are split, over `link`.
+        split: which requests are split between prefill and decode engines, with KV moved over `link`.
     """
 
     accelerators: list[str]
@@ -61,8 +61,9 @@ class Choices:
         )
 
     def candidates(self, wish: Wish) -> list[Candidate]:
-        """Return the engines that serve the traffic by arithmetic, the cheapest first. Raises ValueError if there are
-        none, or if weights that are quantised were to be quantised again."""
+        """Return the candidates that serve the traffic of `wish` within its goals, the cheapest first. They are
+        computed and not simulated. Raises ValueError if there are none, or if weights that are quantised already would
+        have to be quantised again."""
         if wish.shape.is_quantised and self.forms != [FORM]:
             raise ValueError(
                 f"--weights: those of {wish.shape.name} are quantised already, and the engine keeps them so: leave it "

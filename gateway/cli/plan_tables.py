@@ -37,7 +37,8 @@ def candidates_table(wish: Wish, found: list[Candidate]) -> Table:
 
 
 def _engines(candidate: Candidate) -> str:
-    """Return the number of engines, and with split requests those of prompts and of answers."""
+    """Return the text about a candidate's engines: their number or, with split requests, the numbers of prefill and
+    decode engines."""
     prefill, decode = candidate.prefill, candidate.engines - candidate.prefill
     return f"{prefill} prefill + {decode} decode" if prefill else f"{candidate.engines}"
 
@@ -50,13 +51,15 @@ def _per_million(candidate: Candidate, wish: Wish) -> str:
 
 
 def _weights(all_bytes: float, fullest: float) -> str:
-    """Return the size of an engine's weights, and where several devices have them, of those on the fullest one."""
+    """Return the text about the size of an engine's weights, given their bytes on all its devices together and on the
+    fullest device, which is named only if several devices share the weights."""
     each = f", {fullest / GIB:,.1f} on the fullest device" if fullest < all_bytes else ""
     return f"{all_bytes / GIB:,.1f} GiB{each}"
 
 
 def _experts_row(candidate: Candidate, wish: Wish) -> list[tuple[str, str]]:
-    """Return the row on what a step reads of experts; none without experts."""
+    """Return, as a list, the table row about the share of a model's experts whose weights one engine step reads. Empty
+    for a model without experts."""
     shape, demand = wish.shape, wish.demand(candidate.core)
     if shape.experts is None:
         return []

@@ -46,11 +46,12 @@ Pooling = Literal["mean", "last"]
 
 
 class Trained(Struct, frozen=True):
-    """A fitted router, and figures of prompts that it had not seen."""
+    """A fitted router, and figures about its cost and quality from held-out prompts."""
 
     fitted: fit.Fitted
     chances: fit.Floats
-    """Probability for each prompt by a router that had not seen it, [n]."""
+    """For each prompt, the probability that the small member suffices, predicted by a router that was fitted without
+    this prompt, [n]."""
     points: Sequence[Point]
     chosen: Point
     quality: fit.Quality
@@ -121,8 +122,9 @@ def train(
 def _train(
     training: Training, ratio: float, max_loss: float, max_cost: float | None, seed: int, bars: Progress
 ) -> Trained:
-    """Fit a router, and choose its threshold. Raises ValueError if there are too few prompts of either kind, or if no
-    threshold costs at most `max_cost`."""
+    """Fit a router, and choose the probability that it takes as its threshold. Raises ValueError if there are too few
+    prompts for which the small member suffices, or too few for which it does not, or if no threshold costs at most
+    `max_cost`."""
     rows, suffices = training.rows, training.suffices
     fit.check_labels(suffices)
     task = bars.add_task("fitting", total=fit.FOLDS + 1)

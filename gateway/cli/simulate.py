@@ -60,7 +60,8 @@ class Modes:
 
     @property
     def only(self) -> tuple[str, str]:
-        """Return the policy and the scheduler. Raises ValueError if there are several."""
+        """The only policy and the only scheduler, as a comparison of routers needs them. Raises ValueError if there are
+        several of either."""
         if len(self.policies) > 1 or len(self.schedulers) > 1:
             raise ValueError("routers are compared under one --policy and one --scheduler")
         return self.policies[0], self.schedulers[0]
@@ -167,7 +168,8 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
 
 
 def speculating(setup: Setup) -> Setup:
-    """Return the setup with proposed tokens. Raises ValueError if steps are planned ahead, which excludes them."""
+    """Return the setup with speculative decoding switched on. Raises ValueError if steps are planned one ahead, because
+    such steps have no proposed tokens."""
     if setup.overlaps:
         raise ValueError("--predicted and --overlap exclude each other: steps planned ahead have no proposed tokens")
     return replace(setup, core=replace(setup.core, speculation=True))

@@ -29,8 +29,9 @@ SPLITS = tuple(mode.value for mode in SplitMode)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The number of replicas of a simulation, those that die or are added meanwhile, and what to compare: routers, or
-    ways in which ours splits requests. Raises ValueError if one is unknown, or if too few replicas are left."""
+    """What the options ask of a simulated cluster: the number of replicas, the times at which one dies or is added, and
+    what to compare: routers, or modes in which our router splits requests into prefill and decode. Raises ValueError if
+    a router, mode or link is unknown, or if too few replicas are left."""
 
     replicas: int
     routers: Sequence[str]
@@ -62,7 +63,7 @@ class Cluster:
         return [Trial(router, setup, workload, self.replicas, self.changes) for router in self.routers]
 
     def check_options(self, *, goals: bool, plot: Path | None) -> None:
-        """Raise ValueError if an option is given that is for one engine."""
+        """Raise ValueError if --goals or --plot is given: they are for simulations of one engine."""
         if goals or plot is not None:
             raise ValueError("--goals and --plot are for one engine, without --replicas and --router")
 

@@ -1,4 +1,4 @@
-"""What the usage books tell of traffic: rates, mean lengths, and popularity of adapters, day by day.
+"""Figures of traffic from the gateways' usage books: rates, mean lengths, and popularity of adapters, day by day.
 
 The books count per day, so that lengths of single requests and arrivals within a day are not in them. A request log
 has both.
@@ -51,7 +51,7 @@ class AdapterUse:
     first: float
     zipf: float
     busiest_day: int
-    """Most different adapters on one day."""
+    """Number of different adapters on the day that had the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class UsageTraffic:
 
     requests: int
     seconds: float
-    """Seconds of the days from the first with usage to the last, without those of today that are still to come."""
+    """Seconds from the beginning of the first day with usage to the end of the last one, or to now if that is today."""
     rate: float
     busiest: float
-    """Mean rate of the busiest day."""
+    """Mean requests per second of the day on which it was highest."""
     prompt: float
     output: float
     cached: float
@@ -76,7 +76,7 @@ class UsageTraffic:
     """None means that no request asked for an adapter."""
 
     def demand(self) -> Demand:
-        """Return the average request, with an adapter if most requests ask for one."""
+        """Return the average request for the capacity model, with an adapter if most requests ask for one."""
         rank = RANK if self.adapters and self.adapters.share > 0.5 else 0
         return Demand(self.prompt * (1 - self.cached), self.output, self.prompt + self.output / 2, rank)
 
@@ -138,7 +138,7 @@ def _line(line: pb.UsageLine) -> DayLine:
 
 
 def _sums(lines: Sequence[DayLine], of: Callable[[DayLine], K]) -> Counter[K]:
-    """Return the requests of lines by a key of each."""
+    """Return the number of requests for each key that `of` returns for a line."""
     sums: Counter[K] = Counter()
     for line in lines:
         sums[of(line)] += line.counts.requests
@@ -152,8 +152,9 @@ def _passed(day: date, now: datetime) -> float:
 
 
 def _adapters(lines: Sequence[DayLine], requests: int) -> AdapterUse | None:
-    """Return how the requests of lines with adapters are spread. Those of the rows that collect what has no row of its
-    own count as a share only, because their adapters are not known."""
+    """Return how the requests of `lines`, which all ask for an adapter, are spread over adapters; None if no adapter is
+    known. `requests` is the number of all requests, with or without an adapter. Requests of the collecting row OTHERS
+    count in shares only, because their adapters are not known."""
     counts = _sums(lines, lambda line: line.adapter)
     asked = counts.total()
     counts.pop(OTHERS, None)

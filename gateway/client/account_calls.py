@@ -41,7 +41,7 @@ class TenantSettings(TypedDict, total=False):
     weight: float
     unknown_fields: str
     classes: dict[str, ClassSettings]
-    """All classes of its requests, by name, in place of those that it has."""
+    """All request classes of the tenant, by name; they replace its present ones."""
     limits: LimitValues
     key_limits: LimitValues
     adapter_limits: LimitValues

@@ -43,19 +43,19 @@ class Call(Struct, Generic[T], frozen=True):
 
 
 class Sync(Protocol):
-    """A client whose methods wait for their answers."""
+    """A blocking client: its methods return answers."""
 
     def send(self, call: Call[T]) -> T: ...
 
 
 class Async(Protocol):
-    """A client whose methods are awaited."""
+    """An asyncio client: its methods return awaitables of answers."""
 
     async def asend(self, call: Call[T]) -> T: ...
 
 
 class Endpoint(Generic[P, T]):
-    """Descriptor for a method of both kinds of clients. The method makes a call of its arguments with the function
+    """Descriptor for a method of both kinds of clients. The method builds a `Call` from its arguments with the function
     `make`, and sends it. On a `Sync` client it returns the answer, a T, and on an `Async` client an awaitable of
     one."""
 

@@ -28,7 +28,8 @@ class ClientError(Exception):
 
 
 class Methods:
-    """The methods of both clients, which the functions of the same names describe."""
+    """Methods that both clients have. Each is documented by the function, in the `*_calls` modules, that builds its
+    call."""
 
     adapters = Endpoint(adapter_calls.adapters)
     adapter = Endpoint(adapter_calls.adapter)

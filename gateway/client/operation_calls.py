@@ -100,7 +100,7 @@ def live_requests(model: str = "") -> Call[LiveRequests]:
 
 
 def cancel_request(request_id: str) -> Call[LiveRequest]:
-    """Cancel a live request, and return what it was."""
+    """Cancel a live request, and return it as it was when it was cancelled."""
     return Call("POST", f"{REQUESTS}/{quote(request_id, '')}/cancel", CancelledRequest, field="cancelled")
 
 
@@ -110,7 +110,7 @@ def recent_requests(which: Literal["all", "failed"] = "all", *, limit: int = 100
 
 
 def history(minutes: int = 30, model: str = "") -> Call[HistoryPoints]:
-    """Return key figures over time, for the last `minutes`."""
+    """Return the time series of the console's charts for the last `minutes`."""
     return Call("GET", HISTORY, HistoryPoints, {"minutes": minutes, "model": model})
 
 

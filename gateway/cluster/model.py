@@ -36,7 +36,8 @@ class WatchedEngine:
     client: EngineClient | None = None
     news: pb.EngineNews | None = None
     leaves_by: float | None = None
-    """Seconds on the monotonic clock by which the engine is stopped; None means that it is not to be."""
+    """Time on the monotonic clock, in seconds, at which an engine that is scaled down is stopped even if it still has
+    requests. None means that the engine stays."""
     problem: str = ""
 
     async def connect(self, address: str, tls: EngineTls | None) -> None:
@@ -167,7 +168,8 @@ class ModelOnRay:
                 await engine.client.drain(True)
 
     async def _let_go(self, now: float) -> None:
-        """Forget the engines that leave, once they have no requests or their time has ended."""
+        """Forget the engines that are scaled down, so that Ray stops them, once they have no requests or `leaves_by`
+        has passed."""
         for name, engine in tuple(self._engines.items()):
             if engine.leaves_by is not None and (engine.is_empty or now >= engine.leaves_by):
                 del self._engines[name]

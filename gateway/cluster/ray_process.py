@@ -51,7 +51,8 @@ class RayProcess:
         self._connected: asyncio.Future[None] | None = None
 
     def want(self, wanted: Wanted) -> None:
-        """Say which engines there should be. A process that is started later is told, too."""
+        """Set the engines that Ray should run, and send them to the child process; a later child process gets them when
+        it is started."""
         if wanted != self._wanted:
             self._wanted = wanted
             self._send()

@@ -88,8 +88,8 @@ class RayWorker:
         return _Hosted(wanted, group, actor, actor.address.remote())
 
     def _answer(self, hosted: _Hosted) -> EngineReport:
-        """Return an engine's report, from its actor's answer to `address` or, if the actor failed, that Ray starts it
-        again."""
+        """Return an engine's report from its actor's answer to `address`. If the call failed, the report's problem says
+        that Ray starts the engine again."""
         try:
             address, problem = self._ray.get(hosted.asked)
         except self._ray.exceptions.RayError as error:
@@ -100,7 +100,7 @@ class RayWorker:
         return self._ray.util.placement_group_table(hosted.group).get("state") == "CREATED"
 
     def _stop(self, names: list[str]) -> None:
-        """Stop engines, and free the room that was reserved for them."""
+        """Stop engines, kill their actors, and release the placement groups that were reserved for them."""
         gone = [self._hosted.pop(name) for name in names]
         stopping = [hosted.actor.stop.remote() for hosted in gone if hosted.report.address]
         if stopping:

@@ -11,7 +11,7 @@ class WantedEngine(Struct, frozen=True):
     """An engine that Ray should run."""
 
     resources: dict[str, float]
-    """What it takes of its node, by Ray's names."""
+    """Amount of each Ray resource that the engine reserves on its node, by Ray's name of the resource."""
     orders: str
     """Instructions for the actor that hosts the engine, as text that only the actor reads."""
 

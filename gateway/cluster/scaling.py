@@ -97,5 +97,6 @@ class Scaler:
 
     @staticmethod
     def _since(began: float | None, holds: bool, now: float) -> float | None:
-        """Return since when a condition has held; None if it does not hold."""
+        """Return the time since which a condition has held without a break; None if it does not hold. `began` is the
+        result of the previous call."""
         return (began if began is not None else now) if holds else None

@@ -27,7 +27,8 @@ CACHED_TOKENS = 256
 """Tokens of KV assumed for each running sequence when estimating whether pages are left for cached prefixes."""
 USUAL_RANK = 16
 Row = tuple[str, str]
-"""A topic and a sentence; the topic `note` is a warning."""
+"""One row of the description that `serve` and `check` print: a topic and a sentence. The topic `note` marks a
+warning."""
 
 
 def capacity_of_info(info: pb.EngineInfo) -> Capacity | None:

@@ -157,7 +157,8 @@ class ModelSettings:
 
 
 EngineParts = Callable[[Any, str], tuple[EngineConfig, EnginesConfig]]
-"""Converts the value of a section `engine` at a place in the file. Raises ConfigError."""
+"""Function that converts the value of a section `engine`, given its place in the file for messages. Returns how one
+engine works and which engines the gateway uses. Raises ConfigError."""
 
 
 def read_models(value: Any, lanes: Any, base: Path, engine: EngineParts) -> dict[str, ModelSettings]:

@@ -14,8 +14,8 @@ from gateway.routes.policies import POLICIES
 from gateway.routes.policy import Policy
 
 ROUTER = "router"
-"""Setting of a learned policy that names its router's file, and place for errors about the embedding model in the file.
-This model must be one of this gateway, because upstreams embed no chats."""
+"""Name of the setting `router` of a learned policy. Errors about the embedding model that the router file names are
+reported at this setting. The embedding model must be one of this gateway, because upstreams embed no chats."""
 
 
 def read_routes(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Policy]:

@@ -40,7 +40,7 @@ class Catalog(Struct, frozen=True):
     tenants: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Names of permitted tenants by adapter. An adapter that is missing here is not restricted."""
     virtual: AbstractSet[str] = frozenset()
-    """Names of virtual models that this base model stands for."""
+    """Names of virtual models that resolve to this base model until their policy has chosen a member."""
 
     def permits(self, tenant: Tenant, adapter: str) -> bool:
         """Return whether a tenant may use an adapter: its configuration allows it, and the adapter is not restricted to
@@ -53,7 +53,8 @@ class Catalog(Struct, frozen=True):
         return name if name in self.adapters else None
 
     def knows(self, name: str) -> bool:
-        """Return whether the base model or one of its adapters has this name or alias."""
+        """Return whether the base model, a virtual model that it stands for, or one of its adapters has this name or
+        alias."""
         return name in self.bases or name in self.virtual or self.adapter(name) is not None
 
 

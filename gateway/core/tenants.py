@@ -127,7 +127,8 @@ in the batch lane."""
 RESERVED_NAMES: Mapping[str, str] = MappingProxyType(
     {ADMIN_TENANT.name: "administrators", COPIES_TENANT.name: "copies of requests for virtual models"}
 )
-"""Names that no tenant may have, with what they belong to. A tenant could otherwise share cached prefixes with it."""
+"""Names of pseudo-tenants, which no tenant may have, and what each is for, as error messages say it. A tenant with such
+a name could share cached prefixes with the pseudo-tenant."""
 
 
 class Principal(Struct, frozen=True):

@@ -84,9 +84,9 @@ def texts_of(body: RerankRequest) -> list[str]:
 
 
 def score_request(body: ScoreRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert a body to a request whose prompts are the texts of the first side, then those of the second. Raises
-    ApiError: INVALID_REQUEST, a side is missing, named twice or empty, or both have several texts, of which one has
-    more."""
+    """Convert the body of /v1/score to a request whose prompts are the texts of the first side, then those of the
+    second. Raises ApiError: INVALID_REQUEST, a side is missing, given under both of its names or empty, or the first
+    side has several texts and the second not equally many."""
     names = ("text_1", "text_2"), ("queries", "documents")
     given = [pair for pair in names if any(getattr(body, name) is not None for name in pair)]
     if len(given) != 1:
@@ -106,7 +106,7 @@ def score_request(body: ScoreRequest, request_id: str, ingress: Ingress = UNKNOW
 
 
 def side_lengths(body: ScoreRequest) -> tuple[int, int]:
-    """Return the numbers of texts of the two sides."""
+    """Return how many texts the first and the second side of a /v1/score body have."""
     first, second = body.text_1 or body.queries or (), body.text_2 or body.documents or ()
     return tuple(1 if isinstance(side, str) else len(side) for side in (first, second))  # type: ignore[return-value]
 

@@ -29,7 +29,7 @@ log = structlog.get_logger("engines")
 
 
 class MemberMirror:
-    """`Mirror` of the directory."""
+    """This gateway's in-memory copy of the engine directory, which the registry's log keeps up to date (`Mirror`)."""
 
     def __init__(self) -> None:
         self.generation = 0

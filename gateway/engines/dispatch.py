@@ -78,7 +78,8 @@ class Dispatch:
         self._clock = time.monotonic
 
     def join(self, engine: PooledEngine) -> None:
-        """Let an engine get requests from now on. Without news, it is treated as one that has long been silent."""
+        """Add an engine to the router, so that it gets requests from now on. Until it has sent news, the router treats
+        it as an engine whose news are stale."""
         info = engine.client.info
         keys = info.num_pages * info.block_size // PREFIX_TOKENS
         engine.replica = self._router.join(engine.name, keys, _role(engine))
@@ -88,7 +89,8 @@ class Dispatch:
         self._router.hear(engine.replica, engine.news, told_at)
 
     def leave(self, engine: PooledEngine) -> None:
-        """Let an engine get no requests any more. Does nothing if it gets none already."""
+        """Remove an engine from the router, so that it gets no more requests. Does nothing if the router does not know
+        it."""
         if engine.replica is not None:
             self._router.leave(engine.replica)
             engine.replica = None
@@ -223,8 +225,8 @@ def _may_split(request: Request) -> bool:
 
 
 def _can_continue(second: PooledEngine, first: PooledEngine, request: Request) -> bool:
-    """Return whether `second` can continue what `first` begins: it has the adapter, room for the whole request, and
-    pages of the same form."""
+    """Return whether `second` can continue the answer of a split request whose prompt `first` computes: it has the
+    adapter, room for the whole request, and KV pages of the same format."""
     info, tokens = second.client.info, len(request.prompt_ids) + request.params.max_tokens
     fits = request.expected_tokens is not None or tokens <= min(
         info.max_model_len, (info.num_pages - 1) * info.block_size

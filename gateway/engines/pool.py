@@ -40,7 +40,7 @@ ECHO_SECONDS = 2.0
 
 
 async def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing: the default of `on_first` in `EnginePool`."""
 
 
 class EnginePool:

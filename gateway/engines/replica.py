@@ -25,20 +25,21 @@ class Progress:
 
     def __init__(self) -> None:
         self._steps = -1
-        """Number of steps in the last news."""
+        """Number of steps that the engine had ended, by its last news; -1 before any news."""
         self._is_busy = False
         """True means that requests ran at the last news."""
         self._heard = False
-        """True means that news have come since the last look."""
+        """True means that news have come since the last call of `look`."""
         self._looked_at = -1
-        """Number of steps at the last look."""
+        """Value of `_steps` at the last call of `look`. If it is the same at the next one, no step has ended."""
         self._still_looks = 0
         self._hung_life = ""
         """Id of the process that was given up because it stood still; empty if it has moved since, or none was."""
         self._hung_steps = 0
 
     def hear(self, news: pb.EngineNews) -> None:
-        """Take in the news of the engine."""
+        """Record the engine's step count and whether requests run, from its news. An engine process that was given up
+        counts as alive again if its steps have advanced or no request runs."""
         self._heard, self._steps = True, news.steps
         self._is_busy = any(lane.running for lane in news.lanes)
         if not self._is_busy or self._steps != self._hung_steps:

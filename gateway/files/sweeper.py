@@ -26,8 +26,8 @@ PARTIAL_SECONDS = 86_400.0
 
 
 class NameAgeTracker:
-    """Measures, in memory, for how long each name has been in every call of `names_older_than_limit`. The limit is
-    `seconds`."""
+    """Measures, in memory, for how long each object's name has been in every call of `names_older_than_limit`, so that
+    a sweeper deletes only objects that have long been strays. The limit is `seconds`."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
@@ -99,7 +99,7 @@ async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
 
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the tokens in the names of files' objects, by tenant."""
+    """Return the upload tokens in the names of files' objects, grouped by tenant."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         tenant, _, token = name.removeprefix(OBJECTS).partition("/")

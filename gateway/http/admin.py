@@ -37,8 +37,8 @@ from gateway.usage.report import UsageAdmin
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"
 NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "source"}
-"""Field names of the native adapter routes, by the names of the same fields in vLLM's adapter routes. Errors that are
-raised in terms of vLLM's names are renamed with it."""
+"""Field of vLLM's adapter routes -> the same field below /admin/v1/adapters. Errors are raised with vLLM's names and
+renamed by this mapping in responses below /admin/v1/adapters."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -57,9 +57,10 @@ PING_SECONDS = 10.0
 
 Call = TypeVar("Call", bound=WholeCall)
 Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
-"""Parser of the body of a request."""
+"""Function that parses the body of a request to one of the API's routes. Its arguments are the gateway, the tenant, the
+body, the request id and the ingress."""
 Understanding = Callable[[Tenant, bytes, str, Ingress], Awaitable[Call]]
-"""Parser that is bound to a gateway and may read what the tenant has stored."""
+"""Asynchronous parser of a request's body that is bound to a gateway and may read stored data of the tenant."""
 
 
 def create_app(
@@ -258,7 +259,8 @@ class HttpApi:
         return GenerationResponse(whole, call, self._ping_seconds)
 
     async def _begun(self, request: Request, parse: Parser[Call]) -> tuple[Call, WholeResponse]:
-        """Return the parsed request, and the response that runs it."""
+        """Authenticate the caller, read the body and parse it. Return the parsed call, and the ASGI response that runs
+        its generation."""
         with self._arriving(request) as arrival:
             call, whole = await self._understood(request, arrival, self._at_once(parse))
         return call, whole
@@ -266,8 +268,9 @@ class HttpApi:
     async def _understood(
         self, request: Request, arrival: ArrivingRequest, understood: Understanding[Call]
     ) -> tuple[Call, WholeResponse]:
-        """Authenticate the caller, wait for the tenant's turn and parse the body. Return the parsed request, and the
-        response that runs it."""
+        """Authenticate the caller, read the body, wait until the gateway lets the tenant begin another request (a few
+        per iteration of the event loop), and parse the body with `understood`. Return the parsed call, and the ASGI
+        response that runs its generation."""
         arrived = time.monotonic()
         principal = arrival.identify(self._authenticate(request))
         body = await read_body(request, self._max_body_bytes)
@@ -277,7 +280,7 @@ class HttpApi:
         return call, WholeResponse(self._gateway, principal, call, limited)
 
     def _at_once(self, parse: Parser[Call]) -> Understanding[Call]:
-        """Return the parser `parse` bound to this gateway."""
+        """Return `parse`, bound to this gateway, as an asynchronous parser that never waits."""
 
         async def understood(tenant: Tenant, body: bytes, request_id: str, ingress: Ingress) -> Call:
             return parse(self._gateway, tenant, body, request_id, ingress)

@@ -83,7 +83,8 @@ class FilesApi:
         return ContentResponse(record, self._files.content(record))
 
     def _expected(self, request: Request) -> int:
-        """Return a lower bound of the file's size in bytes, derived from the content-length; 0 if there is none."""
+        """Return a lower bound of the uploaded file's size in bytes, to be reserved before the upload begins. It is
+        derived from the content-length; 0 if there is none."""
         declared = header(request.scope, b"content-length")
         length = int(declared) if declared.isdecimal() else 0
         return min(max(length - FORM_BYTES, 0), self._files.limits.max_file_bytes)

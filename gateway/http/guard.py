@@ -124,7 +124,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled_timer.cancel()
 
     def _expect(self, seconds: float) -> None:
-        """Give the peer `seconds` from now for the next step of its request.
+        """Set the deadline for the next step of the peer's request, such as its headers, to `seconds` from now.
 
         Each connection has one timer. Resetting it takes 2 us, so it is not reset at each step of a request. It may
         therefore fire early; if nothing is due then, it is started again.

@@ -1,4 +1,4 @@
-"""Query parameters of lists."""
+"""Parses query parameters that the API's lists have in common."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def parse_number(text: str, param: str, least: int, most: int) -> int:
 
 
 def newest_first(order: str) -> bool:
-    """Return whether the query parameter `order` of a list is `desc`. Raises ApiError: INVALID_REQUEST, it is neither
-    that nor `asc`."""
+    """Return whether a list begins with its newest entry, as the value `desc` of its query parameter `order` asks.
+    Raises ApiError: INVALID_REQUEST, `order` is neither `desc` nor `asc`."""
     if order not in ("asc", "desc"):
         raise invalid_request("order must be asc or desc", "order")
     return order == "desc"

@@ -28,8 +28,8 @@ INPUT_ITEMS = RESPONSE + "/input_items"
 
 
 class OwnNames(Struct, frozen=True):
-    """An ASGI application that runs `app` and renames the fields that its errors name, from the names in chats to those
-    in /v1/responses."""
+    """An ASGI application that runs `app` and, in its errors, replaces names of the chat API's request fields by those
+    of /v1/responses."""
 
     app: ASGIApp
 

@@ -82,8 +82,9 @@ class TokensApi:
         return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def _begin(self, request: Request) -> tuple[Tenant, bytes]:
-        """Authenticate the caller, read the body and wait for the tenant's turn. Raises ApiError: the key is missing,
-        not valid or an administrator's, or the body is too large."""
+        """Authenticate the caller, read the body, and wait until the gateway lets the tenant begin another request (a
+        few per iteration of the event loop). Raises ApiError: the key is missing, not valid or an administrator's, or
+        the body is too large."""
         tenant = self._authenticate(request).tenant
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(tenant.name)

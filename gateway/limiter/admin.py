@@ -27,8 +27,8 @@ class LimitAdmin:
         return [entry for name in self._tenants(tenant) for entry in await self._limiter.entries(name)]
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> StoredLimits:
-        """Change the limits of a scope that are the keys of `changes` (fields of `Limits`; None lifts a limit), from
-        the next request on every gateway. Returns the scope's limits after the change."""
+        """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts a limit), from the next
+        request on every gateway. Returns the scope's limits after the change."""
         self._tenants(scope.tenant)
         if not changes:
             raise invalid_request("there is nothing to change: name a limit")

@@ -27,8 +27,8 @@ MODE_HEADER = "x-loralane-limiter"
 
 
 class ReserveRequest(Struct, frozen=True):
-    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs) or,
-    if they are a guess, may be cut down to `least`. `used` returns what it has used so far."""
+    """Input of `Limiter.reserve`: a request to admit, and the tokens (prompt and all outputs) to reserve for it. If
+    `tokens` is a guess, the limiter may reserve fewer, but at least `least`."""
 
     request_id: str
     tenant: str
@@ -79,7 +79,7 @@ class Grant(Struct, frozen=True):
     buckets: tuple[Bucket, ...] = ()
     """Buckets of the request's scopes as this reservation left them. Empty means that the request is not limited."""
     misses: tuple[tuple[LimitName, ...], ...] = ()
-    """Limits in shadow that would have refused the request, for each scope."""
+    """For each scope, the limits in shadow mode (not enforced) that would have refused the request."""
     day: int = 0
     """Day of admission in UTC, counted from 1970. The request's usage belongs to this day."""
     reserved: int = 0
@@ -175,7 +175,7 @@ class Limiter(Protocol):
         """Return all limits stored for a tenant: first the tenant's, then its keys' and then its adapters'."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Change the limits that are the keys of `changes` (fields of `Limits`; None lifts a limit) from the next
+        """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts a limit) from the next
         request on, and return the limits then in force.
 
         A scope without limits of its own starts from the limits in force for it. The change survives restarts.

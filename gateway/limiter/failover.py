@@ -41,8 +41,9 @@ class FailoverLimiter:
         """Leases that the local limiter granted, which Redis does not know."""
 
     def set_default_policy(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
-        """Set the policy of limits that name none, the number of gateways that share Redis, and the seconds after which
-        a lease expires unless it is renewed. They apply from the next reservation on."""
+        """Set the policy that applies, while Redis is unavailable, to limits that name none, the number of gateways
+        that share Redis, and the seconds after which a lease expires unless it is renewed. All three apply from the
+        next reservation on."""
         self._local.policy, self._local.replicas = policy, replicas
         self._shared.lease_seconds = lease_seconds
 
@@ -57,9 +58,10 @@ class FailoverLimiter:
     def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
 
-        It is True only if Redis is available, no other reservation of this gateway waits for Redis, its last one in
-        each of the request's scopes was granted by Redis, and at most half of every enforced limit is in use after this
-        one. Otherwise a client that sends requests and disconnects could make the engine work for nothing.
+        It is True only if Redis is available, no other reservation of this gateway waits for Redis, Redis granted this
+        gateway's last reservation in each of the request's scopes, and this reservation would leave at most half of
+        every enforced limit in use. Otherwise a client that sends requests and disconnects could make the engine work
+        for nothing.
         """
         return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
@@ -190,8 +192,8 @@ class FailoverLimiter:
 
     @contextmanager
     def _releasing(self, grant: Grant) -> Iterator[None]:
-        """When the block, which settles a grant of Redis, ends in any way, remove the request from the local limiter's
-        count of running requests."""
+        """Context manager around the settlement of a grant of Redis. When the body ends in any way, the request is
+        removed from the local limiter's count of running requests."""
         try:
             yield
         finally:
@@ -214,7 +216,8 @@ def _changing() -> Iterator[None]:
 
 
 SHARE = 0.5
-"""Share of a limit that may be in use. The other half is for requests that other gateways admit meanwhile."""
+"""Share of each enforced limit that may be in use for a grant to count as likely. The other half is for requests that
+other gateways admit meanwhile."""
 
 
 class Headroom:

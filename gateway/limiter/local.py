@@ -50,7 +50,8 @@ class LocalLimiter:
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._live: dict[Scope, Limits | Bucket] = {}
-        """Limits in force by scope, alone if they were changed live, or in the bucket that Redis last returned."""
+        """Bucket that Redis last returned for each scope, with the limits in force. If an operator changed the limits
+        before Redis returned a bucket, only the limits."""
         self._buckets: dict[Scope, Bucket] = {}
         self._refused: Counter[tuple[Scope, str]] = Counter()
         self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
@@ -222,12 +223,13 @@ class LocalLimiter:
         )
 
     def _rounded_share(self, used: int) -> int:
-        """Return this gateway's share of a count, rounded up."""
+        """Return this gateway's share of a count that Redis reported for all gateways: `used` / `replicas`, rounded
+        up."""
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Return a copy of `bucket` in which the number of running requests is raised (`sign` 1) or lowered (-1) by the
-        slots of this gateway's share that requests admitted by Redis occupy.
+        """Return a copy of `bucket` whose number of running requests is raised (`sign` 1) before a reservation, or
+        lowered again (-1) after it, by the slots that requests admitted by Redis occupy in this gateway's share.
 
         These requests are this gateway's own. If its share of the running requests that Redis last reported exceeded
         its own requests at that time, the excess is added. The excess stays, because the end of other gateways'

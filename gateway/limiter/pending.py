@@ -20,7 +20,8 @@ log = structlog.get_logger("limiter")
 
 MAX_PENDING = 65_536
 RETRY_SECONDS = 1.0
-"""Time between two attempts, if no other call finds out earlier that Redis is back."""
+"""Seconds between two attempts to deliver the queue to Redis, unless another call finds out earlier that Redis is
+back."""
 
 
 class Correction(Struct, frozen=True):

@@ -46,7 +46,7 @@ ADMITTED, UNPUBLISHED = 1, -1
 RECEIPT_SECONDS = 86_400.0
 """How long a reservation can be settled after its last renewal. It should exceed any time that Redis is unavailable."""
 RENEWALS = 3
-"""Renewals of a lease within its term, of which two may fail."""
+"""Number of times that a lease is renewed within `lease_seconds`, so that it survives two failed renewals."""
 
 
 class RedisLimiter:
@@ -132,7 +132,8 @@ class RedisLimiter:
 
     async def renew(self, grant: Grant) -> int | None:
         """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
-        time in milliseconds at which its slots expire, or None if it is settled or expired. Raises StoreError."""
+        time in milliseconds at which the request's slots in the limits of concurrent requests expire. None means that
+        the reservation is settled or expired. Raises StoreError."""
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]

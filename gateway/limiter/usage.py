@@ -16,7 +16,8 @@ class LimitUsage:
     name: LimitName
     limit: int | None
     used: float
-    """Requests or tokens: in the token bucket, running now, or today. A value above the limit is debt."""
+    """Requests or tokens that count against the limit: in the bucket (limits per minute), running now, or today. A
+    value above the limit is debt."""
     remaining: float | None
     reset_seconds: float | None
     """Seconds until the use is zero if nothing is added. None means that this is unknown."""

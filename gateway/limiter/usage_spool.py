@@ -20,7 +20,8 @@ log = structlog.get_logger("limiter.usage")
 MAX_ROWS = 10_000
 """Maximum number of usage rows of one tenant and day."""
 MAX_SPOOLED = 50_000
-"""Maximum number of rows in memory. Beyond it, usage without a row is added to the row `RowName.others`."""
+"""Maximum number of rows in memory. Beyond it, usage for which there is no row yet is added to the row
+`RowName.others`."""
 MAX_BATCH = 1000
 """Maximum number of rows in one call. The script blocks all other calls to Redis, for some milliseconds."""
 DAY_MS = 86_400_000
@@ -66,7 +67,7 @@ class UsageSpool:
     def __init__(self, terms: UsageTerms) -> None:
         self._terms = terms
         self._name = secrets.token_hex(8)
-        """Random name of this gateway process in Redis."""
+        """Random name of this gateway process, under which Redis stores the number of its last batch."""
         self._waiting: dict[str, dict[RowKey, Counts]] = {}
         """Rows that are not in a batch yet, by tenant."""
         self._sent: dict[str, SpoolBatch] = defaultdict(SpoolBatch)

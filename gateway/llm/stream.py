@@ -22,8 +22,8 @@ class Opened:
 
 
 Open = Callable[[bool], AbstractAsyncContextManager[Opened]]
-"""Enters a request, which is aborted if the block is left early. The argument says whether the caller takes tokens as
-they come."""
+"""Returns a context manager that starts a request, yields it as `Opened`, and aborts it if its body is left early. The
+argument says whether the caller takes tokens as they come."""
 Item = Opened | GenerationChunk | BaseException | None
 
 
@@ -107,7 +107,8 @@ class AnswerStream:
 
 async def _pump(request: AbstractAsyncContextManager[Opened], items: asyncio.Queue[Item]) -> None:
     """Run a request to its end in a task of its own, which a deadline may cancel, and queue its `Opened`, its chunks
-    and, at the end, its exception or None. It must not refer to the stream, which would otherwise never be dropped."""
+    and, at the end, its exception or None. It holds no reference to the `AnswerStream`, which would otherwise never be
+    garbage-collected."""
     end: BaseException | None = None
     try:
         async with request as opened:

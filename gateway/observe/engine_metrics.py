@@ -23,7 +23,7 @@ MAX_TENANTS = 20
 """Maximum number of tenants with a label of their own: those with the most device seconds. The others share `other`."""
 
 GOAL = ("lane", "goal")
-"""Further labels of metrics of a lane's goals. Values of `goal` are `ttft` and `itl`."""
+"""Labels, besides the base model's, of metrics about a lane's latency goals. Values of `goal` are `ttft` and `itl`."""
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
@@ -134,7 +134,8 @@ class EngineMetrics(Collector):
     """Prometheus collector of the engines' state and of the limiter's, made for one scrape."""
 
     def __init__(self, engines: Sequence[EngineSnapshot], limiter_modes: Collection[str]) -> None:
-        """`engines` has one snapshot for each base model; `limiter_modes` are the limits' modes in force."""
+        """`engines` has one snapshot for each base model; `limiter_modes` are those of `MODES` by which the limiter
+        enforces limits now."""
         self._engines = engines
         self._limiter_modes = limiter_modes
 
@@ -303,7 +304,8 @@ def _histograms(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
 
 
 def _spread(buckets: pb.Buckets) -> tuple[list[tuple[str, float]], float]:
-    """Return the cumulative counts of a histogram by upper bound, and its sum."""
+    """Return an engine's histogram as `add_metric` takes it: pairs of upper bound and cumulative count, and the sum of
+    the observed values."""
     bounds = [*map(floatToGoString, buckets.bounds), "+Inf"]
     return list(zip(bounds, accumulate(buckets.counts or [0]), strict=True)), buckets.sum
 

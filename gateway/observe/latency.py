@@ -20,7 +20,8 @@ TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latenc
 
 WINDOW_SECONDS = 300.0
 SAMPLE_SECONDS = 10.0
-"""Minimum seconds between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
+"""Minimum seconds between two readings of the histograms that `LatencyWindow` remembers. A window may be longer than
+WINDOW_SECONDS by at most this time."""
 
 Counts = Mapping[tuple[str, str, str], Sequence[tuple[float, float]]]
 """(Histogram, base model, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last
@@ -92,7 +93,8 @@ class LatencyWindow:
 
 
 def _grown(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return later cumulative counts of one histogram, minus the earlier ones of the same bounds."""
+    """Return the cumulative counts of what one histogram observed between two readings: those of `now` minus those of
+    `before` at the same bounds."""
     earlier = dict(before)
     return [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
 

@@ -154,8 +154,8 @@ class Metrics:
         tenants: bool = True,
     ) -> bytes:
         """Return the text of /metrics: counts of requests, registered collectors, static figures and the engine's
-        state. `engines` has a snapshot for each base model; `limiter_modes` are the limits' modes in force. Unless
-        `tenants`, tenants' names and shares are left out."""
+        state. `engines` has a snapshot for each base model; `limiter_modes` are the modes in which the limiter enforces
+        limits now. Unless `tenants` is true, `without_tenants` removes what tells tenants apart."""
         counted = list(self.collect())
         engine = EngineMetrics(engines, limiter_modes)
         rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
@@ -263,7 +263,8 @@ class StaticMetrics(Collector):
 
 
 def _static_metrics(goals: Mapping[Lane, LaneGoals]) -> Iterator[Metric]:
-    """Yield the metrics of one base model, without its name."""
+    """Yield the metrics of one base model that requests do not change: version and lane goals. `by_model` adds the
+    label with the model's name."""
     build = GaugeMetricFamily(
         "loralane_build_info", "1; the version and the base model are labels.", labels=["version"]
     )

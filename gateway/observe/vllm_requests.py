@@ -105,6 +105,6 @@ class VllmRequests:
         return family
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Mapping[str, Histogram]:
-        """Register a histogram; returns its part for each base model, by the model's name."""
+        """Register a histogram under vLLM's name. Return its series for each base model, by the model's name."""
         histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry)
         return {model: histogram.labels(model, ENGINE) for model in self._models}

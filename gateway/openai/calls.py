@@ -27,7 +27,8 @@ class ApiCall(Struct, frozen=True):
 
     request: GenerateRequest
     make_style: Callable[[Speech], Style]
-    """Makes the style of the response, once it is known which model answers."""
+    """Makes the renderer of the response's choices, given the tokenizer and tool-call dialect of the model that
+    answers."""
     stream: bool
     include_usage: bool
 

@@ -26,9 +26,9 @@ COMPLETION_TOKENS = 16
 
 def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
     """Convert the body of a chat to a request with one prompt. `max_completion_tokens` limits the output in place of
-    `max_tokens`; the larger of the two is reserved. Raises ApiError: INVALID_REQUEST, fields contradict each other or a
-    message, tool, template variable or grammar is invalid; UNSUPPORTED_PARAMETER, such a part is of an unsupported
-    kind, or `best_of` is not `n`."""
+    `max_tokens`; the larger of the two is reserved with the rate limiter. Raises ApiError: INVALID_REQUEST, fields
+    contradict each other or a message, tool, template variable or grammar is invalid; UNSUPPORTED_PARAMETER, such a
+    part is of an unsupported kind, or `best_of` is not `n`."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]

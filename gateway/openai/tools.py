@@ -148,7 +148,7 @@ class ToolCalls:
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
         self._called: set[int] = set()
-        """Answers that have made a call."""
+        """Numbers of the answers that have made a tool call."""
 
     def read(self, chunk: GenerationChunk) -> ChunkContent:
         """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order.
@@ -165,7 +165,7 @@ class ToolCalls:
 
     def parts(self, chunk: GenerationChunk) -> list[Part]:
         """Return the texts and the parts of calls in a chunk as `read` does, but in the order in which the model wrote
-        them. A chunk is passed to one of the two methods."""
+        them. Each chunk must be passed to only one of the two methods."""
         parts = self._parsed(chunk) if self._dialect else _apart(chunk)
         if any(isinstance(part, ToolCallPart) for part in parts):
             self._called.add(chunk.answer)

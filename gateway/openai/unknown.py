@@ -110,8 +110,8 @@ def _unknown(
 
 
 def _objects(body: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects at a path, such as `tools.function`, each after the prefix of its fields' paths, such as
-    `tools[0].function.`. For a list on the way, every member is followed."""
+    """Yield each object of a body at a path such as `tools.function`, after the prefix for the paths of its fields,
+    such as `tools[0].function.`. A list on the way stands for all of its members."""
     found: list[tuple[str, Any]] = [("", body)]
     for step in filter(None, place.split(".")):
         inner = [(f"{prefix}{step}", value.get(step)) for prefix, value in found if isinstance(value, dict)]
@@ -129,7 +129,8 @@ def _members(path: str, value: Any) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=1024)
 def _letters(name: str) -> int:
-    """Return a bit mask of the letters in a name. One typing error changes at most two bits."""
+    """Return a bit mask of the letters in a name, with which `suggestion` skips names that differ too much before it
+    computes their distance. One typing error changes at most two bits."""
     return reduce(or_, (1 << ord(letter) % 64 for letter in _plain(name)), 0)
 
 

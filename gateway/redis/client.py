@@ -19,15 +19,16 @@ from gateway.redis.pipeline import Pipeline, loop_timeout
 
 Argument = str | int | bytes
 FAILURES = (RedisError, RedisClusterException, OSError)
-"""Exceptions of a Redis that does not answer, or not with a reply. RedisClusterException, which a cluster without a
-reachable node raises, is no RedisError."""
+"""Exceptions that mean that Redis did not answer, or answered with an error. RedisClusterException, which a cluster
+without a reachable node raises, is no RedisError."""
 
 TIMEOUT_FACTOR = 20
 """Factor on the usual timeout of a call while the circuit breaker is closed: with a timeout of 50 ms, it makes 1 s.
 
-A Redis that is slow because the machine is busy is not unavailable, and gateways that limit by themselves admit more:
-beside six busy processes, one round of six admitted twice its limit when every call had 50 ms. A server that is gone
-refuses connections and is noticed at once; one that does not respond costs the running requests this second, once.
+A Redis that is slow because the machine is busy must not count as unavailable, because gateways then limit by
+themselves and together admit more: beside six busy processes, one round of six admitted twice its limit when every call
+had 50 ms. A server that is gone refuses connections and is noticed at once; one that does not respond costs the running
+requests this second, once.
 """
 
 
@@ -64,7 +65,7 @@ class RedisCalls:
     ) -> None:
         """
         Args:
-            timeout: seconds for a call while the breaker is open, which finds out whether Redis is back.
+            timeout: seconds for a call while the breaker is open; such a call probes whether Redis is back.
             answered: called without arguments after every call that succeeds.
             timeout_factor: factor on `timeout` while the breaker is closed.
         """

@@ -120,8 +120,8 @@ class RegistryLog(Generic[R]):
             self._tell()
 
     async def _read_all(self) -> None:
-        """Replace the mirror's records by those of the registry, after writing the records of `keep` to it. A registry
-        that was lost, by a flush or a Redis without persistence, is first restored from the mirror. Raises
+        """Replace the mirror's records by those of the registry, after writing to it the records that `keep` was given.
+        A registry that was lost, by a flush or a Redis without persistence, is first restored from the mirror. Raises
         StoreAway."""
         snapshot = await self._store.read()
         if not snapshot.generation and self._mirror.generation:

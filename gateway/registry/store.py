@@ -42,8 +42,8 @@ class RecordStore(Protocol[R]):
     async def read(self) -> RegistrySnapshot[R]: ...
 
     async def seed(self, name: str) -> str | None:
-        """Return the `seed` last written for `name`: the source that a configuration named. None means that there is
-        none."""
+        """Return the seed that `put` or `remove` last stored for `name`: the configuration text (`Record.source`) that
+        was applied last. None means that there is none."""
 
     async def knows(self, name: str) -> bool:
         """Return whether there is a record or an alias of this name."""

@@ -181,7 +181,8 @@ class RequestIntake:
         return tuple(encoded)
 
     def _most_tokens(self, request: GenerateRequest) -> int | None:
-        """Return the maximum number of tokens of all prompts of a request together. None means no maximum."""
+        """Return the maximum number of tokens of all prompts together, for a request that pools its prompts or asks for
+        their log probabilities. None means no maximum, as for all other requests."""
         if request.pooling is not None:
             return max(self._settings.max_pooled_tokens, self._engine.info.max_model_len)
         width = request.sampling.prompt_logprobs

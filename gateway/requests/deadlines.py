@@ -34,7 +34,8 @@ class Timer:
         self._stall = stall
         self._has_begun = False
         self._late = "no token before the deadline"
-        """What the error says if the timer cancels the task."""
+        """End of the DEADLINE_EXCEEDED message ("there was ..."): the time limit that is missed if the timer expires
+        now."""
         self._running = running
         self._stopped: ApiError | None = None
         self._timeout = asyncio.timeout_at(None if first_token is None else now + first_token)

@@ -69,7 +69,8 @@ class AnswerDecoder:
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(stops, keep=request.keep_stop) if stops else None
         self._is_plain = self._matcher is None and reasoning is None and prompt is None
-        """True means that there is nothing but text, of all tokens, and that none of them ends the answer."""
+        """True means that detokenizing is all there is to do: the request has no stop strings, no prompt log
+        probabilities, and no reasoning to separate. `decode` then takes a shortcut."""
         self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
@@ -128,7 +129,8 @@ class AnswerDecoder:
         return shown, len(token_ids), False
 
     def _flush(self) -> tuple[list[Shown], bool]:
-        """Return what was held back, after the last token, and whether it has a stop string."""
+        """Return, after the last token, the text that the detokenizer, the parsers and the matcher of stop strings
+        still held back, and whether a stop string ended the answer in it."""
         reasoning, text = self._split(self._detokenizer.flush())
         if self._reasoning is not None:
             last = self._reasoning.flush()
@@ -138,7 +140,8 @@ class AnswerDecoder:
         return [shown, Shown(text=held)], stopped
 
     def _listen(self) -> None:
-        """Let the detokenizer keep only those marks that mean something at this point of the answer."""
+        """Tell the detokenizer which marks to keep in the text at this point of the answer: those of reasoning that the
+        parser expects and, outside reasoning, those of tool calls."""
         if self._reasoning is not None and self._reasoning.kept != self._kept:
             self._kept = self._reasoning.kept
             self._detokenizer.keep((*self._kept, *(() if self._reasoning.is_inside else self._call_marks)))

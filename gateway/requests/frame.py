@@ -44,7 +44,7 @@ class RequestFrame:
 
     @property
     def active(self) -> int:
-        """Number of requests in progress plus settlements not done yet."""
+        """Number of requests in progress, plus ended ones whose reservation the limiter has not settled yet."""
         return len(self.live) + len(self._background)
 
     @contextmanager
@@ -127,7 +127,7 @@ class RequestFrame:
         self._deadlines.stop_all()
 
     async def close(self) -> None:
-        """Wait until all settlements in progress are done."""
+        """Wait until the reservations of all ended requests are settled."""
         while self._background:
             await asyncio.wait(self._background)
 

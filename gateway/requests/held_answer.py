@@ -1,4 +1,5 @@
-"""An answer that is held back until it is decided whether the caller gets it."""
+"""Answers of a virtual model's member that the gateway holds back until acceptance tests decide whether the caller gets
+them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class MemberRun(Struct):
     """True means that an engine process of an earlier run of the caller's request ended while it had the request, which
     may have made it crash."""
     is_charged: bool = True
-    """False means that the run is a copy that no tenant asked for: it is not limited, charged or counted in usage."""
+    """False means that the run is a shadow copy, which no tenant asked for: it is not limited, charged or counted in
+    usage."""
     permitted: Tenant | None = None
     """Tenant whose permissions apply. None means that of the principal."""
     for_policy: bool = False

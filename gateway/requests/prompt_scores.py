@@ -38,7 +38,8 @@ class PromptScores(NamedTuple):
         return zip(self.token_ids, chain([None] * missing, rows), strict=True)
 
     def split(self) -> Iterator[PromptScores]:
-        """Yield parts of about `ENTRIES_AT_ONCE` entries, in order; one part if there are no tokens."""
+        """Yield the scores in parts of about `ENTRIES_AT_ONCE` log probabilities, in order, so that each part is
+        rendered quickly. Without tokens, there is one empty part."""
         size, row = max(1, ENTRIES_AT_ONCE // (1 + self.width)), row_bytes(self.width)
         missing = len(self.token_ids) - len(self.rows) // row
         for start in range(0, max(1, len(self.token_ids)), size):
@@ -61,7 +62,7 @@ async def off_the_loop(scores: Iterable[PromptScores], render: Callable[[], T]) 
 
 
 class PromptReader:
-    """Assigns the rows that the engine sends to the tokens of one prompt."""
+    """Assigns the rows of log probabilities that the engine sends, piece by piece, to the tokens of one prompt."""
 
     def __init__(self, prompt_ids: Sequence[int], width: int) -> None:
         """`width` is the number of alternatives that the engine was asked for."""

@@ -53,7 +53,8 @@ class RequestRecord(Struct):
     device: dict[int, float] = field(default_factory=dict)
     """Device time of each answer in seconds, by the answer's number."""
     proposals: dict[int, tuple[ProposalCount, ...]] = field(default_factory=dict)
-    """Counts of proposed tokens of each answer so far, by the answer's number."""
+    """Numbers of proposed and of accepted speculative tokens of each answer so far, per proposer, by the answer's
+    number."""
     reserving: float | None = None
     """When the limiter was asked for the reservation."""
     reserved: float | None = None
@@ -87,7 +88,7 @@ class RequestRecord(Struct):
     """True means that the limiter admitted the request, which therefore counts in the requests per minute."""
     refund: bool = False
     """True means that no tenant is charged for tokens, because the engine or the upstream failed or refused the
-    request, or because it is a copy that no tenant asked for."""
+    request, or because it is a shadow copy, which no tenant asked for."""
     suspect: bool = False
     """True means that an engine process of another member of the virtual model ended while it had the request."""
     doubts: int = 0
@@ -118,8 +119,8 @@ class RequestRecord(Struct):
         )
 
     def proposed(self, *proposers: str) -> tuple[int, int]:
-        """Return the numbers of accepted and of proposed tokens of all answers, from these proposers or, if none is
-        named, from all."""
+        """Return the numbers of accepted and of proposed speculative tokens, summed over all answers, from these
+        proposers or, if none is named, from all."""
         counts = [one for of_answer in self.proposals.values() for one in of_answer]
         counts = [one for one in counts if not proposers or one.proposer in proposers]
         return sum(one.accepted for one in counts), sum(one.proposed for one in counts)

@@ -180,9 +180,9 @@ class ResumingStream:
         )
 
     async def _handed_over(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events for the reader, for a request that another engine may continue (`Handover`). If the present
-        part ends with the first token, hide that end and submit the rest at the next read. If the engine of the rest
-        refuses it, return no events and leave that engine, so that another one gets the rest."""
+        """Return the events for the reader, for a request that two engines may share (`Handover`). If the first engine
+        ends its part, after the first token, hide that end, so that the next read submits the rest to the second one.
+        If the second engine refuses the rest, return no events and leave it, so that another engine gets the rest."""
         last = events[-1]
         if self._handover is not None and last.finish_reason is FinishReason.LENGTH:
             handover, self._handover = self._handover, None
@@ -199,7 +199,8 @@ class ResumingStream:
         return events
 
     async def _end_part(self) -> None:
-        """Close the stream of a part that has ended, and note that the request is in no engine process."""
+        """Close the engine's stream after a part of the answer (as at a handover or at the end of a thinking budget),
+        and note that the request is in no engine process."""
         assert self._stream is not None, "the part's events came from it"
         await self._stream.aclose()
         self._leave()

@@ -24,7 +24,7 @@ class MemberTokens(Struct, frozen=True):
 
 
 class RouteOutcome(Struct, frozen=True):
-    """The end of one request for a virtual model, or of one copy."""
+    """The end of one request for a virtual model, or of one shadow copy of such a request."""
 
     model: str
     """Name of the virtual model."""

@@ -56,7 +56,7 @@ class RouteTable(Struct, frozen=True):
     billing: BillingConfig = BillingConfig()
     """Prices, from which costs are computed."""
     observe: Callable[[RouteOutcome], None] = lambda outcome: None
-    """Called at the end of each request for a virtual model, and of each copy."""
+    """Called with the outcome at the end of each request for a virtual model, and of each shadow copy of one."""
 
 
 class MemberServer(Protocol):
@@ -71,8 +71,8 @@ class MemberServer(Protocol):
         """Run a request with a member; see `Gateway.serve`."""
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
-        """Return a context manager that yields an `ArrivingRequest`, and reports it to the observers if it is refused
-        in the block."""
+        """Return a context manager for the work on a request before a member serves it. It yields an `ArrivingRequest`,
+        and reports the request to the observers (metrics, traces, log) as refused if the block raises."""
 
 
 class RouteRunner:
@@ -94,7 +94,7 @@ class RouteRunner:
         self._clock = clock
         self._copies: set[asyncio.Task[None]] = set()
         self._copying: Counter[str] = Counter()
-        """Number of running copies of each virtual model."""
+        """Number of running shadow copies of requests, by virtual model."""
 
     def __contains__(self, model: str) -> bool:
         """Return whether there is a virtual model of this name."""
@@ -106,9 +106,9 @@ class RouteRunner:
         return self._table.policies.keys()
 
     def batch_homes(self, model: str, tenant: Tenant | None) -> Sequence[str]:
-        """Return the base models that may answer batch requests for a virtual model, in the policy's order; an empty
-        name stands for all upstreams. Members that do not exist and those that the tenant may not use are left out.
-        None stands for any tenant."""
+        """Return the names of the base models that may answer batch requests for a virtual model, in the order of the
+        policy's members; an empty name stands for all upstreams. Members that do not exist and those that the tenant
+        may not use are left out. None stands for any tenant."""
         members = members_of_batches(self._table.policies[model])
         usable = [member for member in members if tenant is None or self._may_use(tenant, member, Lane.BATCH)]
         homes = ("" if member in self._upstreams else self._home(member) for member in usable)
@@ -146,7 +146,7 @@ class RouteRunner:
             self._observe(policy, steps_run.runs, steps_run.answering, asked.lane, request.model.model)
 
     async def close(self) -> None:
-        """Cancel the copies that run, and wait for their ends."""
+        """Cancel the shadow copies of requests that still run, and wait until they have ended."""
         while self._copies:
             for task in self._copies:
                 task.cancel()
@@ -182,7 +182,8 @@ class RouteRunner:
         return server.serve(principal, request, run)
 
     def _computed_by(self, member: str) -> str:
-        """Return a name that is equal for members which compute the same: upstreams with the same model."""
+        """Return a key for comparing members' vectors, which are comparable if the keys are equal: it is the same for
+        upstreams with the same model; other members have their own names."""
         upstream = self._table.upstreams.get(member)
         return member if upstream is None else f"upstream {upstream.model}"
 
@@ -200,8 +201,8 @@ class RouteRunner:
         return False
 
     def _copy(self, policy: Policy, principal: Principal, request: GenerateRequest, asked: Asked) -> None:
-        """Start a copy of a request for the member that shadows the virtual model, if it is to be copied and there is
-        room."""
+        """Start a copy of a request, whose answer is discarded, with the member that shadows the virtual model, if the
+        policy's `shadow` selects the request and fewer than its `at_once` copies run."""
         shadow, name = policy.shadow, request.model.model
         if shadow is None or not shadow.copies(asked) or self._copying[name] >= shadow.at_once:
             return

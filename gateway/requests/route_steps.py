@@ -1,4 +1,4 @@
-"""Takes the planned steps of one request for a virtual model, until a member answers."""
+"""Tries the members of a virtual model for one request, in the steps that the policy has planned, until one answers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class StepsRun:
         runs: list[MemberRun],
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `runs` are the runs
-        that the policy needed to plan the steps. `begun` is called when the first member has begun to work."""
+        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `runs` are those that
+        the policy needed to plan the steps, such as one that computed the prompt's vector. `begun` is called when the
+        first member has begun to work."""
         self._serve = serve
         self._principal = principal
         self._request = request
@@ -154,7 +155,8 @@ class StepsRun:
             self._begun()
 
     async def _failed_test(self, held: HeldRun, accept: Acceptance) -> str:
-        """Return the first test that the held answers fail, in one word; empty means that they pass all."""
+        """Return the name of the first acceptance test of `accept` that the held answers fail, in one word; empty means
+        that they pass all."""
         offering = self._request.offering
         answers = held.answers(offering.tools if offering else ())
         if failure := accept.failure(answers, self._request.sampling.grammar):
@@ -166,7 +168,8 @@ class StepsRun:
         return ""
 
     async def _agrees(self, held: HeldRun, answers: Sequence[HeldAnswer], temperature: float) -> bool:
-        """Return whether a second sample of the held answers says the same."""
+        """Let the member of the held answers answer the request once more, and return whether each new answer says the
+        same as the held one (`agree`)."""
         request, offering = self._request, self._request.offering
         sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
         seed = None if request.seed is None else request.seed + len(answers)
@@ -209,7 +212,8 @@ class StepsRun:
 
 
 async def _await_output(generation: Generation) -> None:
-    """Read a generation up to its first chunk with output or an end, and put what was read before the rest again."""
+    """Wait for a generation's first chunk with output or an end, so that an earlier failure is raised here. The
+    generation still yields the chunks that were read."""
     read: list[GenerationChunk] = []
     async for chunk in generation:
         read.append(chunk)

@@ -146,8 +146,8 @@ class ServedModels:
         return model, None if adapter is None else model.adapters.records[adapter]
 
     def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
-        """Return the base model that will serve a request, or the default one if `resolve` would raise an error, as
-        `Gateway.generate` then will."""
+        """Return the base model that will serve a request, whose tokenizer decodes a prompt to echo before the request
+        runs. If `resolve` raises, as `Gateway.generate` then will, too, return the default one."""
         if len(self._models) == 1:
             return self.default
         try:
@@ -164,8 +164,8 @@ class ServedModels:
         return Speech(model.tokenizer, None, calls_apart=True) if is_virtual else model.speech
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
-        """Return the models that a tenant may name: for each base model its first name, its adapters, aliases,
-        and the virtual models that it stands for."""
+        """Return the models that a tenant may name, for the lists of models in the API: for each base model its first
+        name, its adapters and aliases, and the virtual models in its catalog."""
         catalogs = self.catalogs
         cards = []
         for position, (model, catalog) in enumerate(zip(self._models, catalogs, strict=True)):

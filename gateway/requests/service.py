@@ -93,7 +93,8 @@ class Gateway:
 
     @property
     def active(self) -> int:
-        """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
+        """Number of requests in progress, plus ended ones whose reservation the limiter has not settled yet; 0 means
+        that the gateway is idle."""
         return self.frame.active
 
     @property
@@ -102,7 +103,8 @@ class Gateway:
         return self._routes.names if self._routes is not None else ()
 
     def batch_homes(self, virtual_model: str, tenant: Tenant | None) -> Sequence[str]:
-        """Return the base models that may answer a tenant's batch requests; see `RouteRunner.batch_homes`."""
+        """Return the base models that may answer a tenant's batch requests for a virtual model, by name; see
+        `RouteRunner.batch_homes`."""
         return self._routes.batch_homes(virtual_model, tenant) if self._routes is not None else ()
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
@@ -169,7 +171,8 @@ class Gateway:
         self.frame.end_requests()
 
     async def close(self) -> None:
-        """End copies of requests that run for virtual models, and wait until all settlements in progress are done."""
+        """Cancel the shadow copies of requests for virtual models, and wait until the reservations of all ended
+        requests are settled."""
         if self._routes is not None:
             await self._routes.close()
         await self.frame.close()
@@ -178,8 +181,8 @@ class Gateway:
     def _tracked(
         self, principal: Principal, request: GenerateRequest, lane: Lane, run: MemberRun | None
     ) -> Iterator[tuple[RequestRecord, ServedModel, AdapterRecord | None]]:
-        """Yield a new record for the request (see `RequestFrame.recorded`), and the model and adapter that it names. It
-        counts in its model's lane during the block.
+        """Yield a new record for the request (see `RequestFrame.recorded`), and the base model and adapter that serve
+        it. During the block, the request's answers count towards the capacity of the model's lane.
 
         Raises ApiError: LANE_QUEUE_FULL, the lane is full; and the errors of `ServedModels.resolve`.
         """

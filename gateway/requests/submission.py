@@ -30,8 +30,8 @@ class Submission:
         settings: ServiceSettings,
         first_wait: float | None = None,
     ) -> None:
-        """`clock` is the record's clock. An answer fails if it has no engine for the settings' `engine_wait` on end.
-        Before its first token, it fails after `first_wait` seconds instead, unless that is None."""
+        """`clock` is the record's clock. An answer fails once it has been without an engine for the settings'
+        `engine_wait` seconds at a stretch; before its first token, for `first_wait` seconds, unless that is None."""
         self._engine = engine
         self._job = job
         self._record = record

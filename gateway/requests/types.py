@@ -135,7 +135,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Speech(Struct, frozen=True):
-    """Tokenizer and dialect of tool calls with which a model's answers are read."""
+    """Says how to read a model's answers: with which tokenizer, and in which dialect it writes tool calls."""
 
     tokenizer: Tokenizer
     dialect: Dialect | None

@@ -76,7 +76,8 @@ class UpstreamServer:
     @asynccontextmanager
     async def serve(self, principal: Principal, request: GenerateRequest, run: MemberRun) -> AsyncIterator[Generation]:
         """Run a request with the upstream in `run`, as `Gateway.serve` does with an engine. Raises ApiError
-        (MODEL_NOT_FOUND) if the tenant does not permit that its data leave this installation for it."""
+        (MODEL_NOT_FOUND) if the configuration does not let the tenant's data leave this installation for that
+        upstream."""
         upstream, lane = self._upstreams[run.member], principal.tenant.effective_lane(request.lane)
         with self._frame.recorded(principal, request, lane, run) as record:
             if not upstream.permits(run.permitted or principal.tenant, lane):
@@ -127,7 +128,8 @@ class UpstreamServer:
             raise
 
     def _end(self, request: GenerateRequest, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
-        """Complete the record by the usage that the upstream told."""
+        """Complete the record of an answered request with the usage that the upstream reported; where it reported 0
+        tokens, the estimates remain."""
         if usage.prompt:
             record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
             record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
@@ -138,7 +140,8 @@ class UpstreamServer:
         record.end(finish, 200)
 
     async def _estimated_prompt(self, tenant: str, request: GenerateRequest) -> int:
-        """Return about how many tokens a tenant's prompts have; of chats, the texts of messages and tools."""
+        """Return the estimated number of tokens of all prompts of a request, for its reservation. Of chats, the texts
+        of messages and tools are counted."""
         ids = [len(prompt) for prompt in request.prompts if isinstance(prompt, tuple)]
         texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
         encode = partial(self._tokenizer.encode, special=False, tenant=tenant)

@@ -132,8 +132,8 @@ class BackgroundRun:
         return await self._store.finish(self._tenant, self._id, state, ending, output, parts)
 
     def _split(self, response: Json) -> tuple[bytes, bytes]:
-        """Return, as JSON, the fields of a response object that differ from those stored when it was queued, and its
-        output."""
+        """Return two JSON texts to store: the fields of a response object that differ from those stored when it was
+        queued, without its output, and its output."""
         changed = {name: value for name, value in response.items() if self._head.get(name) != value}
         output = encode_json(response["output"])
         return encode_json({name: value for name, value in changed.items() if name != "output"}), output

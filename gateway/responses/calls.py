@@ -86,7 +86,8 @@ def response_call(
 
 
 def refuse_storage(body: ResponsesRequest) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body needs stored responses, where there are none."""
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body asks to store its response, to run it in the background or to
+    continue a stored one, for callers that have no store of responses."""
     for name in ("store", "background", "previous_response_id"):
         if getattr(body, name):
             raise unsupported_parameter(name, "is not supported here; send the earlier items in input")

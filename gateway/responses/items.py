@@ -28,7 +28,7 @@ class OutputItems:
         self._open: str | None = None
         """Type of the open item. None means that no item is open."""
         self._call = -1
-        """Number of the last tool call in the answer."""
+        """Number of the tool call in the answer that was begun last; -1 means that none was."""
         self._pieces: list[str] = []
         """Text or arguments of the open item."""
         self._logprobs: list[Json] = []

@@ -122,7 +122,8 @@ class ResponseRenderer:
         return response if self._keep is None else response | {"store": await self._keep(response)}
 
     def ended(self, usage: TokenUsage) -> Json:
-        """Return the response object after the last chunk was read."""
+        """Return the response object of an answer after its last chunk was read, with output and usage. Its status is
+        `completed`, or `incomplete` if the answer was cut off at max_output_tokens."""
         if self._finish == "length":
             response = self._response("incomplete") | {"incomplete_details": {"reason": "max_output_tokens"}}
         else:

@@ -48,7 +48,8 @@ class Asker:
             yield cls(http)
 
     async def answer(self, example: Example, model: str) -> Json:
-        """Return a model's message, drawn greedily, as the chat API has it."""
+        """Send an example's request to `model` with temperature 0, and return its answer as an assistant message of
+        the chat API; an answer of the completions API has only `content`."""
         limit = {} if {"max_tokens", "max_completion_tokens"} & example.body.keys() else {"max_tokens": DEFAULT_TOKENS}
         fixed = {"model": model, "temperature": 0, "n": 1, "stream": False, "service_tier": "flex"}
         body = {name: value for name, value in example.body.items() if name not in ("stream_options", "best_of")}

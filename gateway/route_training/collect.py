@@ -45,7 +45,8 @@ class Collecting:
         """
         Args:
             members: names of the small and of the large member.
-            source: the model of the vectors and their pooling; None means that the text suffices.
+            source: the embedding model and its pooling, for the vectors of the prompts; None means that the features
+                are those of the text alone.
             bars: gets a progress bar for each kind of requests.
             verify: certificates that are trusted, as httpx takes them.
         """

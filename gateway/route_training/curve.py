@@ -30,7 +30,7 @@ class Point(Struct, frozen=True):
 
     threshold: float
     cost: float
-    """Mean cost of a request, in units of the curve."""
+    """Mean cost of a request, in multiples of the argument `unit` of `curve`."""
     quality: float
     """Mean score of the answers."""
     small_share: float

@@ -40,7 +40,7 @@ class Fitted(Struct, frozen=True):
 
 
 class Quality(Struct, frozen=True):
-    """How good probabilities are."""
+    """Measures of how well a router's probabilities predict whether the small member suffices."""
 
     brier: float
     """Mean squared error."""
@@ -53,7 +53,8 @@ class Quality(Struct, frozen=True):
 
 
 def check_labels(suffices: Bools) -> None:
-    """Raise ValueError if there are too few prompts of either kind."""
+    """Raise ValueError if fewer than LEAST_OF_EACH prompts are among those for which the small member suffices, or
+    among the others."""
     good = int(suffices.sum())
     for count, what in ((good, "suffices"), (len(suffices) - good, "does not suffice")):
         if count < LEAST_OF_EACH:
@@ -61,7 +62,8 @@ def check_labels(suffices: Bools) -> None:
 
 
 def fit(rows: Floats, suffices: Bools, num_text: int, seed: int) -> Fitted:
-    """Fit a router, with Platt scaling by scores of held-out folds folded into its weights.
+    """Fit a router, and calibrate it by Platt scaling on the scores of held-out folds; the scaling is merged into its
+    weights.
 
     Args:
         rows: features, [n, num_features]: those of the text first.

@@ -42,7 +42,7 @@ class Verifier:
 
 
 class HeldAnswer(NamedTuple):
-    """One complete answer that is held back."""
+    """One complete answer, held back while the tests of a cascade judge it."""
 
     text: str
     finish: str

@@ -49,6 +49,7 @@ class Fallback:
 
 def _reason(member: str, troubles: dict[str, str]) -> str:
     """Return the reason for choosing a member. It is `first` for the first member that the tenant may use. For another,
-    it is the trouble of the first one, `down` or `queue`, or `next` if that has none."""
+    it says why the first one was passed over (`down` or `queue`), or is `next` if it was not. `troubles` has the
+    members in the order of the configuration."""
     first = next(iter(troubles))
     return "first" if member == first else troubles[first] or "next"

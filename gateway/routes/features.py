@@ -31,7 +31,8 @@ _KINDS = {
     _SPACES: " \t\r\n",
 }
 _KIND_OF = np.zeros(129, dtype=np.uint8)
-"""Kind of each ASCII character; the last element stands for all others."""
+"""Look-up table from an ASCII code to the bit of the character's kind (digit, upper case, operator, bracket, quote,
+space), 0 for none; the last element stands for all other characters."""
 for _kind, _characters in _KINDS.items():
     _KIND_OF[[ord(character) for character in _characters]] = _kind
 

@@ -70,7 +70,8 @@ class Learned:
         return router_source(self.router).current()
 
     async def _decide(self, asked: Asked, router: LearnedRouter) -> tuple[bool, str]:
-        """Return whether the small member is to answer, and why, in one word."""
+        """Return whether the small member is to answer, and the reason: `small` or `large` if the router decided, else
+        `late`, `no_vector` or `misfit`, because it could not."""
         try:
             vector = await self._vector(asked, router) if router.needs_vector else None
             chance = router.probability(text_features(asked.facts()), vector)

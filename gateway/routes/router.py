@@ -51,7 +51,7 @@ class RouterFile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class LearnedRouter:
-    """A loaded router."""
+    """A router that was loaded from a file, and computes probabilities from it."""
 
     def __init__(self, file: RouterFile, version: str) -> None:
         """Raises ValueError if parts of the file contradict each other. `version` is the hash of its content."""

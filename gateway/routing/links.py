@@ -23,7 +23,8 @@ class LinkUse:
     _first_at: float | None = None
 
     def take(self, seconds: float, until: float, now: float) -> None:
-        """Count a transfer, decided on at `now`, that takes the link for `seconds` and ends at `until`."""
+        """Count a KV transfer, decided on at `now`, that occupies the link for `seconds` and is predicted to end at
+        `until`."""
         if self._first_at is None:
             self._first_at = self._noted_at = now
         self._seconds = self._seconds * exp((self._noted_at - now) / WINDOW_S) + seconds

@@ -72,7 +72,7 @@ class News:
     prompt_token_s: float = 0.0
     """Predicted device time of one prompt token, including its part of the weights that a step reads."""
     decoding: int = 0
-    """Interactive requests that have their first token."""
+    """Number of interactive requests that have their first token, and thus decode."""
     decode_step_s: float = 0.0
     """Predicted duration of a step without prompts that computes one decode more than the replica runs now."""
     prompt_share: float = 0.0
@@ -100,8 +100,8 @@ class Replica:
     """Predicted time at which the replica will have computed the prompts that wait there, those of interactive requests
     sent since the news included, in seconds on the router's clock."""
     answers_to_come: list[float] = field(default_factory=list)
-    """Predicted times at which the answers begin that the router has sent here and that had not begun by the last news,
-    in order, in seconds on the router's clock. The prompt of an answer may run on another replica."""
+    """Predicted first-token times, ascending, in seconds on the router's clock, of interactive answers that this
+    replica will decode and that had not begun by the last news. Another replica may compute the prompt."""
     loading: set[AdapterHash] = field(default_factory=set)
     """Adapters of requests sent since the news, which the replica loads because of them."""
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
@@ -164,8 +164,8 @@ class Replica:
             self.loading.add(ask.adapter_hash)
 
     def _known(self, now: float) -> float:
-        """Return `now`, but at most `WORKS_ON_S` after the last news: the replica is not assumed to have worked on for
-        longer."""
+        """Return the time up to which the replica is assumed to have worked on its waiting prompts: `now`, but at most
+        `WORKS_ON_S` after the last news."""
         return min(now, self.told_at + WORKS_ON_S)
 
     def _computed_s(self, ask: Ask, cached_tokens: int) -> float:

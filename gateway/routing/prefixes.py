@@ -14,9 +14,9 @@ average, whose computation takes less time than 16 times as many look-ups."""
 
 HELD, AGAIN = 1, 2
 """The two bits of a mask for each replica, from bit 2 * index on: the replica holds the key, and the key was used again
-since its last turn to be forgotten (the reference bit of the CLOCK algorithm)."""
+since CLOCK last considered it for eviction (the reference bit)."""
 MOST_SPARED = 8
-"""Maximum number of keys that get a second chance for each key that is forgotten."""
+"""Maximum number of keys that get a second chance for each key that is evicted."""
 
 
 def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = "", begin: int = 0) -> tuple[int, ...]:
@@ -43,14 +43,14 @@ class PrefixIndex:
     """For each prefix key, the set of replicas that hold it, as a bit mask.
 
     One look-up a key answers for all replicas at once. When a replica has more keys than its prefix cache has room for,
-    the oldest is forgotten, unless it was used again since its turn came last: it then waits for another turn. This
-    is the CLOCK algorithm (Corbató, 1968), which costs half as much as forgetting by the order of the last use.
+    the oldest is evicted; a key that was used since it was last considered goes to the end of the queue instead. This
+    is the CLOCK algorithm (Corbató, 1968), which costs half as much as LRU.
     """
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
         self._turns: dict[int, deque[int]] = {}
-        """The keys of each replica, the one whose turn comes next first."""
+        """CLOCK queue of each replica's keys, by the replica's index; the next candidate for eviction comes first."""
         self._most_keys: dict[int, int] = {}
 
     def join(self, index: int, most_keys: int) -> None:
@@ -89,7 +89,7 @@ class PrefixIndex:
             self._forget(index, surplus)
 
     def _forget(self, index: int, surplus: int) -> None:
-        """Forget `surplus` keys of a replica, those first whose turn it is. Keys that were used again get a second
+        """Evict `surplus` keys of a replica from the front of its CLOCK queue. Keys that were used again get a second
         chance, but only a bounded number, so that one request does not pay for all."""
         turns, again = self._turns[index], AGAIN << 2 * index
         spared = surplus * MOST_SPARED
@@ -112,7 +112,8 @@ class PrefixIndex:
 
 
 def matched_tokens(masks: Sequence[int], index: int) -> int:
-    """Return how many leading prompt tokens the replica with this index holds by `masks`, `PrefixIndex.matches`."""
+    """Return how many leading prompt tokens the replica with this index holds, by the result `masks` of
+    `PrefixIndex.matches`; 0 if none."""
     held = HELD << 2 * index
     for count in range(len(masks), 0, -1):
         if masks[count - 1] & held:

@@ -34,8 +34,8 @@ NEIGHBOURS = 2
 STRAY_PRICE = 16.0
 """Factor on the seconds of a load outside an adapter's replicas. With 4 there were a fifth more such loads."""
 BOUND = 1.25
-"""Batch work of a replica over the average, from which on its adapters' batch work goes elsewhere. With 1.5 and 2.0 a
-simulated cluster copied 7 and 12 % fewer bytes, and generated 3 and 9 % fewer tokens."""
+"""Ratio of a replica's batch requests to the average, above which batch work of its adapters goes to other replicas.
+With 1.5 and 2.0 a simulated cluster copied 7 and 12 % fewer bytes, and generated 3 and 9 % fewer tokens."""
 TIE_S = 0.002
 """Delays that differ by less than this many seconds are equal: predictions are no more precise."""
 STICKY_S = 0.5
@@ -54,7 +54,7 @@ class Reason(Enum):
     RESIDENT = "resident"
     """The replica holds the adapter on the device."""
     HOME = "home"
-    """The adapter belongs there, and is loaded."""
+    """The adapter belongs to the replica, which does not hold it on the device and loads it for this request."""
     OVERFLOW = "overflow"
     """The replicas that the adapter belongs to are predicted to be slower than this one with the adapter's load, or
     have more than their share of the batch work."""
@@ -81,11 +81,13 @@ class Decision(NamedTuple):
 
     @property
     def decode(self) -> Replica | None:
-        """The replica that continues the answer after its first token. None means that the first one does."""
+        """The replica that continues the answer of a split request after its first token. None means that the request
+        is not split."""
         return None if self.placing is None else self.placing.second.replica
 
     def unsplit(self, ask: Ask) -> Decision:
-        """Return the decision for a request that turns out not to be split."""
+        """Return the decision to use if the split cannot be carried out: the replica that was to compute the prompt
+        serves the whole request. A decision without a split is returned unchanged."""
         if self.decode is None:
             return self
         reason = _reason(ask, self.replica, self.cached_tokens, is_home=True)
@@ -203,8 +205,8 @@ class Router:
         return Decision(first.replica, Reason.SPLIT, first.cached_tokens, placing)
 
     def _sides(self, ask: Ask, now: float, masks: list[int]) -> list[Side]:
-        """Return the replicas that may serve a request or its parts: of each role, those that its adapter belongs to
-        and `NEIGHBOURS` more, whose loads count `STRAY_PRICE` times."""
+        """Return the candidates for a request or its parts: of each role, the replicas that its adapter belongs to and
+        `NEIGHBOURS` more, whose adapter loads cost `STRAY_PRICE` times as much."""
         homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
         ranks, sides = dict.fromkeys(Role, 0), []
         for replica in self._fresh(ask, now):
@@ -237,8 +239,8 @@ class Router:
         return stuck.delay_s(ask, cached, now) + stuck.load_s(ask) > delay + STICKY_S
 
     def _fresh(self, ask: Ask, now: float) -> Iterator[Replica]:
-        """Yield the replicas that take new requests and whose news are not older than `STALE_S` at `now` (-inf: however
-        old), in the order in which the request's adapter prefers them."""
+        """Yield the replicas that take new requests and whose news are not older than `STALE_S` at `now`, in the order
+        in which the request's adapter prefers them. A `now` of -inf accepts news of any age."""
         replicas, oldest = self.replicas, now - STALE_S
         for index in self.placement.ranks(ask.adapter_hash or ""):
             replica = replicas[index]
@@ -284,7 +286,7 @@ class Router:
 
 
 def _least_known(costs: Iterable[float]) -> float:
-    """Return the least of the costs that are known; 0 if none is."""
+    """Return the least cost other than 0, which means that a replica has measured none yet; 0 if all are 0."""
     return min((cost for cost in costs if cost), default=0.0)
 
 
@@ -293,12 +295,14 @@ def _decide(replica: Replica, reason: Reason, masks: list[int]) -> Decision:
 
 
 def _most_batch(replicas: Sequence[Replica]) -> float:
-    """Return how many unfinished batch requests one of these replicas may have."""
+    """Return how many unfinished batch requests a replica may have, a new one included, before it counts as overloaded:
+    `BOUND` times (the average of these replicas + 1)."""
     return BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in replicas]) / len(replicas) + 1)
 
 
 def _load(replica: Replica) -> tuple[int, float]:
-    """Return a sort key: replicas by their batch requests, equal ones by the wait of interactive requests."""
+    """Return a sort key for batch work, the least loaded replica first: its unfinished batch requests and, among equal
+    ones, the predicted wait of interactive requests."""
     return replica.unfinished[Lane.BATCH], replica.news.wait_s
 
 

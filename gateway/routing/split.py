@@ -62,18 +62,19 @@ class Side(NamedTuple):
     cached_tokens: int
     """Prompt tokens that its prefix cache is believed to hold."""
     load_s: float
-    """Seconds of bringing the adapter into device memory, as the router counts them."""
+    """Cost, in seconds, of loading the adapter into device memory. It counts `STRAY_PRICE` times on a replica to which
+    the adapter does not belong."""
 
 
 class Transfer(NamedTuple):
     """The transfer of a prompt's KV from one replica to another."""
 
     sent_s: float
-    """Seconds for which it takes the links of both."""
+    """Seconds for which the transfer occupies the links of both replicas."""
     arrives_at: float
     """When all of it has arrived, in seconds on the router's clock."""
     delays_s: float
-    """Seconds for which it delays other transfers."""
+    """Seconds by which the transfer is expected to delay other transfers in total."""
 
 
 class Placing(NamedTuple):
@@ -88,9 +89,10 @@ class Placing(NamedTuple):
 
 
 def place(ask: Ask, sides: Sequence[Side], unsplit: Replica, rules: Splitting, now: float) -> Placing | None:
-    """Return the two replicas of `sides` on which a request costs least, or None if it costs no more on `unsplit`,
-    where it would run otherwise. While no replica knows what an answer costs, it is split: that costs a transfer, but
-    an answer that stays may wait for every prompt that comes."""
+    """Return the two replicas of `sides` between which a split request costs least. None means that it is not split:
+    there are no two or, unless the mode is ALWAYS, the request costs no more on `unsplit`, the router's choice without
+    a split. While no replica can predict its decode steps yet, the request is split: that costs a transfer, but an
+    answer that stays may wait for every prompt that comes."""
     stretch = _stretch(sides)
     prompt_s = [_prompt_s(ask, side, stretch, now) for side in sides]
     split = _place_split(ask, sides, prompt_s, rules, now)
@@ -116,8 +118,8 @@ def _stretch(sides: Sequence[Side]) -> float:
 def _place_split(
     ask: Ask, sides: Sequence[Side], prompt_s: Sequence[float], rules: Splitting, now: float
 ) -> Placing | None:
-    """Return two replicas, the first of which is one of the two on which the prompt costs least. The second has room
-    for the answer if any has. None means that there are no two."""
+    """Return the cheapest pair of replicas for a split request: the first is one of the two on which the prompt costs
+    least; the second has room for the answer if any has. None means that there is no pair."""
     firsts = [number for number, side in enumerate(sides) if side.replica.role in (Role.PREFILL, Role.BOTH)]
     seconds = [side for side in sides if side.replica.role in (Role.DECODE, Role.BOTH)]
     seconds = [side for side in seconds if side.replica.has_room()] or seconds
@@ -142,7 +144,8 @@ def _place_split(
 
 
 def _prompt_s(ask: Ask, side: Side, stretch: float, now: float) -> float:
-    """Return the cost of a request's prompt on a replica."""
+    """Return the cost, in seconds, of a request's prompt on a replica: its delay times `stretch`, the delay of the
+    decodes that run beside it, and the load of the adapter."""
     delay_s = side.replica.delay_s(ask, side.cached_tokens, now)
     longer_s = max(0.0, _computed_s(ask, side) - side.replica.news.decode_step_s)
     return delay_s * stretch + longer_s * side.replica.decodes(now + delay_s) + side.load_s
@@ -154,16 +157,18 @@ def _token_at(ask: Ask, side: Side, now: float) -> float:
 
 
 def _answer_here_s(ask: Ask, side: Side, mean_share: float, now: float) -> float:
-    """Return the cost of a request's decodes on the replica that computes its prompt. The prompts' share there is taken
-    to rise half the way to `mean_share`, that of all replicas: what is best for this prompt will be so for others."""
+    """Return the cost, in seconds, of a request's decodes on the replica that computes its prompt. The prompts' share
+    there is taken to rise half the way to `mean_share`, the mean of all replicas, because routers will send the next
+    prompts to this replica for the same reasons."""
     token_at = _token_at(ask, side, now)
     share = _share_at(side, token_at, token_at, now)
     return _answer_s(ask, side, token_at, token_at, max(share, (share + mean_share) / 2))
 
 
 def _answer_s(ask: Ask, side: Side, begins_at: float, prompts_until: float, share: float) -> float:
-    """Return the cost of a request's decodes on a replica, which begin at `begins_at`. The replica computes prompts
-    until `prompts_until`, and then for this share of its time. Both times are in seconds on the router's clock."""
+    """Return the cost, in seconds, of a request's decodes on a replica, which begin at `begins_at`. The replica
+    computes prompts until `prompts_until`, and then for `share` of its time. Both times are in seconds on the router's
+    clock."""
     news = side.replica.news
     prompts_s = max(0.0, prompts_until - begins_at)
     long_step_s = max(news.decode_step_s, PIECE_TOKENS * news.prompt_token_s)

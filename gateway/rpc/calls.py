@@ -46,7 +46,7 @@ class RpcCall:
         asked = self._metadata.get("x-request-id", "")
         self.request_id = request_id_from(asked)
         self.field_of: Callable[[str], str] = field_path
-        """Returns what the request message calls a field of the HTTP API, for errors."""
+        """Function that maps the name of an HTTP API field to its name in the request message, for errors."""
 
     @property
     def token(self) -> str | None:
@@ -55,8 +55,8 @@ class RpcCall:
         return token.strip() if scheme.lower() == "bearer" else None
 
     def ingress(self, method: str) -> Ingress:
-        """Return the call's method, given as /package.Service/Method, with the trace context and the session that the
-        caller sent."""
+        """Return the origin of the call: its method, given as /package.Service/Method, with the trace context and the
+        session that the caller sent."""
         trace = trace_context_from(self._metadata.get("traceparent", ""))
         return Ingress(method, trace, session_from(self._metadata.get("x-session-id", "")))
 
@@ -101,7 +101,7 @@ class RpcCall:
 
 
 async def respond(context: grpc.aio.ServicerContext, work: Callable[[RpcCall], Awaitable[T]]) -> T:
-    """Run `work` for an RPC, send the initial metadata if it has not, and return its result.
+    """Run `work` for an RPC, send the initial metadata unless `work` has sent it, and return its result.
 
     An ApiError ends the call with its gRPC status. Any other exception is a bug: it is logged, and the caller receives
     INTERNAL without details.

@@ -138,8 +138,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         await _send_feed(call, self._responses.events(tenant.name, asked.response_id, after))
 
     async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
-        """Authenticate the caller, wait for the tenant's turn and parse the body of a new response or message. A
-        response in the background is started at once; the deadline of the call does not apply to it."""
+        """Authenticate the caller, wait for the tenant's turn on the event loop (see `LoopTurns`) and parse the body of
+        a new response or message. A response in the background is started at once; the deadline of the call does not
+        apply to it."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)

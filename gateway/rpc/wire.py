@@ -35,7 +35,7 @@ from gateway.text.chat_template import effort_variables, template_options
 RANGES: Mapping[str, Any] = get_type_hints(ChatRequest, include_extras=True) | get_type_hints(
     CompletionRequest, include_extras=True
 )
-"""Types of the fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
+"""Types of the fields of a request for a chat or completion, by name; msgspec validates them with HTTP's ranges."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 OWN = ("n", "stall_timeout", "cache_salt", "speculation", "request_class")
 """Optional fields of the message GenerateRequest itself that have a range."""

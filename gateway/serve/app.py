@@ -156,7 +156,8 @@ async def built_gateway(
 
 @dataclass(frozen=True, slots=True)
 class _Connecting:
-    """What the connections to the engines of all base models have in common. They are closed with `stack`."""
+    """Connects base models to their engines, with the Redis and configuration that all models share. Closing `stack`
+    closes the pools and adapter registries."""
 
     stack: AsyncExitStack
     redis: Redis

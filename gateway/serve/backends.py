@@ -50,7 +50,7 @@ class Backends:
 
 
 async def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing: the default of `meanwhile` in `started_backends`."""
 
 
 @asynccontextmanager

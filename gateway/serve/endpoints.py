@@ -131,7 +131,8 @@ async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
 
 
 async def _drain_background(responses: Responses, stop: Stop) -> None:
-    """Wait for the ends of the background responses, which end like other requests after the grace period."""
+    """Wait until all background responses have ended. Those that still run LATE_SECONDS after the grace period of
+    `stop` are cancelled."""
     await responses.background.drain(stop.grace + LATE_SECONDS)
 
 

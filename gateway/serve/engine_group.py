@@ -53,7 +53,8 @@ class EngineGroup:
         return min(known, key=lambda report: report.done / max(report.total, 1))
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
-        """Set the lanes' goals for the next engine processes. They are not sent to the running ones."""
+        """Set the lanes' latency goals in the configuration of the engine processes that are started from now on. The
+        running processes get the goals from the gateways instead."""
         for supervisor in self.supervisors.values():
             supervisor.promise(interactive, batch)
 

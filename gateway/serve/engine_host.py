@@ -21,7 +21,7 @@ RETRY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HostOrders:
-    """What an actor has to know to run its engine."""
+    """Parameters with which a Ray actor runs its engine. The actor gets them as text."""
 
     settings: ModelSettings
     data_dir: Path

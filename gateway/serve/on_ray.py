@@ -47,7 +47,8 @@ async def engines_on_ray(launch: Launch, store: str) -> AsyncIterator[RayEngines
 
 
 def _orders(launch: Launch, model: str, settings: ModelSettings, ray: RayConfig) -> Callable[[str], str]:
-    """Return the function that makes the orders of an engine of a base model, by the engine's name."""
+    """Return a function that takes the name of an engine of this base model and returns its `HostOrders` as text, which
+    the engine's actor gets."""
     settings, source = replace(settings, preload={}), Path(settings.model.source)  # gateways load the adapters
     if source.exists():  # the actor runs in another folder
         settings = replace(settings, model=replace(settings.model, source=str(source.resolve())))

@@ -18,7 +18,7 @@ def route_table(
     config: Config, engines: Mapping[str, EnginePool], upstreams: Mapping[str, Upstream], metrics: Metrics
 ) -> RouteTable | None:
     """Return the virtual models of the configuration; None means that there are none. `engines` are those of each base
-    model; `metrics` count the outcomes, and have the goals of the lanes, which a reload may change."""
+    model. `metrics` counts the outcomes of requests for virtual models, and holds the lanes' current TTFT goals."""
     if not config.routes:
         return None
 

@@ -122,7 +122,8 @@ class EngineSupervisor:
             await asyncio.sleep(0.1)
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
-        """Set the lanes' goals for the next engine process. They are not sent to the running one."""
+        """Set the lanes' latency goals in the configuration of the next engine process. The running process gets the
+        goals from the gateways instead."""
         self._config = replace(self._config, interactive=interactive, batch=batch)
 
     def name_model(self, folder: Path) -> None:

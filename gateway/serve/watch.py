@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 OWN_STALL_SECONDS = 2.0
 """A check that is late by more than this never counts the engine as silent: the checking process itself stalled."""
 LOOKS = 2
-"""Number of checks in a row that must find the loop silent."""
+"""Number of checks in a row that must find the engine's last beat overdue before the engine counts as hung."""
 CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS))
 """Signals that count as a crash, because a process causes them itself. The other signals come from an operator, a test
 or the kernel."""

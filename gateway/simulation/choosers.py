@@ -56,14 +56,14 @@ class OurRouter:
             adapter_bytes: sizes of adapters by their hashes.
             rates: bytes per second of copies to the device and of reads from disk.
             splitting: how requests are split. None means that none is.
-            roles: those of the first replicas. Others have both.
+            roles: the roles of the first replicas, in order. Further replicas have the role BOTH.
         """
         self.router = Router(seed, splitting)
         self._roles = roles
         self.reasons: Counter[str] = Counter()
         self._replicas: dict[int, Replica] = {}
         self._numbers: dict[int, int] = {}
-        """The number of each replica by its index in the router."""
+        """The simulation's number of each replica, by the replica's index in the router."""
         self._bytes = adapter_bytes
         self._rates = rates
 

@@ -28,7 +28,7 @@ these have more requests."""
 
 Try = Callable[[Candidate], Plan]
 Shown = Callable[[str], Progress]
-"""Returns the function that shows the progress of a simulation, by its name."""
+"""Function that takes the name of a simulation, and returns the function that shows its progress."""
 
 
 def find_plan(

@@ -18,7 +18,7 @@ from engine.sim.workload import Workload
 WINDOW_S = 5.0
 """Length of the windows in which the p99 of the TTFT is compared with the one before a replica died."""
 RECOVERED = 1.5
-"""A window whose p99 is at most this multiple of the p99 before counts as recovered."""
+"""A window whose p99 is at most this multiple of the p99 before the replica's death counts as recovered."""
 
 
 @dataclass(frozen=True, slots=True)

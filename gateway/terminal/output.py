@@ -19,7 +19,7 @@ from engine.core.counts import parse_count
 LOCAL_URL = "http://127.0.0.1:8000"
 """Default address of the gateway that commands connect to."""
 WIDEST = 10_000
-"""Width in columns that is more than any table needs."""
+"""Table width in columns, more than any table needs, that `print_wide` allows when it measures a table."""
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -14,7 +14,7 @@ class StopStrings:
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self.depth = [0]
-        """Length of the text that each state stands for: the longest suffix that may still become a stop string."""
+        """For each state, the length of the text's longest suffix that may still become a stop string."""
         self.match = [0]
         """Length of the longest stop string that ends in each state; 0 means that none does."""
         for stop in stops:

@@ -22,11 +22,11 @@ class SharedBreaker:
         most = max(2, failures)
         self._all = self._new_breaker(most)
         self._share = (most + 1) // 2
-        """Maximum number of failures in a row of one tenant that count against all."""
+        """Maximum number of one tenant's failures in a row that count towards stopping the requests of all tenants."""
         self._own: dict[str, Breaker] = {}
         """Breakers of the tenants whose last request failed."""
         self._counted: Counter[str] = Counter()
-        """Failures in a row that count against all, by tenant."""
+        """Failures in a row, by tenant, that count towards stopping the requests of all tenants."""
 
     def is_shut(self, tenant: str) -> bool:
         """Return whether a tenant's request would be refused now. Unlike `allows`, the question does not use up a
@@ -43,8 +43,8 @@ class SharedBreaker:
         return self._all.allows() and (own is None or own.allows())
 
     def failed(self, tenant: str) -> None:
-        """Record a request that failed. If the tenant's failures already count for its whole share, this one does not
-        prolong the pause of the others."""
+        """Record a request that failed. Once a tenant's failures have reached the number that may count against all
+        tenants, a further one counts only against the tenant itself and does not prolong the pause of the others."""
         self._own.setdefault(tenant, self._new_breaker(self._failures)).failed()
         if self._counted[tenant] < self._share:
             self._counted[tenant] += 1

@@ -39,7 +39,8 @@ DONE = b"[DONE]"
 
 T = TypeVar("T")
 Reader = Callable[[httpx.Response], AsyncGenerator[T, None]]
-"""Reads the parts of an answer from a response with status 200. Raises UpstreamFailed."""
+"""Reads the parts of an answer (the events of a stream, or all vectors at once) from a response with status 200. Raises
+UpstreamFailed."""
 
 log = structlog.get_logger("upstreams")
 
@@ -62,7 +63,8 @@ class UpstreamClient:
         self._running = Shares()
         """Requests in progress by tenant."""
         self._limit_field = wire.LIMIT
-        """Field of chats for the maximum number of output tokens."""
+        """Field for the maximum number of output tokens in the bodies of chats: LIMIT, or NEWER_LIMIT once the upstream
+        has asked for that."""
         timeout = httpx.Timeout(config.idle_timeout_s, connect=config.connect_timeout_s)
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {config.key}"} if config.key else {})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=config.max_requests)
@@ -81,8 +83,9 @@ class UpstreamClient:
         self._check_ready(tenant)
 
     def _has_room(self, tenant: Tenant) -> bool:
-        """Return whether another request of a tenant may be in progress: within the maximum or the tenant's share of
-        it, so that slow requests of one tenant do not keep the others out."""
+        """Return whether the upstream may get another request of a tenant now: fewer than `max_requests` are in
+        progress, or the tenant has none, or it stays within its share of them, so that slow requests of one tenant do
+        not keep the others out."""
         return self._running.admits(tenant.name, 1, self._config.max_requests)
 
     def _check_ready(self, tenant: Tenant) -> None:
@@ -206,7 +209,8 @@ class UpstreamClient:
         return wire.refusal(status, text[:ERROR_BYTES], MAX_QUOTED)
 
     async def _read_vectors(self, response: httpx.Response) -> AsyncGenerator[Vectors, None]:
-        """Yield the answer in the body of a response. Raises UpstreamFailed if it is too long or no such answer."""
+        """Read the whole body of a response and yield the embeddings in it. Raises UpstreamFailed if it is too long or
+        has none."""
         text = bytearray()
         with _failures():
             async for piece in response.aiter_raw():

@@ -30,7 +30,7 @@ class Item(Struct):
 
 
 class Vectors(Struct):
-    """An answer, as far as it is read."""
+    """The body of an upstream's embeddings response, with only the fields that the gateway reads."""
 
     data: list[Item] = []
     usage: Usage | None = None

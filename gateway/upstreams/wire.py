@@ -23,10 +23,10 @@ from gateway.text.tools.rule import ToolRule
 Json = dict[str, Any]
 
 MOST_TOKENS = 10_000_000
-"""Maximum of each number of tokens in the usage that an upstream tells. Larger numbers are cut to it."""
+"""Maximum of each token count in the usage that an upstream reports. Larger counts are cut to it."""
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
-"""Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's models
-which reason take."""
+"""Fields for the maximum number of output tokens: the one that all servers know, and the only one that OpenAI's
+reasoning models accept."""
 MOST_CALLS = 1024
 """Maximum number of tool calls of an answer."""
 MOST_ANSWERS, MOST_VECTORS = 128, 2048
@@ -38,8 +38,8 @@ recognised by the calls themselves."""
 
 class UpstreamFailed(Exception):
     """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help.
-    `is_counted` is False if it may be due to what the request asks for: one tenant's requests must not open the breaker
-    for all."""
+    `is_counted` is False if the failure may be due to what the request asks for: one tenant's requests must not open
+    the breaker for all."""
 
     def __init__(self, reason: str, *, is_transient: bool = True, is_counted: bool = True) -> None:
         super().__init__(reason)
@@ -210,7 +210,7 @@ class Usage(Struct):
 
 
 class Event(Struct):
-    """One event of a stream of chat completions or completions, as far as it is read."""
+    """One event of a stream of chat completions or completions, with only the fields that the gateway reads."""
 
     choices: list[ChoiceDelta] = []
     usage: Usage | None = None
@@ -238,11 +238,12 @@ class CallNumbers:
 
     def __init__(self) -> None:
         self._calls: dict[int, ToldCall] = {}
-        """The last call of each index that the upstream has told."""
+        """The last tool call that the upstream sent under each of its indices."""
         self._count = 0
 
     def part(self, delta: CallDelta) -> ToolCallPart:
-        """Return a part of a call as clients get it. Raises UpstreamFailed if the answer has too many calls."""
+        """Convert a piece of a tool call to the gateway's form, with the call's number in the answer, and the name only
+        in the first piece that has it. Raises UpstreamFailed if the answer has too many calls."""
         function, call = delta.function or CalledText(), self._calls.get(delta.index)
         if call is None or (function.name and delta.id and call.id and delta.id != call.id):
             if self._count == MOST_CALLS:
@@ -255,8 +256,8 @@ class CallNumbers:
 
 
 def chunk_of(choice: ChoiceDelta, num_answers: int, calls: Mapping[int, CallNumbers]) -> GenerationChunk:
-    """Return what a choice of an event adds to an answer. `calls` number the tool calls of each answer. Raises
-    UpstreamFailed if there is no such answer."""
+    """Return the chunk with which a choice of an event continues an answer. `calls` number the tool calls of each
+    answer. Raises UpstreamFailed if there is no such answer."""
     if not 0 <= choice.index < num_answers:
         raise UpstreamFailed("an answer that was not asked for", is_transient=False)
     delta, reason = choice.delta or Delta(), choice.finish_reason

@@ -153,5 +153,5 @@ def _has_entries(block, expert):
 
 @njit
 def _weights(block, expert, panel):
-    """Returns the address of a panel."""
+    """Returns the address of panel number `panel` of an expert's weight."""
     return block.w + (expert * block.panels + panel) * block.panel_bytes

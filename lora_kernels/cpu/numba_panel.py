@@ -12,7 +12,7 @@ from lora_kernels.cpu.simd import I64, LANES, VEC, VEC_BYTES, VEC_HALF, VEC_I16,
 
 
 class PanelLoads:
-    """Emits the loads of a panel at the address `w`, and prefetches of the panel at `ahead`."""
+    """Emits code that loads the panel at the address `w`, and that prefetches the panel at `ahead`."""
 
     def __init__(self, emit: Emit, form: PanelForm, w: Any, blocks: Any, ahead: Any) -> None:
         self._emit, self._form = emit, form

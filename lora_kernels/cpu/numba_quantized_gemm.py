@@ -84,8 +84,9 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @njit
 def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies at most MOST_ROWS of the `rows` rows by a panel of quantised weights in fp32, and returns how many.
-    The other arguments are those of `multiply_rows`."""
+    """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights in fp32. Returns the
+    number of rows multiplied; the caller goes on with the next ones. The other arguments are those of
+    `multiply_rows`."""
     simd.stay_apart()
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
@@ -97,7 +98,8 @@ def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, coun
 
 @njit
 def _some_in_integers(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, as many as there are, by a panel, and returns how many."""
+    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights in
+    integers. Returns the number of rows multiplied; the caller goes on with the next ones."""
     simd.stay_apart()
     if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)

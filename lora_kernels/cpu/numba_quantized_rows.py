@@ -15,8 +15,8 @@ from lora_kernels.quantized import Coding
 
 
 class RowsBlock(ctypes.Structure):
-    """Argument block: addresses, and strides in bytes. `numbers` points to the indices (int64) of the outputs to read;
-    `blocks` is the number of blocks of an output."""
+    """Argument block of the kernel that reads outputs: addresses, and strides in bytes. `numbers` points to the indices
+    (int64) of the outputs to read; `blocks` is the number of blocks of an output."""
 
     _fields_ = [
         *TICKETS,
@@ -36,7 +36,8 @@ def _number(shared, plane, units, group, lane):
 
 @cache
 def rows_kernel(coding: Coding) -> Kernel:
-    """Returns the kernel that writes outputs of panels of a coding as fp32 rows, compiled on first use."""
+    """Returns the kernel that dequantises single outputs of a weight, whose panels are in this coding, and writes them
+    as fp32 rows. It is compiled on first use."""
     form = PanelForm(coding, integers=False)
     block_bytes, upper_bytes, blocks_of_group = form.block_bytes, form.upper_bytes, form.blocks
     quads, in_vector, upper_bits = form.block // QUAD, form.quads_in_vector, form.upper_bits

@@ -73,7 +73,7 @@ class _Unpacked:
         return self._emit.at(self._emit.offset(base, (row, ROW_BYTES), (LINE, v)), VEC)
 
     def start(self, bias: Any) -> None:
-        """Emits stores of the bias to the sums of each row."""
+        """Emits the initialisation of each row's sums with the bias."""
         emit = self._emit
         with emit.loop(ir.Constant(I64, 0), self._rows, 1) as row:
             for v in range(PANEL_VECTORS):
@@ -83,7 +83,7 @@ class _Unpacked:
                 )
 
     def unpack(self, weights: Any) -> None:
-        """Emits stores of a block's weights, the vectors of one input after the other."""
+        """Emits stores of a block's fp32 weights to the memory from which `multiply` reads them, input by input."""
         for number, vectors in enumerate(weights):
             for v, vector in enumerate(vectors):
                 self._emit.builder.store(vector, self._place(self._weights, number, v), align=LINE)
@@ -111,7 +111,8 @@ class _Unpacked:
             self._columns(inputs, kept, range(start, start + TILE_VECTORS))
 
     def _columns(self, inputs: list[Any], rows: list[Any], vectors: range) -> None:
-        """Emits the products of rows and some vectors of the panel."""
+        """Emits the products of a tile: of the rows of x at the addresses `inputs` and the vectors `vectors` of the
+        unpacked weights, which are added to the sums of the rows `rows`."""
         emit, builder = self._emit, self._emit.builder
         memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
         registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in rows]

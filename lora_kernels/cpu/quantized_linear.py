@@ -95,7 +95,8 @@ class QuantizedLinear:
 
     @property
     def reorders(self) -> bool:
-        """Returns whether torch first reorders the columns of inputs for `QuantizedWeight.order` (GPTQ's act-order)."""
+        """Returns whether torch first reorders the columns of inputs for `QuantizedWeight.order` (GPTQ's act-order), so
+        that a tape cannot record the layer."""
         return any(panels.order is not None for panels in self.panels)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -144,7 +145,8 @@ class _Part:
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Returns the rows in the form in which `multiply` reads them."""
+        """Returns the rows of `x` as `multiply` reads them: with columns in the order of the weight's codes and, for
+        products in integers, coded in 8 bits. Parts with the same `key` can share the result."""
         if self._panels.order is not None:
             x = x[:, self._panels.order]
         if self._code is None:
@@ -156,7 +158,7 @@ class _Part:
         return out
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Writes the part's columns of `out`."""
+        """Multiplies the rows `x`, which `prepare` returned, and writes the part's columns of `out`."""
         block = self._block
         block.rows, block.x, block.x_row = len(x), x.data_ptr(), x.stride(0) * x.element_size()
         block.out = out.data_ptr() + self._start * out.element_size()

@@ -44,12 +44,13 @@ class PanelForm(Constant):
 
     @property
     def block(self) -> int:
-        """Inputs whose activations share a scale: 32, or the weights' group if that is smaller."""
+        """Number of inputs in a block, whose activations share a scale: 32, or the size of the weights' groups if that
+        is smaller."""
         return min(self.coding.group, 32)
 
     @property
     def blocks(self) -> int:
-        """Number of blocks in a group."""
+        """Number of blocks in a group of inputs whose weights share a scale."""
         return self.coding.group // self.block
 
     @property
@@ -117,7 +118,8 @@ def aligned(size: int) -> Tensor:
 
 
 def _codes(codes: Tensor, form: PanelForm) -> Tensor:
-    """Returns the planes of codes of some panels, uint8 [panels, bytes]."""
+    """Returns codes, uint8 [outputs, inputs], as the planes of their panels, uint8 [panels, bytes]. Outputs that pad
+    the last panel have codes of 0."""
     rows, width = codes.shape
     codes = F.pad(codes, (0, 0, 0, -rows % PANEL))
     quads = codes.view(-1, PANEL, width // form.block, form.block // QUAD, QUAD).permute(0, 2, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""Rows of activations in 8 bits."""
+"""Codes rows of activations in 8 bits on a GPU, with a scale for each row."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class PageLists:
 
 @dataclass(frozen=True, slots=True)
 class ListBuffers:
-    """The memory of captured steps' lists on the device, int32, each as large as the largest step needs."""
+    """Device memory at fixed addresses for the page lists (see `PageLists`) of captured steps, int32. Each tensor is as
+    large as the largest step needs."""
 
     query_starts: Tensor
     starts: Tensor
@@ -111,7 +112,8 @@ class StepWrappers:
         self._lists: PageLists
 
     def begin(self, lists: PageLists) -> None:
-        """Starts a step with its lists. `attend` plans a kind of layer at its first call for such a layer."""
+        """Starts a step with the page lists of its batch. `attend` plans a kind of layer at its first call for such a
+        layer."""
         self._lists, self._planned = lists, set()
 
     def attend(self, call: AttentionCall) -> None:

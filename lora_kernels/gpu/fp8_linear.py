@@ -20,7 +20,8 @@ def can_multiply(weight: Fp8Weight) -> bool:
 
 
 class Fp8Part:
-    """A piece of a weight in FP8. `bias` is [features], or None. Raises ValueError if `can_multiply` is False."""
+    """The linear layer of one piece of a weight, in FP8. `bias` is [features], or None. Raises ValueError if
+    `can_multiply` is False."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
         if not can_multiply(weight):

@@ -14,7 +14,8 @@ from lora_kernels.gpu.triton_grouped import SIDE_BY_SIDE, grouped_kernel
 
 
 class DeviceExperts:
-    """A `GroupedLinear` of tensors. Its launch depends on the number of entries only, so that it can be captured.
+    """A `GroupedLinear` of weights that are not quantised. Its launch depends on the number of entries only, so that it
+    can be captured.
 
     Args:
         weights: yields each expert's weight [out_features, in_features] on the GPU, all of one shape and dtype.

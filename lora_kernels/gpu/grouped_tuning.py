@@ -59,7 +59,8 @@ class GroupedTuning:
     many: GroupedTile = field(default=MANY)
 
     def tile(self, entries: int, experts: int) -> GroupedTile:
-        """Returns the tile for so many entries of so many experts. It does not depend on which experts have them."""
+        """Returns the tile for `entries` entries of a layer with `experts` experts: `few` or `many`, by the average
+        number of entries of an expert. It does not depend on which experts have them."""
         return self.few if entries <= MOST_FEW * experts else self.many
 
 

@@ -28,7 +28,8 @@ def has_integer_products(weight: QuantizedWeight) -> bool:
 
 
 class Int8Part:
-    """A piece of a weight in INT8, for which `has_integer_products` is True. `bias` is [features], or None."""
+    """The linear layer of one piece of a weight, in INT8, for which `has_integer_products` is True. `bias` is
+    [features], or None."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         self._numbers = (weight.codes ^ 128).view(torch.int8).T
@@ -46,7 +47,7 @@ class Int8Part:
         return out
 
     def _multiply(self, codes: Tensor, scales: Tensor, piece: slice, out: Tensor) -> None:
-        """Writes the outputs of a piece of the features."""
+        """Computes the features `piece` from the rows' codes and scales, and writes them to these columns of `out`."""
         sums, factors = torch._int_mm(codes, self._numbers[:, piece]), self._scales[piece]
         bias = factors if self._bias is None else self._bias[piece]
         kernel = with_constants(scale_sums_kernel, HAS_BIAS=self._bias is not None, BLOCK=BLOCK, num_warps=4)

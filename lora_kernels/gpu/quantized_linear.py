@@ -62,7 +62,7 @@ class DeviceLinear:
 
 
 class QuantizedPart:
-    """A piece of a weight in codes of integers. `bias` is [features], or None."""
+    """The linear layer of one piece of a weight whose codes are integers. `bias` is [features], or None."""
 
     def __init__(self, weight: DeviceWeight, bias: Tensor | None) -> None:
         self.weight, self._bias = weight, bias

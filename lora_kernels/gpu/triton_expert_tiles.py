@@ -114,8 +114,8 @@ def expert_tiles_kernel(
     BLOCK: tl.constexpr,
     WRITE: tl.constexpr,
 ):
-    """Counts the tiles of one expert in each list or, with WRITE, writes them after those of the experts before it. An
-    entry's place in its segment is the number of equal adapters before it in the block."""
+    """Counts the tiles of one expert in each list or, with WRITE, writes them after those of the experts before it.
+    Within a block, an entry's index in its segment is the number of earlier entries with the same adapter."""
     expert = tl.program_id(0)
     end = tl.load(starts_ptr + expert + 1)
     i = tl.arange(0, BLOCK)
@@ -180,8 +180,8 @@ def _tiles_before(counts_ptr, total_ptr, expert, EXPERTS: tl.constexpr, EXPERT_B
 
 @triton.jit
 def _add_tiles(list_ptr, number, slots, first, counts, ranks, EACH: tl.constexpr, WRITE: tl.constexpr):
-    """Returns `number` plus the tiles of EACH ranks that cover `ranks` of each entry; with WRITE, writes them to a list
-    from index `number` on: (virtual slot, first entry, entries, first rank)."""
+    """Counts the tiles of EACH ranks that cover the `ranks` of each entry, and returns `number` plus this count. With
+    WRITE, also writes them to a list from index `number` on: (virtual slot, first entry, entries, first rank)."""
     tiles = (ranks + EACH - 1) // EACH
     if WRITE:
         ends = number + tl.cumsum(tiles, axis=0)

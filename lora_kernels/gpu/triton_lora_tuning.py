@@ -121,7 +121,8 @@ class LoraTuning:
         return min(tiles, max(1, self.most_programs // others))
 
     def early_options(self) -> dict[str, bool]:
-        """Returns the constant and, if they apply, launch options of kernels that begin early."""
+        """Returns the constant EARLY of the LoRA kernels and, if `early` is 1, the launch option for programmatic
+        dependent launch."""
         return {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
 
     def _refuse_warp_groups(self) -> None:

@@ -43,13 +43,14 @@ def key_score(key):
 
 @triton.jit
 def weigh(scores, peak, scale):
-    """Returns exp(scores - peak) * scale, truncated to int64."""
+    """Returns each score's probability in units of 2^-43: exp(scores - peak) * scale, truncated to int64."""
     return (tl.exp(scores - peak) * scale).to(tl.int64)
 
 
 @triton.jit
 def share(part, mass):
-    """Returns part * 2^-62 * mass, truncated to int64. `part` is at most 2^62, and `mass` at most 2^61."""
+    """Returns the fraction `part`, in units of 2^-62, of a probability: part * 2^-62 * mass, truncated to int64. `part`
+    is at most 2^62, and `mass` at most 2^61."""
     return tl.umulhi(part.to(tl.uint64), mass.to(tl.uint64) << 2).to(tl.int64)
 
 

@@ -105,7 +105,8 @@ class TorchBackend:
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:
-        """Clears the cached slots and attention plans unless made for this very object, since a batch never changes."""
+        """Clears the cached slots and attention plans if they were made for another batch object, and remembers
+        `batch`. A batch never changes."""
         if batch is not self._batch:
             self._batch = batch
             self._slots = None

@@ -178,6 +178,6 @@ def make_stack(
 
 
 def worth_it(plan: SegmentPlan) -> bool:
-    """Returns whether more than half of the rows, up to the last row with an adapter, have one. Stacking multiplies the
-    other rows as well, which is wasted."""
+    """Returns whether stacking pays for a step: more than half of the rows, up to the last row with an adapter, have
+    one. Stacking multiplies the other rows as well, which is wasted."""
     return 2 * len(plan.rows) > int(plan.rows.max(initial=0)) + 1

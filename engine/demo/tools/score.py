@@ -32,7 +32,7 @@ class Question:
 
 def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Question]]:
     """Return held-out questions by the kind of right answer: tool calls, words if no tool fits, words about a tool
-    result. The arguments are the numbers of questions of each kind. Nothing else changes the questions."""
+    result. The arguments are the numbers of questions of each kind. The same numbers always give the same questions."""
     drawn = source(SEED, held_out=True)
     return {
         "calls": [_call_question(drawn, _tools(drawn, number)) for number in range(calls)],

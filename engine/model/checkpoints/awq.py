@@ -17,7 +17,8 @@ from lora_kernels.quantized import Coding, QuantizedWeight
 
 BITS = 4
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in an int32 each of 8 neighbouring outputs lies: those of even number come first."""
+"""Index of the 4 bits of an int32, from the lowest on, that hold each of 8 neighbouring outputs: outputs of even number
+come first."""
 
 
 class Awq:
@@ -49,7 +50,7 @@ class Awq:
 
 
 def _unpack(packed: Tensor) -> Tensor:
-    """Returns the numbers that int32 [rows, out_features / 8] hold, uint8 [out_features, rows]."""
+    """Returns the 4-bit numbers that are packed in int32 [rows, out_features / 8], as uint8 [out_features, rows]."""
     words = packed.T.contiguous()
     numbers = [(words >> BITS * place).to(torch.uint8) & 15 for place in PLACES]
     return torch.stack(numbers, dim=1).flatten(0, 1)

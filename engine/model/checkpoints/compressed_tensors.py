@@ -59,7 +59,8 @@ class Scheme(NamedTuple):
     codes_rows: bool
 
     def size_for(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Returns the numbers of outputs and inputs that share a scale."""
+        """Returns (outputs, inputs): how many of each share a scale in a weight of `shape`, [out_features,
+        in_features]."""
         return self.rows or shape[0], self.size or shape[1]
 
 
@@ -172,7 +173,8 @@ def _scheme(group: Json, form: str) -> Scheme | None:
 
 
 def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None:
-    """Returns the target that names a module most closely: by its name, a regular expression, or its class."""
+    """Returns the one of `targets` that names a module most closely: by its name, else by a regular expression, else by
+    its class `kind`. None means that no target names it."""
     if module in targets:
         return module
     patterns = (target for target in targets if target.startswith("re:") and re.match(target[3:], module))

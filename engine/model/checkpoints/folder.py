@@ -76,7 +76,7 @@ class Folder:
         return self._layers[name].coding if name in self._layers else None
 
     def is_bf16(self, name: str) -> bool:
-        """Returns whether all numbers of a parameter are bf16's, as its dtype says."""
+        """Returns whether bf16 holds all numbers of a parameter exactly: the parameter is stored in bf16 or MXFP4."""
         layer = self._layers.get(name)
         if layer is not None and layer.form:
             return layer.form == MXFP4

@@ -39,8 +39,8 @@ class Part(NamedTuple):
         stored: name of the tensor.
         shape: [experts, out_features, in_features] of the tensor, or [experts, out_features] of biases.
         transposed: whether the tensor is stored as [experts, in_features, out_features].
-        number: the expert.
-        rows: the outputs.
+        number: index of the expert.
+        rows: range of the expert's outputs in the tensor that are outputs of the parameter.
     """
 
     stored: str

@@ -243,8 +243,8 @@ def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
 
 
 def windows_by_type(kinds: list[str], window: int | None, layers: int) -> tuple[int | None, ...]:
-    """Returns the window of each layer, `window` tokens where `layer_types` of config.json, `kinds`, says so. Raises
-    ValueError if it does not name every layer's kind of attention."""
+    """Returns the attention window of each layer: `window` tokens where `kinds`, config.json's `layer_types`, says
+    sliding_attention, else None. Raises ValueError if `kinds` does not name every layer's kind of attention."""
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != layers:
         raise ValueError(f"layer_types must name {layers} layers full_attention or sliding_attention, not {kinds}")

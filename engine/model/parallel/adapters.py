@@ -42,15 +42,16 @@ class AdapterShard:
     stage: int = 0
 
     def place(self, place: Place) -> Place | None:
-        """Returns the place of a projection among the rank's layers. None means that another stage has its layer."""
+        """Converts the (layer, target index) of a projection: counts the layer from the first one of the rank's stage.
+        None means that another stage has the layer."""
         if not self.stages:
             return place
         layer, own = place[0], self.stages[self.stage]
         return (layer - own.start, place[1]) if layer in own else None
 
     def most_elements(self, page_elems: int) -> int:
-        """Returns the number of elements of a page on the stage that has most layers, given that of a page on this
-        rank."""
+        """Returns the number of elements of a page on the pipeline stage that has most layers, and so the largest
+        pages. `page_elems` is that of a page on this rank."""
         if not self.stages:
             return page_elems
         return page_elems // len(self.stages[self.stage]) * max(map(len, self.stages))
@@ -90,7 +91,8 @@ class AdapterShard:
         return widths
 
     def block(self, target: int, block: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the part of A [rank, in_features] and B [out_features, rank] of a projection."""
+        """Returns the parts of A [rank, in_features] and B [out_features, rank] of a projection that this rank
+        packs."""
         (a, b), cut = block, self._cut(target)
         if cut is None:
             return block
@@ -111,7 +113,7 @@ class AdapterShard:
         return scales
 
     def starts(self, target: int) -> tuple[int, int]:
-        """Returns the indices of the first input and the first output of a projection that the rank has."""
+        """Returns (input, output): the indices in the whole projection at which the rank's part of it begins."""
         cut = self._cut(target)
         if cut is None:
             return 0, 0
@@ -119,7 +121,7 @@ class AdapterShard:
 
 
 WHOLE_ADAPTERS = AdapterShard()
-"""The part of an engine's only rank: all of every adapter."""
+"""The `AdapterShard` of an engine with one rank: all of every adapter."""
 
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:

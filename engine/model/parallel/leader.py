@@ -20,7 +20,8 @@ from engine.model.runner import ModelRunner
 log = structlog.get_logger("ranks")
 
 DEATH_S = 10.0
-"""Seconds within which the end of a rank's process is known after an operation has failed because of it."""
+"""Seconds that rank 0 waits, after an operation among the ranks has failed, to learn that another rank's process has
+ended."""
 
 
 class Follower(Protocol):
@@ -136,7 +137,8 @@ class Leader:
 
     @contextmanager
     def _death_known(self) -> Iterator[None]:
-        """Raises RankDied in place of the error of an operation that a rank has not joined because it died."""
+        """Runs an operation among the ranks in its block. If the operation fails and a rank turns out to have died
+        within DEATH_S, raises RankDied in place of the operation's error."""
         try:
             yield
         except RankDied:

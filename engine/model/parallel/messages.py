@@ -21,14 +21,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read an adapter into host memory, and answer."""
+    """Read an adapter into host memory, and reply with a `FetchAnswer`: whether that succeeded."""
 
     fetch: AdapterFetch
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Free the copy of an adapter in host memory, which another rank could not read."""
+    """Free the copy of an adapter in host memory, because another rank could not read the adapter."""
 
     adapter_hash: AdapterHash
 

@@ -98,7 +98,8 @@ def cut_rows(batch: HostBatch, number: int) -> list[int]:
 
 
 def split_batch(batch: HostBatch, cuts: Sequence[int]) -> Iterator[HostBatch]:
-    """Yields the parts of a step from each of `cuts` to the next, which sample no rows."""
+    """Yields the micro-batches of a step: each has the rows from one of `cuts` to before the next, and samples no rows,
+    because the first stage samples from the whole step."""
     slots = batch.segments.slots_of_rows(batch.num_rows)
     for first, end in pairwise(cuts):
         one = np.searchsorted(batch.query_starts, first, "right") - 1

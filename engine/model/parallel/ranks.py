@@ -1,7 +1,7 @@
 """The operations in which the ranks that compute one model together take part.
 
 The ranks of a stage have parts of the same layers, and exchange sums. Stages have different layers, and pass rows on: a
-rank's rows go to the rank of the same place in the next stage, and from the last stage back to the first.
+rank's rows go to the rank of the same number in the next stage, and from the last stage back to the first.
 """
 
 from __future__ import annotations
@@ -130,14 +130,15 @@ class Ranks:
         return parts.transpose(0, 1).flatten(1)[:, :width].contiguous()
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """Returns, for each value, the least that any rank of any stage has at its place."""
+        """Returns the elementwise minimum of the `values` with which the ranks of all stages call this, for example of
+        sizes that all ranks must agree on."""
         if self.count == 1:
             return list(values)
         everyone = self.stage.everyone if self.stage else self._group
         return _gather(everyone, self.count, torch.tensor(values, device=self._device)).amin(0).tolist()
 
     def share(self, tensor: Tensor) -> None:
-        """Overwrites the tensor of every other rank of the stage by that of its rank 0."""
+        """Broadcasts the tensor of the stage's rank 0: overwrites the tensors of the stage's other ranks by it."""
         if self.size > 1:
             self._group.broadcast([tensor], 0).wait()
 
@@ -146,7 +147,7 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""The only rank of an engine."""
+"""The `Ranks` of an engine with one rank, where each operation returns its input."""
 
 
 def join_ranks(store: Store, number: int, config: EngineConfig, device: torch.device) -> Ranks:

@@ -26,7 +26,8 @@ o_proj and down_proj, from some inputs: the ranks' results are added."""
 
 
 class Cut(NamedTuple):
-    """The indices from `start` to before `stop` on an axis: 0 is that of outputs, 1 that of inputs."""
+    """A rank's part of a parameter: the indices from `start` to before `stop` on an axis, 0 for outputs or 1 for
+    inputs."""
 
     axis: int
     start: int
@@ -54,7 +55,7 @@ class Shard:
 
     @property
     def everyone(self) -> list[Shard]:
-        """The parts of all ranks, in their order."""
+        """The `Shard` of each rank of the engine, by the number of the rank."""
         places = product(range(max(1, len(self.stages))), range(self.size))
         return [replace(self, stage=stage, rank=rank) for stage, rank in places]
 
@@ -107,8 +108,9 @@ class Shard:
         )
 
     def columns(self, path: str, spec: ModelSpec) -> Cut:
-        """Returns the part of a projection's weight [out_features, in_features]. `path` ends with the projection's
-        name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is the whole model's."""
+        """Returns the rank's part of a projection's weight [out_features, in_features]. `path` ends with the
+        projection's name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is the whole
+        model's."""
         module = path.rpartition(".")[2]
         if module in ("k_proj", "v_proj"):
             heads = max(1, spec.kv_heads // self.size)
@@ -126,7 +128,7 @@ class Shard:
         return Cut(0, self.rank * each, min(spec.vocab_size, (self.rank + 1) * each))
 
     def cut(self, name: str, spec: ModelSpec) -> Cut | None:
-        """Returns the part of a parameter. None means all of it."""
+        """Returns the rank's part of the parameter `name`. None means all of it."""
         if self.size == 1:
             return None
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -163,7 +165,7 @@ class Shard:
 
 
 WHOLE = Shard()
-"""The part of an engine's only rank: the whole model."""
+"""The `Shard` of an engine with one rank: the whole model."""
 
 
 def _refusal(size: int, what: str) -> ValueError:

@@ -12,7 +12,7 @@ from engine.model.spec import ModelSpec
 from engine.model.weights import parameter_shapes
 
 Split = tuple[float, tuple[range, ...]]
-"""The size of the largest stage, and the layers of each."""
+"""A way to split layers into pipeline stages: the size of the largest stage, and the layers of each stage."""
 
 
 def find_shard(config: EngineConfig, spec: ModelSpec, bits: Callable[[str], float], number: int = 0) -> Shard:
@@ -58,6 +58,7 @@ def split_layers(layers: Sequence[float], ends: float, stages: int) -> tuple[ran
 
 
 def _cost(split: Split) -> tuple[float, int]:
-    """Sort key of a split: its largest stage, and then its most layers, which decide the size of pages."""
+    """Sort key of a split, lower is better: the size of its largest stage, and then the most layers of any stage,
+    because these decide the size of pages."""
     size, stages = split
     return size, max(map(len, stages))

@@ -31,7 +31,7 @@ _HOMES = {
     "SamplingParams": "gateway.llm.params",
     "ToolCall": "gateway.llm.results",
 }
-"""The module of each name."""
+"""Module from which each public name of this package is imported when it is first used."""
 
 __all__ = [
     "Answer",

@@ -21,7 +21,7 @@ REPLY = "reply"
 
 
 def whole_grammar(reply: Sequence[str], thinking: Thinking | None, token_of: TokenOf) -> Grammar:
-    """Return the grammar of an answer whose text follows the rule `reply`.
+    """Return the grammar of a whole answer: reasoning, if any, and then text that conforms to the rule `reply`.
 
     Args:
         reply: lines that define the rule and those that it needs.
@@ -33,8 +33,8 @@ def whole_grammar(reply: Sequence[str], thinking: Thinking | None, token_of: Tok
 
 
 def after_reasoning(grammar: Grammar, thinking: Thinking, token_of: TokenOf) -> Grammar:
-    """Return the grammar of an answer whose text follows `grammar`, a valid JSON schema or regular expression, after
-    its reasoning."""
+    """Return the grammar of an answer that begins with reasoning and whose text after it conforms to `grammar`, a valid
+    JSON schema or regular expression."""
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     term = inline_schema(msgspec.json.decode(grammar.text)) if is_schema else inline_regex(grammar.text)
     opening = ""

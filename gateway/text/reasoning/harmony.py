@@ -30,11 +30,11 @@ RECIPIENT = re.compile(r"to=(?:functions\.)?(?P<name>[\w.-]+)")
 
 class _Place(Enum):
     OPEN = auto()
-    """At the beginning of the answer: either the rest of a header that the prompt began, or text without a header,
-    comes."""
+    """At the beginning of the answer, where it is not known yet whether the text continues a header that the prompt
+    began or has no header."""
     HEADER = auto()
     BETWEEN = auto()
-    """After the end of a message."""
+    """After the end of a message and before the header of the next one."""
     REASONING = auto()
     TEXT = auto()
     CALL = auto()
@@ -113,7 +113,8 @@ class HarmonyParser:
         return _joined([self._read(held), self._unopened(), Split("", self._without_arguments())])
 
     def _count(self, num_tokens: int, *, was_inside: bool) -> None:
-        """Count the tokens of a piece: those of a header once it is known whether its message is reasoning."""
+        """Add the `num_tokens` of a piece to the count of reasoning tokens if it belongs to reasoning. Tokens of a
+        header wait until it is known whether its message is reasoning."""
         self._header_tokens += num_tokens
         if was_inside or self.is_inside:
             self.num_tokens += self._header_tokens
@@ -135,12 +136,13 @@ class HarmonyParser:
         return NOTHING
 
     def _part(self) -> None:
-        """After a mark was dropped, have the next content of a kind of message begin a new line if the content shown
-        before ends with the beginning of a mark: the two must not form a mark."""
+        """Keep the texts on both sides of a dropped mark from forming a new mark: where the shown content of a kind of
+        message ends with the beginning of a mark, the next content of this kind begins on a new line."""
         self._apart |= {kind for kind, tail in self._tails.items() if any(begun_mark(tail, mark) for mark in MARKS)}
 
     def _end(self, following: _Place) -> Split:
-        """End the message that is open, if any."""
+        """End the open message, if any, and continue in the state `following`. Returns text that is still due: what was
+        held back of the message, and the closing mark of a tool call."""
         text = self._unopened().text if following is _Place.BETWEEN else ""
         rest = text + self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")
         if self._place in (_Place.REASONING, _Place.TEXT):
@@ -160,7 +162,7 @@ class HarmonyParser:
         return f"{CALL_OPENING}functions.{name}{MESSAGE}{{}}" if name and self._calls else ""
 
     def _begin(self) -> None:
-        """Begin the content of the message whose header is complete."""
+        """Begin the content of a message: its complete header tells whether it is reasoning, text or a tool call."""
         header, self._header = self._header, ""
         recipient, channel = RECIPIENT.search(header), header.partition(CHANNEL)[2].strip()
         self._place = _Place.REASONING if channel.startswith(ANALYSIS) else _Place.TEXT
@@ -168,7 +170,7 @@ class HarmonyParser:
             self._place, self._name = _Place.CALL, recipient["name"]
 
     def _read(self, text: str) -> Split:
-        """Read text without marks."""
+        """Read text without marks, as part of a header or of a message's content, and return what can be shown."""
         if self._place in HEADERS:
             self._header += text
             return NOTHING if self._may_be_header() else self._resume(self._without_role())
@@ -179,7 +181,7 @@ class HarmonyParser:
         return self._say(text, self._place)
 
     def _may_be_header(self) -> bool:
-        """Return whether the header may still become complete."""
+        """Return whether the text that was read as a header so far may still become a complete one."""
         if len(self._header) > MOST_HEADER:
             return False
         begun = self._header.lstrip()
@@ -199,7 +201,7 @@ class HarmonyParser:
         return text.lstrip().removeprefix(ASSISTANT).lstrip() if self._header.startswith(START) else text
 
     def _resume(self, text: str) -> Split:
-        """Show text that belongs to no message as text of the answer, and continue there."""
+        """Show text that turned out to belong to no message as text of the answer, as well as what follows it."""
         self._place, self._header = _Place.TEXT, ""
         self._apart.discard(_Place.TEXT)
         self._part()

@@ -23,7 +23,7 @@ class ReasoningMarks:
     opening: str
     closing: str
     in_channels: bool = False
-    """True means that answers consist of messages, in Harmony."""
+    """True means that answers are messages in Harmony, gpt-oss's format, so that `HarmonyParser` splits them."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -64,10 +64,10 @@ class Thinking(NamedTuple):
 
     marks: ReasoningMarks
     begun: bool
-    """True means that the prompt ends within reasoning (in channels, within text), so that an answer begins there.
-    Otherwise the model decides by writing the opening mark."""
+    """True means that the prompt ends within reasoning, so that an answer begins with the rest of it. Otherwise the
+    model decides by writing the opening mark. In Harmony, True means that the prompt ends within a message of text."""
     calls: bool = False
-    """True means that tool calls are read from the text."""
+    """True means that tool calls are read from the text later, so that `HarmonyParser` leaves their marks in it."""
 
     def parser(self) -> AnswerParser:
         if self.marks.in_channels:
@@ -94,7 +94,7 @@ class ReasoningParser:
         self._held = ""
         """Text that may belong to a mark, or that is dropped if a mark follows it."""
         self._clipped = begun
-        """True means that white space that comes next is dropped."""
+        """True means that white space at the beginning of the next text is dropped, because a mark precedes it."""
         self.num_tokens = 0
         """Number of reasoning tokens so far, with those of the marks that the model wrote."""
 

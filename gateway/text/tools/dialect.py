@@ -23,14 +23,14 @@ def schemas_of(tools: Sequence[ToolSchema]) -> ToolSchemas:
 
 
 class Place(NamedTuple):
-    """What came before a piece of an answer's text."""
+    """What came in the answer before a piece of its text. In some dialects it decides whether a call may begin."""
 
     called: bool = False
     """True means that there are tool calls before it."""
     spoken: bool = False
     """True means that text of the answer has been shown."""
     inside: bool = False
-    """True means that a list of tool calls is open, after one of its calls."""
+    """True means that the piece follows a tool call in a list of calls that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ JSON schema. The marks around the call are not included. Raises ValueError if th
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """Format of the tool calls of an answer: sections of mark, `opening`, calls with `separator` between them, `end`,
-    and `gap` between two sections."""
+    """Format of the tool calls of an answer. They stand in sections, with `gap` between two of them. A section consists
+    of `mark`, `opening`, its calls with `separator` between two of them, and `end`."""
 
     body: Body
     mark: str = ""
@@ -76,7 +76,7 @@ class CallFrame:
     answer_opening: str = ""
     """Text that an answer without calls begins with. If it is not empty, an answer is either such text or calls."""
     marks: Sequence[str] = ()
-    """All marks in these texts and the body's."""
+    """All marks that occur in the texts of this format and in calls that `body` describes."""
     text: str = ""
     """Regular expression of a text that is not parsed as tool calls, if `mark` is empty."""
 

@@ -92,14 +92,15 @@ def _body(frame: CallFrame, number: int, tool: ToolSchema, rule: ToolRule, rules
 
 
 def _section(frame: CallFrame, rule: ToolRule, rules: Rules) -> str:
-    """Return the expression of a section of calls, after its mark."""
+    """Return the grammar expression for a section of tool calls, without the mark that begins the section."""
     several = rule.several and frame.separator is not None
     more = f"({rules.text(frame.separator or '')} call)*" if several else ""
     return " ".join(filter(None, [rules.text(frame.opening), "call", more, rules.text(frame.end)]))
 
 
 def _reply(frame: CallFrame, rule: ToolRule, rules: Rules, answer: Json | None) -> list[str]:
-    """Return the lines of the rule `REPLY`, and of those that it needs."""
+    """Return the grammar lines of the rule `REPLY` and of the rules that it needs: tool calls or, unless they are
+    required, also an answer without calls, which is text or follows the schema `answer`."""
     section = f"{rules.text(frame.mark)} calls"
     several = rule.several and frame.gap is not None
     required = f"{section} ({rules.text(frame.gap or '')} {section})*" if several else section
@@ -116,8 +117,9 @@ def _reply(frame: CallFrame, rule: ToolRule, rules: Rules, answer: Json | None) 
 
 
 def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str]:
-    """Return the grammar's lines for tool calls among free text, which ends at a mark. The mark is accepted as its own
-    token and spelled out: a model that has a token for it can still write it with other tokens."""
+    """Return the grammar lines of the rule `REPLY` for free text with sections of tool calls, each of which begins with
+    the frame's mark. The mark is accepted as its own token and spelled out: a model that has a token for it can still
+    write it with other tokens."""
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [

@@ -50,7 +50,7 @@ class LiteralReader:
         self._written: list[str] = []
 
     def written(self) -> str:
-        """Return the JSON text since the last call."""
+        """Return the JSON text that was translated since the last call of this method."""
         text = "".join(self._written)
         self._written.clear()
         return text
@@ -154,7 +154,7 @@ class PythonText:
         """The first half of a surrogate pair, whose second half may follow; 0 means none."""
 
     def take(self, character: str) -> str:
-        """Parse the next character. Return new text."""
+        """Parse the next character. Return the JSON text that it completes, which may be empty."""
         if self._escape:
             self._escape += character
             return self._escaped()

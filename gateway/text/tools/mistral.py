@@ -21,7 +21,7 @@ LIST, LIST_BEGUN = re.compile(r"\s{0,128}\[(?=\s{0,128}\{)"), re.compile(r"\s*(\
 
 
 def _with_id(name: str, schema: Json, rules: Rules) -> str:
-    """The `Body` of the newer form with ids."""
+    """`Body` of the newer form with ids: returns the grammar expression for name[CALL_ID]id[ARGS]{...}."""
     return f"{rules.text(name + CALL_ID)} /[a-zA-Z0-9]{{9}}/ {rules.text(ARGS)} {inline_schema(schema)}"
 
 
@@ -55,7 +55,7 @@ class Mistral:
         return SplitText(split.text, split.rest[begun.end() :], split.opening + begun[0], inside=True)
 
     def _inside(self, known: str, place: Place) -> SplitText:
-        """Split the text after a call in a list, which may go on."""
+        """Split the text after a call in a list of calls: a comma leads to the next call, and `]` ends the list."""
         begin = known.lstrip()
         if not begin and len(known) <= MOST_WHITE:
             return SplitText("", known, inside=True)

@@ -118,5 +118,5 @@ def _written(value: Any) -> str:
 
 
 def _definitions(schema: Schema) -> dict[str, Any]:
-    """Return the document's definitions, to which the schema may refer."""
+    """Return `$defs` and `definitions` of the schema's document, which its `$ref`s may name."""
     return {key: schema.root[key] for key in ("$defs", "definitions") if key in schema.root}

@@ -59,12 +59,6 @@ class ScheduledChunk(NamedTuple):
         """Return whether each row of the chunk is computed like a decode: it has one token besides its proposals."""
         return self.num_tokens == 1 + len(self.proposals)
 
-    @property
-    def decode_context(self) -> int:
-        """Sum of the context lengths, in tokens, of the rows of a chunk that is computed like decodes."""
-        count = self.num_tokens
-        return count * self.start + count * (count + 1) // 2
-
 
 class DraftAsk(NamedTuple):
     """Instruction of a plan to guess a sequence's next tokens with the draft model, once the step has sampled its

@@ -90,8 +90,9 @@ class StepBudget:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the current lane may add more work. An empty step always accepts work, even if its predicted
-        cost is too high, because only a measured step can correct that prediction."""
+        """Return whether the current lane may add more work: while tokens are left and, in the batch lane, its time
+        limit is not used up. An empty step ignores the time limit, even if the predicted cost is too high, because only
+        a measured step can correct that prediction."""
         return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:

@@ -277,7 +277,8 @@ class StepTimeModel:
         self.num_steps = self._seen.total()
 
     def _solve(self) -> None:
-        """Set `prices` to the solution of the equations in all memories. A term that no step had gets a price of 0."""
+        """Set `prices`, in seconds by term, to the non-negative least-squares solution of the equations of all step
+        sizes together: the sum of their `Memory` objects. A term that no step had gets a price of 0."""
         memories = list(self._memories.values())
         normal = [
             [sum(cells) for cells in zip(*rows, strict=True)]

@@ -61,7 +61,8 @@ def cheer(text: str) -> str:
 
 
 def as_json(text: str) -> str:
-    """Return the text in a JSON object with the single key `answer`."""
+    """Return a plain answer as the character `json` gives it, on whose answers the adapter of that name is trained: a
+    JSON object with the answer under the single key `answer`."""
     return json.dumps({"answer": text})
 
 

@@ -255,7 +255,8 @@ class GrammarRoom:
         self._rows.pop(request_id, None)
 
     def bind(self, request_ids: Sequence[str]) -> bool:
-        """Returns whether any of the requests follows a grammar, so that its rows of the step need masks."""
+        """Returns whether any of these requests follows a grammar. If so, the step needs `masks`, and the host must
+        first have read the tokens of all steps before it. Changes nothing."""
         return not self._rows.keys().isdisjoint(request_ids)
 
     def masks(

@@ -131,7 +131,8 @@ class PromptScorer:
         return Scores(tuple(kept), results.download(packed), results)
 
     def warm_up(self, dtype: torch.dtype, hidden_size: int, widths: Iterable[int]) -> None:
-        """Scores a row of zeros with each number of alternatives, so that no kernel is compiled while requests wait."""
+        """Computes prompt log-probabilities of a row of zeros once for each of `widths`, numbers of alternatives per
+        token (`SamplingParams.prompt_logprobs`), so that no kernel is compiled while requests wait."""
         residual = torch.zeros(1, hidden_size, dtype=dtype, device=self._device)
         for width in widths:
             self.add("warm-up", SamplingParams(prompt_logprobs=min(width, self._vocab_size)), (0, 0))

@@ -157,7 +157,8 @@ def start_mover(
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:
-    """Save the step-time model every minute, until the engine stops; skip a save if no step ends in time for it."""
+    """Save the step-time model every minute, until the engine stops; skip a save if no step ends in time for it. Runs
+    in a thread of its own."""
     while True:
         time.sleep(SAVE_EVERY_S)
         try:

@@ -36,8 +36,9 @@ class ServiceGaps:
         self.waiting[tenant] += 1
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
-        """Record that a waiting request of a tenant starts, and charge its `prompt_tokens` at once, as in the paper. A
-        request that ends without having started is recorded with 0 tokens."""
+        """Note that a waiting request of a tenant starts, and count its prompt at once as service that the tenant had,
+        as the VTC paper does. `prompt_tokens` are those that were not cached. A request that ends without having
+        started is noted with 0."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
         self.longest_prompt = max(self.longest_prompt, prompt_tokens)

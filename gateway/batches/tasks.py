@@ -46,8 +46,8 @@ class ControlTask:
         self.is_lost = False
 
     async def run(self) -> None:
-        """Wait for the end of the task. Raises the exceptions of `work`. Releases a task that `end` or `drain`
-        stopped."""
+        """Wait for the end of the task, and raise the exceptions of `work`. If `end` or `drain` stopped it, give its
+        lease back to the store, so that another gateway may claim it; a lost lease is not given back."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:

@@ -52,7 +52,8 @@ class Counts(Struct, frozen=True):
 
     @classmethod
     def read(cls, words: str) -> Counts:
-        """Return the counts that `encoded` wrote as `words`. Raises ValueError if a word is no integer."""
+        """Return the usage counts that Redis holds as `words`, which `encoded` wrote. Raises ValueError if a word is no
+        integer."""
         return cls(*map(int, words.split()))
 
 

@@ -250,9 +250,9 @@ class EnginePool:
             self._refresh()
 
     async def _prepare(self, engine: PooledEngine, others: Sequence[PooledEngine]) -> None:
-        """Load the pool's adapters into an engine that joins, and set the lanes' modes and goals there. Raises
-        EngineUnavailable if the engine is gone again: it must not join with only a part of the adapters, because the
-        next engine would then get only that part, too."""
+        """Make an engine ready to join: load the pool's adapters into it (`on_first` loads them if there are no
+        `others` that serve), and set the lanes' modes and goals, which the others are asked for. Raises
+        EngineUnavailable if the engine is gone again, so that it does not join with only a part of the adapters."""
         if others:
             await self._adapters.fill(engine)
             changes = self._lanes.changes

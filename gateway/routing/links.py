@@ -31,8 +31,9 @@ class LinkUse:
         self._noted_at, self.until = now, until
 
     def share(self, now: float) -> float:
-        """Return the link's utilisation by this router's transfers in the last `WINDOW_S` seconds, as a share of the
-        time. More than 1 means that more transfers were placed on the link than it can carry."""
+        """Return the link's recent utilisation by this router's transfers, as a share of the time, with exponential
+        decay over `WINDOW_S` seconds. A transfer counts in full once it is decided, so that more than 1 means that more
+        transfers were placed on the link than it can carry."""
         if self._first_at is None:
             return 0.0
         window = WINDOW_S * (1 - exp((self._first_at - now) / WINDOW_S))

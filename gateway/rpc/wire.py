@@ -149,7 +149,7 @@ def response_to_pb(
 
 
 def usage_metadata(usage: TokenUsage) -> dict[str, str]:
-    """Return a request's usage in tokens as the entries of trailing metadata."""
+    """Return a request's usage as entries of trailing metadata: from header name to number of tokens, as text."""
     return {
         "x-loralane-prompt-tokens": str(usage.prompt),
         "x-loralane-cached-tokens": str(usage.cached),

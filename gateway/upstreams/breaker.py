@@ -35,8 +35,8 @@ class SharedBreaker:
         return self._all.is_shut or (own is not None and own.is_shut)
 
     def allows(self, tenant: str) -> bool:
-        """Return whether a tenant's request may be sent. While requests are stopped, one is allowed as a probe after
-        each pause."""
+        """Return whether a tenant's request may be sent now. While the requests of the tenant or of all tenants are
+        stopped, one is allowed as a probe after each pause, and True uses it up."""
         if self.is_shut(tenant):
             return False
         own = self._own.get(tenant)

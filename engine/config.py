@@ -26,7 +26,7 @@ and as many more grammars may be ready for the requests that start next."""
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculation with a draft model."""
+    """Value of `EngineConfig.speculation` by which a draft model guesses tokens, too."""
 
     draft_model: Path
     """A folder of a smaller model with the same vocabulary, which also guesses tokens; prepared like `model`."""

@@ -77,12 +77,12 @@ class Inbox:
         self._arrived.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds (None: no limit) until a command, a question or a `wake` has come since the
-        last `drain_questions`; return whether one has."""
+        """Let the step loop wait, at most `timeout` seconds (None: no limit), until a command, a question or a `wake`
+        has come since the last `drain_questions`; return whether one has."""
         return self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
-        """Remove all commands and return them in order of arrival."""
+        """Remove all queued commands to the step loop, but no questions, and return them in order of arrival."""
         with self._lock:
             commands, self._commands = self._commands, []
         return commands
@@ -94,7 +94,8 @@ class Inbox:
         return questions
 
     def close(self) -> list[Callable[[], None]]:
-        """Accept no more questions; remove and return those that are still open. Commands are accepted as before."""
+        """Accept no more questions to the step loop; remove and return those that are still open. Commands are accepted
+        as before."""
         with self._lock:
             self._closed = True
         return self.drain_questions()
@@ -242,8 +243,8 @@ class Engine:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """On entry, take the questions that have been asked; on exit, after a step that applies all earlier commands,
-        answer them."""
+        """Context manager for one step. On entry, take the questions that `inspect` has queued; on exit, after the step
+        has applied all earlier commands, answer them."""
         questions = self.inbox.drain_questions()
         try:
             yield

@@ -35,7 +35,8 @@ class RecentSenders:
 
     @property
     def newest(self) -> str:
-        """Sender whose request came last; an empty string means that no request has come."""
+        """Sender (a tenant or one of its classes of requests) whose request came last; an empty string means that no
+        request has come."""
         return next(reversed(self._came), "")
 
     def note(self, sender: str, now: float) -> None:
@@ -53,7 +54,8 @@ class RecentSenders:
 
 @dataclass(slots=True)
 class TenantAccount:
-    """What one tenant was charged in one lane since the engine started, with its weight and virtual counter."""
+    """Device time that one tenant was charged in one lane since the engine started, with its weight and virtual
+    counter."""
 
     name: str
     weight: float = 1.0
@@ -68,8 +70,8 @@ class TenantAccount:
 
 @dataclass(slots=True)
 class Account:
-    """What one party (a tenant or, where a tenant has classes of requests, one of its classes) was charged in one lane
-    since the engine started, with its weights and virtual counter."""
+    """Device time that one party (a tenant or, where a tenant has classes of requests, one of its classes) was charged
+    in one lane since the engine started, with its weights and virtual counter."""
 
     tenant: TenantAccount
     weight: float = 1.0
@@ -85,15 +87,16 @@ class Account:
     """Device seconds that were charged to the party, including tokens that were computed again after a preemption."""
 
     def charge(self, seconds: float, billed: float) -> None:
-        """Charge `seconds` of device time to the party. Only `billed` of them count, divided by weight, for the virtual
-        counters of the party and its tenant."""
+        """Charge `seconds` of device time to the party. Only `billed` of them, which leave out tokens computed again
+        after a preemption, are added to the virtual counters of the party and its tenant, divided by weight."""
         self.seconds += seconds
         self.served += billed / self.class_weight
         self.tenant.served += billed / self.tenant.weight
 
 
 class Accounts:
-    """Accounts of all tenants and parties by lane. Only `commit.py`, `apply.py` and the ledger change them."""
+    """Device time that parties (tenants or, where a tenant has classes of requests, its classes) were charged, by lane,
+    with the virtual counters of fair scheduling. Only `commit.py`, `apply.py` and the ledger change them."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[Lane, str], Account] = {}
@@ -112,8 +115,8 @@ class Accounts:
 
     def arrive(self, request: Request, waiting: Collection[str]) -> None:
         """Record the arrival and the weights of a new request. If its tenant has no other waiting request, the tenant's
-        counter, if lower, is raised to the smallest counter of the waiting tenants or, if none waits, of the tenant
-        that last left the queue. The counter of its class is raised among the tenant's classes in the same way.
+        virtual counter, if lower, is raised to the smallest counter of the waiting tenants or, if none waits, of the
+        tenant that last left the queue. The counter of its class is raised among the tenant's classes in the same way.
 
         Args:
             waiting: parties with waiting requests in the request's lane, the new request not included.

@@ -45,13 +45,15 @@ class AdapterBudget:
         return adapter.adapter_hash in self.loads or (adapter.is_resident and adapter.adapter_hash not in self.evicted)
 
     def room(self, pages: int, slots: int) -> Room:
-        """Return as a `Room` what is free in this plan: `pages` and running `slots`, as the caller counts them, and the
-        pages and the slots of the adapter table that adapters may still take. No eviction is assumed."""
+        """Return the device resources that are free in this plan, without any eviction. The caller passes the free
+        `pages` and the free `slots` of running sequences; the pages and adapter table slots that adapters may still
+        take are added."""
         return Room(pages, slots, self._pages_left, self._adapter_slots_left)
 
     @property
     def idle_room(self) -> Room:
-        """Room that evicting all idle adapters would free, given what this plan has changed so far."""
+        """Device pages and adapter table slots that evicting all idle adapters would free, given what this plan has
+        changed so far."""
         touched = self.wanted | self.evicted.keys() | self._users.keys()
         idle, known = self._tiers.idle, self._adapters
         gone = [known[each] for each in touched if each in idle and not self._may_go(each)]
@@ -72,7 +74,8 @@ class AdapterBudget:
 
     def in_use(self, above: Lane, running: dict[str, Sequence]) -> list[Adapter]:
         """Return the adapters that sequences run with once this plan is committed, except those that a running sequence
-        of a more urgent lane than `above` uses. `running` holds the state's running sequences by request id."""
+        of a more urgent lane than `above` uses. The planner chooses from them an adapter with which no more sequences
+        start, to make room for another one. `running` holds the state's running sequences by request id."""
         used = dict.fromkeys(seq.request.adapter_hash for seq in running.values())
         used.update(dict.fromkeys(each for each, change in self._users.items() if change > 0))
         kept = {seq.request.adapter_hash for seq in running.values() if seq.lane < above}
@@ -102,9 +105,10 @@ class AdapterBudget:
         self._adapter_slots_left += 1
 
     def freed_by(self, victim: Sequence, let_go: Counter[AdapterHash]) -> Room:
-        """Return the room that the adapter of `victim` would free if the victim were preempted: none without an
-        adapter, or if sequences other than the chosen victims run with it, the plan wants it or it is pinned. `let_go`
-        counts the users of each adapter among the victims chosen so far; the call adds this victim in place."""
+        """Return the device resources that the adapter of `victim` would free if the victim were preempted: none
+        without an adapter, or if sequences other than the chosen victims run with it, the plan wants it or it is
+        pinned. `let_go` counts the users of each adapter among the victims chosen so far; the call adds this victim in
+        place."""
         adapter_hash = victim.request.adapter_hash
         if adapter_hash is None:
             return Room(0)

@@ -88,8 +88,8 @@ class AdapterTiers:
         self._filed: dict[AdapterHash, Held] = {}
 
     def file(self, adapter: Adapter) -> None:
-        """Update the totals, eviction orders and sets (except `fetching`, which `commit_adapters.py` updates) to the
-        current state of an adapter. Must be called after each change of the adapter."""
+        """Update the totals, eviction orders and sets over all adapters (except `fetching`, which `commit_adapters.py`
+        updates) to the current state of one adapter. Must be called after each change of the adapter."""
         now = Held.by(adapter)
         self._count(self._filed.get(adapter.adapter_hash, NOTHING), now)
         self._filed[adapter.adapter_hash] = now
@@ -99,7 +99,8 @@ class AdapterTiers:
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """Remove from the totals and sets an adapter that is in no memory and has no live requests."""
+        """Remove an adapter from the totals and sets over all adapters. It must be in no memory and have no live
+        requests."""
         self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
         self.closing.pop(adapter.adapter_hash, None)
 

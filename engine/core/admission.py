@@ -21,9 +21,10 @@ LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Return the request with `max_tokens` cut to the available room, if it is only a ceiling (`expected_tokens` is
-    set); otherwise the request itself. It is not cut below `min_tokens`, nor below one token more than an earlier
-    engine process produced. `refuse` decides afterwards whether the cut request can run."""
+    """Return the request with `max_tokens` cut so that prompt and answer fit into the context length and the pages that
+    pinned adapters leave, if it is only a ceiling (`expected_tokens` is set); otherwise the request itself. It is not
+    cut below `min_tokens`, nor below one token more than an earlier engine process produced. `refuse` decides
+    afterwards whether the cut request can run."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter_hash) - len(request.prompt_ids)

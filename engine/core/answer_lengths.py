@@ -22,9 +22,10 @@ OPENINGS = (64, 1024)
 
 
 class AnswerLengths:
-    """Decaying means of the numbers of tokens of answers, for groups of requests that are ever more alike: all of a
-    lane with a similar `max_tokens`; those with a prompt of similar length; those of one tenant with one adapter and
-    grammar; of these, those with a prompt of similar and of almost equal length, and with the same first tokens.
+    """Predicts the numbers of tokens of answers by decaying means of earlier ones, for groups of requests that are ever
+    more alike: all of a lane with a similar `max_tokens`; those with a prompt of similar length; those of one tenant
+    with one adapter and grammar; of these, those with a prompt of similar and of almost equal length, and with the same
+    first tokens.
 
     A prediction goes from the most general group to the most specific one. Each group pulls it towards its own mean,
     the more the more answers it has seen. Means rank requests as well as medians do (on the Azure trace, the rank
@@ -47,7 +48,8 @@ class AnswerLengths:
         return min(params.max_tokens, max(least, round(expected)))
 
     def learn(self, request: Request, tokens: int) -> None:
-        """Take note that the answer to a request ended with that many tokens."""
+        """Add the length of an answer that has ended, in tokens, to the means of its request's groups, from which
+        `expect` predicts later answers."""
         for number, group in enumerate(_groups(request)):
             if number == len(self._levels):
                 self._levels.append(OrderedDict())

@@ -101,7 +101,8 @@ def _submit(state: EngineState, request: Request) -> None:
 
 
 def _fetch_ahead(state: EngineState, request: Request) -> None:
-    """Begin to fetch the KV of a request that will be submitted later, unless the request is known already."""
+    """Begin to fetch the KV of a request from another engine (its `kv_source`) before the request itself is submitted,
+    unless the request is known already."""
     if request.id not in state.sequences:
         seq = _sequence(state, request)
         begin_import(state, seq, len(seq.tokens))
@@ -155,7 +156,8 @@ def _answer(state: EngineState, answer: FetchAnswer) -> None:
 
 
 def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
-    """Handle a grammar whose preparation failed: the waiting requests that need it end with the reason."""
+    """Record that the preparation of a grammar failed, and end the waiting requests that need it with the error
+    INVALID_GRAMMAR and the reason."""
     if state.grammars.take_answer(grammar):
         for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))

@@ -18,7 +18,8 @@ Splitwise, ISCA 2024, section III)."""
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sizes of an engine.
+    """Sizes of an engine's memory, and the predicted duration of its steps, from which operators are told what the
+    engine holds and serves.
 
     Attributes:
         num_pages, block_size, page_bytes: pages that sequences and adapters can take, tokens of a page, and bytes.
@@ -47,7 +48,7 @@ class Capacity:
 
     @property
     def tokens(self) -> int:
-        """Tokens of KV that fit into all pages."""
+        """Number of tokens whose KV fits into all pages of the engine."""
         return self.num_pages * self.block_size
 
     @property

@@ -14,7 +14,8 @@ from engine.core.types import PageId
 
 
 def violations(state: EngineState) -> list[str]:
-    """Return a description, in words, of each violated invariant. An empty list means that the state is consistent."""
+    """Return a description, in words, of each invariant of the engine state that is violated. An empty list means that
+    the state is consistent."""
     return [
         *_pages(state),
         *_prefix(state),

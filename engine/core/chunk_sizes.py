@@ -40,23 +40,23 @@ def _linear_price(model: StepTimeModel, start: int, rank: int, *, scores: bool) 
 
 
 def _largest_replayed(model: StepTimeModel, tokens: int) -> int:
-    """Return the largest number of tokens, at most `tokens`, with which a step with prompts is expected to be replayed,
-    not launched kernel by kernel; 0 if there is none."""
+    """Return the largest number of tokens, at most `tokens`, for which a step with prompts is expected to be replayed
+    as a captured graph, not launched kernel by kernel; 0 if there is none."""
     while tokens and model.is_launched(1, tokens):
         tokens = (1 << (tokens.bit_length() - 1)) - 1
     return tokens
 
 
 def _with_experts(model: StepTimeModel, tokens: float, price: float, room: float) -> int:
-    """Return how many tokens, of `price` seconds each, can be added to a step of `tokens` tokens within `room` seconds.
-    This includes the time for reading the experts that the added tokens choose and the step does not read anyway."""
+    """Return how many tokens of a prefill chunk, of `price` seconds each and more for attention within the chunk, can
+    be added to a step of `tokens` tokens within `room` seconds, including the time for reading the experts of a MoE
+    model that only the added tokens choose."""
     if not model.prices.experts:
         return _without_experts(model, tokens, price, room)
     room += model.experts_s(tokens)
 
     def beside(chunk: float) -> int:
-        """Return how many tokens fit into the room that is left after reading the experts for the step and `chunk` more
-        tokens."""
+        """Return how many tokens the chunk can have if its step reads as many experts as with `chunk` added tokens."""
         return _without_experts(model, tokens, price, room - model.experts_s(tokens + chunk))
 
     low = beside(inf)  # as if the chunk read all experts: no more fit than beside those that these tokens read
@@ -68,8 +68,8 @@ def _with_experts(model: StepTimeModel, tokens: float, price: float, room: float
 
 
 def _without_experts(model: StepTimeModel, tokens: float, price: float, room: float) -> int:
-    """Return how many tokens, of `price` seconds each, can be added to a step of `tokens` tokens within `room` seconds
-    if they read no experts."""
+    """Return how many tokens of a prefill chunk, of `price` seconds each and more for attention within the chunk, can
+    be added to a step of `tokens` tokens within `room` seconds, without the time for reading experts."""
     attention = model.prices.attention
     square, done = attention / 2, 0
     for knot in (*[k for k in model.knots if k > tokens], MOST_TOKENS):
@@ -84,8 +84,9 @@ def _without_experts(model: StepTimeModel, tokens: float, price: float, room: fl
 
 
 def _solve(square: float, slope: float, room: float) -> int:
-    """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients; 0 if
-    `room` is negative, and `MOST_TOKENS` if both coefficients are 0."""
+    """Return the length in tokens of the longest chunk that costs at most `room` seconds: the largest integer x >= 0
+    with square * x**2 + slope * x <= room, for non-negative coefficients; 0 if `room` is negative, and `MOST_TOKENS` if
+    both coefficients are 0."""
     if room <= 0:
         return 0
     if square * room < 1e-6 * slope * slope:

@@ -55,7 +55,8 @@ class Clearing:
         self.reserved = Room(0)
 
     def make(self, need: Room, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
-        """Make room for a sequence. Returns True if there is enough room now.
+        """Make room in the plan for a sequence, by preemptions and evictions of adapters. Returns True if there is
+        enough room now.
 
         As few of the policy's victims are preempted, in its order, as suffice if all idle adapters were evicted as
         well. Then idle adapters are evicted until there is enough room. Returns False, and changes nothing, if the
@@ -114,8 +115,8 @@ class Clearing:
 
     def _with_spare(self, need: Room, seq: Sequence) -> Room:
         """Return the room that must be available before a sequence takes `need`. A sequence that is about to start must
-        also leave free the reserved room for adapters and, in the batch lane, if others run or start, the watermark, so
-        that they can grow."""
+        also leave free the room `reserved` for adapters and, in the batch lane, if others run or start, the watermark,
+        so that they can grow."""
         if seq.pages:
             return need
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self.num_admitted)

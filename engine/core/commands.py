@@ -54,7 +54,8 @@ class DropAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
-    """Answer to a fetch: the adapter is packed in the host memory that was reserved for it. The read took `seconds`."""
+    """Executor's answer to an adapter fetch: the adapter is packed in the host memory that was reserved for it. The
+    read took `seconds`."""
 
     adapter_hash: AdapterHash
     seconds: float
@@ -62,8 +63,8 @@ class AdapterFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """Answer to a fetch: the adapter cannot be read, even after retries, or packed, or its folder has changed. Waiting
-    requests for it end with `reason` unless it is resident on the device."""
+    """Executor's answer to an adapter fetch: the adapter cannot be read, even after retries, or packed, or its folder
+    has changed. Waiting requests for it end with `reason` unless it is resident on the device."""
 
     adapter_hash: AdapterHash
     reason: str
@@ -71,14 +72,16 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchCancelled:
-    """Answer to a fetch: it was cancelled before the adapter was read. The reserved host memory is freed."""
+    """Executor's answer to an adapter fetch: it was cancelled before the adapter was read. The reserved host memory is
+    freed."""
 
     adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """Answer to the preparation of a grammar: it is prepared, so that requests that need it may start."""
+    """Executor's answer about a grammar that it was to prepare: the grammar is ready, so that requests that need it may
+    start."""
 
     grammar: Grammar
     num_bytes: int = 0
@@ -87,8 +90,8 @@ class GrammarReady:
 
 @dataclass(frozen=True, slots=True)
 class GrammarFailed:
-    """Answer to the preparation of a grammar: it is not valid, too large, or could not be compiled. Waiting requests
-    for it end with `reason`."""
+    """Executor's answer about a grammar that it was to prepare: the grammar is not valid, too large, or could not be
+    compiled. Waiting requests for it end with `reason`."""
 
     grammar: Grammar
     reason: str

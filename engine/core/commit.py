@@ -134,8 +134,8 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
 
 
 def _measure(state: EngineState, step: StepUnderWay, began: float) -> None:
-    """Count a step's size, and how long batch work delayed the interactive requests that it starts. The step began at
-    `began`, in seconds on the engine's clock."""
+    """Add to the metrics a step's numbers of sequences and tokens, and how long the interactive requests that it starts
+    and that only batch work delayed had waited. The step began at `began`, in seconds on the engine's clock."""
     counters, plan = state.counters, step.plan
     if plan.chunks:
         counters.step_sequences.add(len(plan.chunks))
@@ -234,8 +234,9 @@ def _advance(state: EngineState, step: StepUnderWay) -> None:
 
 
 def _note_prompt(state: EngineState, seq: Sequence, before: int) -> None:
-    """Count the prompt tokens of a sequence that were computed after its first `before` tokens, except those that were
-    computed again after a preemption, and let other sequences copy the end of its prompt (see `_offer_tail`)."""
+    """Add to the statistics the prompt tokens of a sequence that were computed after its first `before` tokens, except
+    those that were computed again after a preemption, and let other sequences copy the end of its prompt (see
+    `_offer_tail`)."""
     computed = min(seq.num_computed, len(seq.request.prompt_ids))
     state.counters.prompt_tokens += max(0, computed - max(before, seq.num_paid))
     _offer_tail(state, seq, before)
@@ -303,7 +304,8 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
 
 
 def _note_use(state: EngineState, seq: Sequence, now: float) -> None:
-    """Set the time at which the sequence's adapter was last used to `now`. Without an adapter, do nothing."""
+    """Set the time at which the adapter of a sequence was last used to `now`, in seconds on the engine's clock. Without
+    an adapter, do nothing."""
     if seq.request.adapter_hash:
         state.adapters[seq.request.adapter_hash].last_used = now
 
@@ -374,10 +376,11 @@ deadline. Looking at a sequence takes one or two microseconds, so the updates ta
 
 
 def update_need(state: EngineState, now: float) -> None:
-    """Recompute `ledger.need` if the last update is long enough ago. `now` is in seconds on the engine's clock. The
-    need is the maximum over all deadlines of (device seconds of work due by the deadline / time left, less a margin /
-    share of device time that batch work has been getting, at least `batch_floor`). Work whose deadline has passed does
-    not count, because it is late already and must not make other work late. Nor does waiting work of a paused lane."""
+    """Recompute `ledger.need`, the device time that batch deadlines need as a multiple of what batch work has been
+    getting, if the last update is long enough ago. `now` is in seconds on the engine's clock. The need is the maximum
+    over all deadlines of (device seconds of work due by the deadline / time left, less a margin / share of device time
+    that batch work has been getting, at least `batch_floor`). Work whose deadline has passed does not count, because it
+    is late already and must not make other work late. Nor does waiting work of a paused lane."""
     ledger = state.ledger
     if now < ledger.need_known_until:
         return

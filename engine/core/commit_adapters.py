@@ -71,7 +71,8 @@ def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: in
 
 def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
     """Count a sequence that starts to run by `plan` as a running one of its adapter, if it has one. Only the sequence's
-    first start counts for popularity and, if the plan does not load the adapter for it, as a hit."""
+    first start counts for popularity and, if the plan does not load the adapter for it, as a hit (a start that needed
+    no copy to the device)."""
     if not seq.request.adapter_hash:
         return
     adapter = state.adapters[seq.request.adapter_hash]
@@ -117,9 +118,9 @@ def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tupl
 
 
 def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
-    """Apply the answer to a fetch to its adapter and the counters, and return the waiting sequences that need the
-    adapter if the fetch failed and it is not resident; otherwise none. An answer without a fetch under way is
-    ignored."""
+    """Apply the executor's answer to an adapter fetch to the adapter and the counters, and return the waiting sequences
+    that need the adapter if the fetch failed and it is not resident; otherwise none. An answer without a fetch under
+    way is ignored."""
     adapter = state.adapters.get(answer.adapter_hash)
     if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
         return []

@@ -27,7 +27,8 @@ from engine.core.types import PrefixKey
 
 def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
     """Begin to fetch the full pages of a request's first `num_tokens` tokens that this engine neither has nor awaits,
-    from its `kv_source`, as far as host pages can be reserved for them. `seq` need not be known to the state."""
+    from another engine (its `kv_source`), as far as host pages can be reserved for them. `seq` need not be known to the
+    state."""
     source, moves = seq.request.kv_source, state.moves
     if source is None or not (moves.is_on and state.host.num_pages):
         return
@@ -49,8 +50,9 @@ def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
 
 
 def hurry_imports(state: EngineState, seq: Sequence) -> None:
-    """Limit how long a request that was just submitted waits for fetches that began before its submission: until
-    `KvSource.seconds` of its own source after its arrival, or the fetch's deadline if that is earlier."""
+    """Limit how long a request that was just submitted waits for fetches of its KV from another engine that began
+    before its submission: until `KvSource.seconds` of its own source after its arrival, or the fetch's deadline if that
+    is earlier."""
     source = seq.request.kv_source
     for fetch in state.moves.imports.values():
         if source is not None and fetch.request_id == seq.id:
@@ -58,8 +60,8 @@ def hurry_imports(state: EngineState, seq: Sequence) -> None:
 
 
 def cancel_imports(state: EngineState, request_id: str) -> None:
-    """End the fetches for a request. Pages that have come stay; host pages of the others are freed once the mover has
-    answered."""
+    """End the fetches of KV pages from other engines for a request. Pages that have come stay; host pages of the others
+    are freed once the mover has answered."""
     for number, fetch in state.moves.imports.items():
         if fetch.request_id == request_id and not fetch.is_cancelled:
             fetch.is_cancelled = True
@@ -95,8 +97,8 @@ def take_report(state: EngineState, report: MoveReport) -> None:
 
 
 def lease_exports(state: EngineState, plan: StepPlan) -> None:
-    """Lease the host copies that a plan makes available to exports, so that they are not overwritten before they are
-    sent. The plan's saves must have been entered in the host tier before."""
+    """Lease the host copies that a plan makes available to exports (KV pages that other engines fetch), so that they
+    are not overwritten before they are sent. The plan's saves must have been entered in the host tier before."""
     for number, count in plan.exports:
         export = state.moves.exports[number]
         for key in export.keys[export.num_leased : count]:
@@ -105,8 +107,8 @@ def lease_exports(state: EngineState, plan: StepPlan) -> None:
 
 
 def offer_pages(state: EngineState, plan: StepPlan) -> None:
-    """Tell the mover which pages of exports are ready to be sent now that `plan` has run, and which exports get no
-    more."""
+    """Tell the mover which KV pages are ready to be sent to other engines (exports) now that `plan` has run, and which
+    exports get no more."""
     moves, page_of = state.moves, state.host.page_of
     for number, count in plan.exports:
         if (export := moves.exports.get(number)) is not None:
@@ -128,8 +130,8 @@ def _ends(state: EngineState, export: KvExport) -> bool:
 
 
 def _missing(state: EngineState, keys: list[PrefixKey]) -> list[PrefixKey]:
-    """Return the part of `keys` from the first key on whose page this engine neither has nor awaits; empty if there is
-    none."""
+    """Return the rest of the prefix `keys` that begins with the first key whose KV page this engine neither has nor
+    awaits from another engine; empty if there is no such key."""
     for number, key in enumerate(keys):
         if not (state.is_at_hand(key) or state.moves.is_awaited(key, state.now)):
             return keys[number:]
@@ -137,8 +139,8 @@ def _missing(state: EngineState, keys: list[PrefixKey]) -> list[PrefixKey]:
 
 
 def _receive(state: EngineState, number: int, fetch: KvImport, count: int) -> None:
-    """Enter the next `count` pages of a fetch into the host tier. A page is freed instead if the tier has got a copy of
-    the same key otherwise meanwhile."""
+    """Enter the next `count` KV pages of a fetch from another engine, which have come, into the host tier. A page is
+    freed instead if the tier has got a copy of the same key otherwise meanwhile."""
     for key in list(fetch.pages)[:count]:
         page = fetch.pages.pop(key)
         if key in state.host.page_of:

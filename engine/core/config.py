@@ -310,7 +310,7 @@ class CoreConfig:
 
     @property
     def goals(self) -> tuple[LaneGoals, LaneGoals]:
-        """Goals of the lanes, indexed by `Lane`."""
+        """Latency goals of the lanes, indexed by `Lane`."""
         return self.interactive, self.batch
 
     @property

@@ -44,7 +44,7 @@ for ever."""
 
 
 class Candidate(NamedTuple):
-    """A sequence that the draft model may guess for.
+    """A sequence for which the draft model may guess tokens.
 
     Attributes:
         length: maximum number of its known tokens after the step.
@@ -64,8 +64,8 @@ class Candidate(NamedTuple):
         return self.missing <= SHORT
 
     def gain(self, place: int) -> float:
-        """Return by how many tokens guess number `place`, counted from 1, raises the expected yield of the next step,
-        beyond what the other proposer's would yield; 0 beyond `most`."""
+        """Return by how many tokens the draft model's guess number `place` for this sequence, counted from 1, raises
+        the expected yield of the next step, beyond what the other proposer's would yield; 0 beyond `most`."""
         return self.seq.drafting.acceptance**place - self.other**place if place <= self.most else 0.0
 
 
@@ -78,8 +78,8 @@ class Wanted(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Numbers of guesses by sequence, and the expected tokens and predicted seconds of the next step with these
-    guesses, drafting included."""
+    """A decision of how many tokens the draft model guesses for each sequence (`counts`), with the expected tokens and
+    the predicted seconds of the next step with these guesses, drafting included."""
 
     counts: dict[Sequence, int]
     tokens: float
@@ -107,9 +107,9 @@ def ask_drafts(
 
 
 def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> list[Wanted]:
-    """Return what the draft model shall do within `room` seconds: guess for up-to-date sequences where that pays, then
-    catch up with others or, if nothing pays, perhaps probe (see `PROBE_EVERY`). Empty before the step-time model is
-    warm."""
+    """Return what the draft model shall do within `room` seconds: guess for sequences of which it lacks at most `SHORT`
+    tokens, where that pays, then catch up with others or, if nothing pays, perhaps probe (see `PROBE_EVERY`). Empty
+    before the step-time model is warm."""
     if not (candidates and state.ledger.model.is_warm):
         return []
     counts = chooser.choose([one for one in candidates if one.is_short], room).counts
@@ -145,9 +145,9 @@ def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
 
 
 class Chooser(NamedTuple):
-    """Chooses how many tokens to guess for each sequence. The next step is assumed to have `tokens` decodes and to take
-    `alone` seconds without guesses; `prices` are those of drafting. `budget` is that of the present step, which has
-    `proposed` proposals."""
+    """Chooses how many tokens the draft model guesses for each sequence. The next step is assumed to have `tokens`
+    decodes and to take `alone` seconds without guesses; `prices` are those of drafting. `budget` is that of the present
+    step, which has `proposed` proposals."""
 
     budget: StepBudget
     prices: DraftPrices
@@ -156,8 +156,9 @@ class Chooser(NamedTuple):
     proposed: int
 
     def choose(self, candidates: Items[Candidate], room: float) -> Choice:
-        """Return the choice with the most expected tokens per second. Each further pass of the draft model within
-        `room` seconds adds one guess for every sequence whose guess is worth the row that computes it."""
+        """Return the numbers of guesses for the `candidates` with which the next step yields the most expected tokens
+        per second. Each further pass of the draft model within `room` seconds adds one guess for every sequence whose
+        guess is worth the row that computes it."""
         counts, tokens, seconds, number = dict[Sequence, int](), float(self.tokens), self.alone, 0
         best = Choice({}, tokens, seconds)
         for depth in range(1, MOST_DRAFTED + 1):
@@ -189,10 +190,10 @@ class Chooser(NamedTuple):
 
 
 def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
-    """Yield, for sequences of which the draft model lacks more than `SHORT` tokens, how many it should compute within
-    `room` seconds, if that is predicted to save more than it costs. It also guesses for a sequence of
-    which it then has all known tokens. Answers shorter than `BEGIN_AFTER`, and sequences whose other proposals are
-    mostly accepted, are skipped."""
+    """Yield, for sequences whose KV the draft model lacks for more than `SHORT` tokens, how many it should compute
+    within `room` seconds, if that is predicted to save more than it costs. It also guesses for a sequence of which it
+    then has all known tokens. Answers shorter than `BEGIN_AFTER`, and sequences whose other proposals are mostly
+    accepted, are skipped."""
     left = _most_caught_up(chooser, room)
     for one in candidates:
         is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE

@@ -37,8 +37,9 @@ RIDGE = 1e-6
 
 
 def updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
-    """Return the moving average `acceptance` after `accepted` more proposals were accepted and, if `is_refused`, the
-    next one was refused. Proposals after a refused one do not count."""
+    """Return the moving average `acceptance`, the share of a proposer's tokens that verification accepts, after
+    `accepted` more proposals were accepted and, if `is_refused`, the next one was refused. Proposals after a refused
+    one do not count."""
     keep = 1 - NEWEST_PROPOSAL
     acceptance = 1 - (1 - acceptance) * keep**accepted
     return acceptance * keep if is_refused else acceptance
@@ -63,8 +64,8 @@ class Drafting:
     """True once a step has verified proposals of the draft model for the sequence."""
 
     def follow(self, known: Sequence[int]) -> None:
-        """Compare the guesses with the sequence's tokens after a step, and discard them. KV of the leading guesses that
-        were right stays in use (`num_held`)."""
+        """Compare the draft model's guesses with the sequence's tokens after a step, and discard the guesses. KV of the
+        leading guesses that were right stays in use (`num_held`)."""
         new = known[self.num_known : self.num_known + len(self.tokens)]
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(new, self.tokens, strict=False)))
         self.num_held = min(self.num_held, self.num_known + right)
@@ -111,9 +112,9 @@ class DraftCosts:
         self._is_begun = False
 
     def prices(self, first: DraftPrices) -> DraftPrices:
-        """Return the learned prices. The first call begins the learning with `first`, as if work of the sizes
-        `FIRST_WORK` had been observed at these prices, because later observations of a single size cannot tell the
-        price of a pass from that of a row."""
+        """Return the learned prices of drafting, in seconds for each pass of the draft model and each row. The first
+        call begins the learning with `first`, as if work of the sizes `FIRST_WORK` had been observed at these prices,
+        because later observations of a single size cannot tell the price of a pass from that of a row."""
         if not self._is_begun:
             self._is_begun = True
             for work in FIRST_WORK:
@@ -122,7 +123,7 @@ class DraftCosts:
         return DraftPrices(one_pass, row)
 
     def observe(self, drafted: Sequence[Drafted], seconds: float) -> None:
-        """Learn from one step's drafting, which took `seconds`."""
+        """Learn the price of drafting from one step, whose drafting took `seconds`."""
         self._note(work_of([(one.num_computed, len(one.tokens)) for one in drafted]), seconds)
 
     def _note(self, work: tuple[int, int], seconds: float) -> None:
@@ -148,8 +149,9 @@ class DraftRecord:
         self._acceptances: OrderedDict[AdapterHash | None, float] = OrderedDict()
 
     def begin(self, adapter_hash: AdapterHash | None) -> Drafting:
-        """Return the record of a new sequence. Its acceptance is the average of earlier sequences with its adapter,
-        which each call moves a little towards `FIRST_DRAFTED`, so that the draft model is eventually tried again."""
+        """Return the draft model's state for a new sequence, without KV or guesses. Its acceptance is the average of
+        earlier sequences with its adapter, which each call moves a little towards `FIRST_DRAFTED`, so that the draft
+        model is eventually tried again."""
         return Drafting(acceptance=self._note(adapter_hash, FIRST_DRAFTED, RETRY))
 
     def end(self, adapter_hash: AdapterHash | None, drafting: Drafting) -> None:

@@ -25,8 +25,8 @@ from engine.core.types import Lane, tenant_of
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
     """Yield the waiting sequences of a lane in the order in which they should start at `now` (seconds on the engine's
-    clock): by the counters of their tenants and classes, then by locality. While batch deadlines press, batch sequences
-    with a deadline come first, the earliest deadline first."""
+    clock): by the counters of their tenants and classes, then by locality. While batch deadlines press (`Ledger.need`
+    is at least `harvest_below`), batch sequences with a deadline come first, the earliest deadline first."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
         yield from _by_tenant(state, lane, now)
@@ -106,10 +106,10 @@ class _Turns:
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
-    """Return the number of running sequences of a lane by party if all slots are taken, and no counts otherwise. If all
-    slots are taken, only a party within its fair share can get one. The counts sort parties with fewer running
-    sequences before others whose virtual counters are equally low: those would be tried in vain, which would end the
-    search."""
+    """Return the number of running sequences of a lane by party if all slots are taken, and no counts otherwise. A
+    party is a tenant or one of its classes of requests. If all slots are taken, only a party within its fair share can
+    get one. The counts sort parties with fewer running sequences before others whose virtual counters are equally low:
+    those would be tried in vain, which would end the search."""
     if len(state.running) < state.config.max_seqs:
         return Counter()
     return Counter(seq.request.party for seq in state.running.values() if seq.lane is lane)
@@ -142,8 +142,9 @@ def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
 
 
 def _locality(state: EngineState, seq: Sequence) -> int:
-    """Return 0 if a sequence's adapter is not resident, 2 if its first page is cached too, and otherwise 1. A sequence
-    without an adapter counts as one whose adapter is resident."""
+    """Return the rank of a waiting sequence by what the device already has of it (higher goes first): 0 if its adapter
+    is not resident, 2 if its first page is cached too, and otherwise 1. A sequence without an adapter counts as one
+    whose adapter is resident."""
     if seq.request.adapter_hash and not state.adapters[seq.request.adapter_hash].is_resident:
         return 0
     size = state.config.block_size

@@ -27,15 +27,16 @@ from engine.core.victims import cheapest_first
 
 
 class Group(NamedTuple):
-    """The running sequences of a tenant or party in a lane, and its weight."""
+    """The running sequences of a tenant, or of a party (one of its classes of requests), in a lane, and its weight."""
 
     weight: float
     held: list[Sequence]
 
 
 class LaneShares:
-    """Snapshot of the slots and pages that the parties of a lane hold, made for one decision. `fair` is the fair level,
-    1 over the sum of the weights of the parties that run or wait in the lane."""
+    """Snapshot of the slots and pages that the parties of a lane (tenants or their classes of requests) hold, made for
+    one decision. `fair` is the fair level, 1 over the sum of the weights of the parties that run or wait in the
+    lane."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._config = state.config
@@ -66,8 +67,9 @@ class LaneShares:
         return found
 
     def level(self, weight: float, slots: int, pages: int) -> float:
-        """Return the level of a tenant or party with the given weight and numbers of slots and KV pages: the larger of
-        its fractions of all slots and of all pages without adapters, divided by its weight."""
+        """Return the level (weighted dominant share) of a tenant or party with the given weight and numbers of slots
+        and KV pages: the larger of its fractions of all slots and of all pages without adapters, divided by its
+        weight."""
         return max(slots / self._config.max_seqs, pages / self._pages) / weight
 
     def level_of(self, weight: float, held: Listed[Sequence]) -> float:
@@ -80,25 +82,28 @@ class LaneShares:
 
     @cached_property
     def above(self) -> Set[str]:
-        """Parties whose running sequences hold more than their weighted fair share of the slots or of the pages."""
+        """Names of the parties (tenants or their classes of requests) whose running sequences hold more than their
+        weighted fair share of the slots or of the pages."""
         held = self.held.items()
         return {party for party, seqs in held if self.level_of(self._weights[party], seqs) > self.fair}
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """Parties whose decodes a newcomer's prompt may delay: those that hold more than their fair share, or that have
-        both running and waiting sequences in the lane."""
+        """Names of the parties (tenants or their classes of requests) whose decodes a newcomer's prompt may delay:
+        those that hold more than their fair share, or that have both running and waiting sequences in the lane."""
         return self.above | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:
-        """Return whether a sequence is the only one of its party in the lane, running or waiting."""
+        """Return whether a sequence is the only one of its party (tenant or class of requests) in the lane, running or
+        waiting."""
         party = seq.request.party
         return all(other is seq for other in (*self.held.get(party, ()), *self._waiting.get(party, ())[:2]))
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
-    """Yield the running sequences of the lane that may be preempted for the waiting sequence `needy`: those of other
-    tenants, and then those of its tenant's other classes."""
+    """Yield the running sequences of the lane that may be preempted for the waiting sequence `needy`, because their
+    tenant or class holds more than its fair share: those of other tenants, and then those of its tenant's other
+    classes."""
     shares, request = LaneShares(state, needy.lane), needy.request
     yield from _taken(state, shares, needy, shares.tenants(), request.tenant)
     yield from _taken(state, shares, needy, shares.parties(request.tenant), request.party)
@@ -140,9 +145,9 @@ def _taken(
 
 
 def within_shares(state: EngineState, needy: Sequence, victims: list[Sequence]) -> list[Sequence]:
-    """Return, filtered or reordered according to the shares, the `victims` that may free pages for the running sequence
-    `needy`. If its party is above the fair level, these are the victims whose parties are above it, too; otherwise all
-    victims, those first. The given order is kept within both groups."""
+    """Return, filtered or reordered by the fair shares of their parties (tenants or their classes), the `victims` that
+    may free pages for the running sequence `needy`. If its party is above the fair level, these are the victims whose
+    parties are above it, too; otherwise all victims, those first. The given order is kept within both groups."""
     shares = LaneShares(state, needy.lane)
     if len(shares.held) < 2:
         return victims

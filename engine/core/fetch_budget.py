@@ -28,7 +28,8 @@ class FetchBudget:
         self.kept: set[AdapterHash] = set()
 
     def is_open(self, lane: Lane) -> bool:
-        """Return whether there is a missing adapter that is not fetched yet, and this lane may start one more fetch."""
+        """Return whether there is a missing adapter that is not fetched yet, and this lane may start one more fetch.
+        Batch work may not start the last of the `max_fetches` concurrent fetches, unless only one is allowed."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         under_way = len(self._tiers.fetching) + len(self.fetches)
         return under_way < most and len(self._tiers.missing) > len(self.fetches)
@@ -38,9 +39,9 @@ class FetchBudget:
         return adapter.host is HostCopy.PRESENT and adapter.adapter_hash not in self.dropped
 
     def fetch(self, adapter: Adapter, *, is_old: bool) -> None:
-        """Plan the fetch of an adapter, freeing copies of other adapters if necessary. If that does not suffice,
-        nothing happens. `is_old` means that a request has waited so long that copies which other waiting requests need
-        may be freed."""
+        """Plan to read an adapter into host memory, freeing copies of other adapters if necessary. Does nothing if that
+        does not suffice or if the fetch is planned already. `is_old` means that a request has waited so long that
+        copies which other waiting requests need may be freed."""
         if adapter.adapter_hash in self.fetches or not self._make_room(adapter.num_bytes, is_old=is_old):
             return
         self._free -= adapter.num_bytes
@@ -54,7 +55,8 @@ class FetchBudget:
                 self.dropped[adapter_hash] = None
 
     def cancelled(self) -> tuple[AdapterHash, ...]:
-        """Return the adapters whose fetch is under way, not cancelled yet, and that no live request needs any more."""
+        """Return the adapters whose fetch this plan shall cancel: those whose fetch is under way, not cancelled yet,
+        and that no live request needs any more."""
         under_way = (self._adapters[adapter_hash] for adapter_hash in self._tiers.fetching)
         return tuple(a.adapter_hash for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 

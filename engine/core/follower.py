@@ -14,13 +14,15 @@ are not found."""
 
 
 class Follower:
-    """Follows an answer through a text, token by token, and expects it to go on as the text does. If one token of the
-    answer differs and the next one agrees with the text again, the differing token is a replacement: it is expected
-    from then on wherever the text has the token that it replaced, as when an edit changes a name."""
+    """Follows an answer through a text that it mostly repeats, token by token, and expects it to go on as the text
+    does, to propose tokens for speculative decoding. If one token of the answer differs and the next one agrees with
+    the text again, the differing token is a replacement: it is expected from then on wherever the text has the token
+    that it replaced, as when an edit changes a name."""
 
     def __init__(self, longest: int, *, is_lost: bool = False) -> None:
-        """`longest` is the number of last tokens by which the answer is found in the text. `is_lost` means that the
-        answer does not begin as the text does."""
+        """`longest` is how many of the answer's last tokens are looked up in the text when the answer does not go on as
+        expected. `is_lost` means that the answer does not begin as the text does, so that its place must be looked up
+        first."""
         self._longest = longest
         self.place = 0
         """Place in the text that is expected next, unless the answer has left the text."""
@@ -43,8 +45,8 @@ class Follower:
         return tokens[len(unseen) :] if tokens[: len(unseen)] == tuple(unseen) else ()
 
     def follow(self, text: Sequence[int], answer: Sequence[int], number: int, find: Find) -> None:
-        """Take note of the answer's token `number`. If it is not the expected one, `find` is called with the answer's
-        last tokens and returns the new place in the text."""
+        """Advance the place in the text by the answer's token at index `number`. If it is not the expected one, `find`
+        is called with the answer's last tokens and returns the new place in the text."""
         token, is_inside = answer[number], self.place < len(text) and self._misses < MOST_MISSES
         if is_inside and token in (expected := text[self.place], self._replaced.get(expected)):
             self._go_on(text, answer, number)

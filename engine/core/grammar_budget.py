@@ -12,9 +12,10 @@ reserved for the interactive lane."""
 
 
 class GrammarBudget:
-    """Plans preparations of grammars, as an overlay: the state is not changed. A grammar that finds no memory is
-    prepared later; its requests wait in the queue until other requests have ended. `prepared` has the grammars whose
-    preparation the plan starts, each with the request whose tenant is charged."""
+    """Chooses the grammars (of structured outputs) that a plan has the executor prepare, as an overlay: the state is
+    not changed. A grammar that finds no memory is prepared later; its requests wait in the queue until other requests
+    have ended. `prepared` has the grammars whose preparation the plan starts, each with the request whose tenant is
+    charged."""
 
     def __init__(self, state: EngineState) -> None:
         self._grammars = state.grammars
@@ -25,7 +26,9 @@ class GrammarBudget:
         self.prepared: dict[Grammar, Request] = {}
 
     def is_open(self, lane: Lane) -> bool:
-        """Return whether a grammar waits to be prepared and the lane may have one more preparation under way."""
+        """Return whether a grammar waits to be prepared and this lane may start one more preparation. Batch work may
+        not start the last of the `max_preparations` concurrent preparations, unless only one is allowed. Memory is not
+        considered."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 

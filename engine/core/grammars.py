@@ -57,7 +57,8 @@ class _GrammarEntry:
 
 
 class Grammars:
-    """All known grammars, their stages and their memory. Only `commit.py` and `apply.py` change them."""
+    """All grammars that live requests need, with the stage of each one's preparation and the memory that tenants are
+    charged for it. Only `commit.py` and `apply.py` change them."""
 
     def __init__(self) -> None:
         self._known: dict[Grammar, _GrammarEntry] = {}
@@ -99,8 +100,8 @@ class Grammars:
         self._known[grammar].live += 1
 
     def leave(self, grammar: Grammar | None) -> None:
-        """Count a sequence that has ended. If no other needs its grammar, it is forgotten and, if its preparation was
-        started, no longer charged, and the next plan tells the executor. None is ignored."""
+        """Record that a sequence that needs a grammar has ended. If no other needs its grammar, it is forgotten and, if
+        its preparation was started, no longer charged, and the next plan tells the executor. None is ignored."""
         if grammar is None:
             return
         entry = self._known[grammar]

@@ -20,8 +20,8 @@ from engine.core.types import HostPageId, PrefixKey
 
 
 class HostTier:
-    """Map between prefix keys and the host pages that hold copies of their KV. Only `commit.py` and `commit_moves.py`
-    change it."""
+    """Index of the host memory tier: maps prefix keys to the host pages that hold copies of their KV, and decides which
+    copies are overwritten first. Only `commit.py` and `commit_moves.py` change it."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -40,12 +40,12 @@ class HostTier:
         """Host pages that a transfer from another engine may write."""
 
     def match(self, keys: Iterable[PrefixKey]) -> list[HostPageId]:
-        """Return the host pages of the longest run of leading keys that are in the tier."""
+        """Return the host pages of the longest run of leading keys that are in the host tier."""
         return leading_pages(self.page_of, keys)
 
     def reusable(self, *, needed: bool) -> Iterator[PrefixKey]:
-        """Yield the keys of the copies that may be overwritten, in the order of reuse: idle copies and, only with
-        `needed`, those of live sequences after them."""
+        """Yield the prefix keys of the KV copies in host memory that may be overwritten, in the order of reuse: idle
+        copies and, only with `needed`, those of live sequences after them."""
         yield from self.idle
         if needed:
             yield from (key for key in self.needed if key in self.page_of and key not in self.leased)
@@ -69,7 +69,8 @@ class HostTier:
                     order.move_to_end(key)
 
     def need(self, keys: Iterable[PrefixKey]) -> None:
-        """Record that one more live sequence has saved the pages of these keys."""
+        """Record that one more live sequence has saved the KV pages of these keys to host memory, so that their copies
+        are overwritten only if no idle copy is left."""
         for key in keys:
             self.needed[key] = self.needed.get(key, 0) + 1
             self._sort(key)
@@ -87,7 +88,8 @@ class HostTier:
                     self.idle.move_to_end(key, last=False)
 
     def lease(self, key: PrefixKey) -> None:
-        """Record that one more transfer reads the copy of a key, which must be in the tier."""
+        """Record that one more transfer to another engine reads the copy of a key, which must be in the host tier. A
+        leased copy is not overwritten."""
         self.leased[key] += 1
         self._sort(key)
 
@@ -111,7 +113,7 @@ class HostTier:
         return pages
 
     def unreserve(self, pages: Iterable[HostPageId]) -> None:
-        """Free reserved pages that hold nothing."""
+        """Free host pages that `reserve` took and that no KV was written to."""
         for page in pages:
             self.reserved.remove(page)
             self.free[page] = None
@@ -122,8 +124,8 @@ class HostTier:
         self.idle.pop(key, None)
 
     def _sort(self, key: PrefixKey) -> None:
-        """Update `idle` after a change to a key: append the key, as the one used last, if its copy is neither needed
-        nor leased, otherwise remove it."""
+        """Update `idle`, the order in which host pages are reused, after a change to a key: append the key, as the one
+        used last, if its copy is neither needed nor leased, otherwise remove it."""
         if key not in self.page_of or key in self.needed or key in self.leased:
             self.idle.pop(key, None)
         elif key not in self.idle:

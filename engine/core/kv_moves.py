@@ -23,7 +23,8 @@ MOST_IMPORTS = 64
 
 
 class PageMemory(Protocol):
-    """The host pages to which plans save KV, for moves between engines. Any thread may use it."""
+    """Interface through which moves between engines read and write the host pages to which plans save KV. Any thread
+    may use it."""
 
     @property
     def page_bytes(self) -> int: ...
@@ -36,7 +37,7 @@ class PageMemory(Protocol):
 
 
 class FetchEnd(Enum):
-    """How a fetch of pages ended."""
+    """How a fetch of KV pages from another engine ended."""
 
     DONE = "done"
     """All pages have come."""
@@ -58,9 +59,9 @@ class FetchEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FetchPages:
-    """Order to the mover: fetch the pages of `keys` from another engine and write each into the host page at its
-    place. The mover answers with `PagesCame` as they come, in order, and with exactly one `FetchEnded`, after which it
-    writes no more."""
+    """Order to the mover (the threads that move KV pages between engines): fetch the pages of `keys` from another
+    engine and write each into the host page at its place. The mover answers with `PagesCame` as they come, in order,
+    and with exactly one `FetchEnded`, after which it writes no more."""
 
     id: int
     source: KvSource
@@ -72,14 +73,14 @@ class FetchPages:
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch:
-    """Order to the mover: end a fetch soon. It may have ended already."""
+    """Order to the mover: end a fetch of KV pages from another engine soon. It may have ended already."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PagesReady:
-    """Order to the mover: send the next pages of an export, from these host pages."""
+    """Order to the mover: send the next KV pages that another engine fetches (an export), from these host pages."""
 
     id: int
     host_pages: tuple[HostPageId, ...]
@@ -87,14 +88,14 @@ class PagesReady:
 
 @dataclass(frozen=True, slots=True)
 class ExportOver:
-    """Order to the mover: no further pages of an export will be ready."""
+    """Order to the mover: no further KV pages will be ready for an export to another engine."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PagesCame:
-    """Report of the mover: the next `count` pages of a fetch are in their host pages."""
+    """Report of the mover: the next `count` KV pages of a fetch from another engine are in their host pages."""
 
     id: int
     count: int
@@ -102,8 +103,8 @@ class PagesCame:
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded:
-    """Report of the mover, the last one about a fetch. The pages came in `seconds`, without the time in which the other
-    engine computed them."""
+    """Report of the mover, the last one about a fetch of KV pages from another engine. The pages came in `seconds`,
+    without the time in which the other engine computed them."""
 
     id: int
     end: FetchEnd
@@ -122,7 +123,8 @@ class ExportPages:
 
 @dataclass(frozen=True, slots=True)
 class PagesSent:
-    """Report of the mover: the next `count` pages of an export have been received, and are not read any more."""
+    """Report of the mover: another engine has received the next `count` KV pages of an export, and they are not read
+    any more."""
 
     id: int
     count: int
@@ -130,7 +132,8 @@ class PagesSent:
 
 @dataclass(frozen=True, slots=True)
 class EndExport:
-    """Report of the mover, the last one about an export: it reads none of its pages any more."""
+    """Report of the mover, the last one about an export of KV pages to another engine: it reads none of them any
+    more."""
 
     id: int
 
@@ -141,7 +144,7 @@ MoveReport = PagesCame | FetchEnded | ExportPages | PagesSent | EndExport
 
 @dataclass(slots=True)
 class KvImport:
-    """Pages that are being fetched for a request."""
+    """State of a fetch of KV pages from another engine for a request."""
 
     request_id: str
     deadline: float
@@ -153,7 +156,7 @@ class KvImport:
 
 @dataclass(slots=True)
 class KvExport:
-    """Pages that another engine wants, in order."""
+    """State of an export: the KV pages that another engine wants, in order, and how many of them were sent so far."""
 
     keys: tuple[PrefixKey, ...]
     waits: bool
@@ -169,7 +172,8 @@ class KvExport:
 
 @dataclass(slots=True)
 class KvMoves:
-    """All imports and exports under way. Only `commit_moves.py` changes them."""
+    """All moves of KV pages under way: fetches from other engines (imports) and pages that other engines fetch
+    (exports). Only `commit_moves.py` changes them."""
 
     is_on: bool = False
     """True once the engine has a mover. Without one, nothing is fetched."""
@@ -206,5 +210,5 @@ class KvMoves:
         return False
 
     def leases(self) -> Counter[PrefixKey]:
-        """Return the number of exports that may read the copy of each key."""
+        """Return, for each prefix key, the number of exports to other engines that may read its host copy."""
         return Counter(key for one in self.exports.values() for key in one.keys[one.num_sent : one.num_leased])

@@ -29,8 +29,9 @@ def non_negative_solution(normal: Matrix, right: list[float], start: list[float]
 
 
 def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float]) -> list[float]:
-    """Return the solution in the `free` unknowns, with all others 0, approached from the feasible x. Unknowns that
-    would become negative are set to 0 and removed from `free` in place."""
+    """One round of the active-set method: return the x that solves the normal equations in the `free` unknowns, with
+    all others 0, approached from the feasible x. Unknowns that would become negative are set to 0 and removed from
+    `free` in place."""
     while free:
         order = sorted(free)
         target = dict(zip(order, eliminate(normal, right, order), strict=True))

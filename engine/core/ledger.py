@@ -40,7 +40,8 @@ TAIL, TAIL_EVERY = 0.98, 16
 
 
 class Ratio:
-    """Share of events that were good (1 before the first), with exponentially decaying weight of older events."""
+    """Share of events that were good, such as tokens in time (1 before the first event), with exponentially decaying
+    weight of older events."""
 
     def __init__(self) -> None:
         self.good = self.total = 0.0
@@ -175,11 +176,11 @@ class Ledger:
 
     def work_of(self, seq: Sequence) -> float:
         """Return the device seconds that a new sequence is predicted to take. Before any token was decoded, each of its
-        tokens counts `FIRST_PRICE`, so that sequences are in order of length."""
+        tokens counts `FIRST_PRICE`, which still sorts sequences by length."""
         return self.work_left(seq) if self.decode_price else FIRST_PRICE * seq.expected_length
 
     def work_left(self, seq: Sequence) -> float:
-        """Return the device seconds that a sequence needs until its predicted end."""
+        """Return the device seconds that a sequence needs until its predicted end, at the smoothed prices of tokens."""
         least = int(seq.request.params.max_tokens > 0)
         return self.price(seq.num_remaining, max(least, seq.expected_output - seq.num_generated))
 
@@ -214,9 +215,10 @@ class Ledger:
         self._tokens = self._late = 0
 
     def _note_alone(self) -> None:
-        """Remember the last step if it had interactive decodes, and compute `tail` from such steps after every
-        `TAIL_EVERY` of them, as a percentile over tokens, because ITL is reported in this way. A step is weighted by
-        the factor by which batch work extended it, since interactive work alone would have had that many more steps."""
+        """Remember the last step if it had interactive decodes, and compute `tail` (98th percentile of the seconds of
+        steps without their batch work) from such steps after every `TAIL_EVERY` of them, over tokens, because ITL is
+        reported in this way. A step is weighted by the factor by which batch work extended it, since interactive work
+        alone would have had that many more steps."""
         if not (self._alone_now and self._tokens):
             return
         self._alone.append((self._alone_now, self._longer_now * self._tokens))
@@ -233,9 +235,9 @@ class Ledger:
     def _charges(
         self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter], refused: Mapping[str, int]
     ) -> Iterator[Charge]:
-        """Yield the charges of a step for its chunks and adapter loads. Tokens that are computed again after a
-        preemption are charged but not billed; refused proposals are both, because they took their tenant's part of the
-        step."""
+        """Yield the parts of a step's device time that sequences are charged for their chunks and adapter loads. Tokens
+        that are computed again after a preemption are charged but not billed; refused proposals are both, because they
+        took their tenant's part of the step."""
         plan, prices, is_warm = step.plan, self.model.prices, self.model.is_warm
         tokens = plan.features.tokens
         fixed, many = (prices.step + self.model.experts_s(tokens)) / len(plan.chunks), self.model.token_price(tokens)

@@ -46,7 +46,8 @@ wait."""
 
 @dataclass(slots=True)
 class Need:
-    """When a step would have had to be planned to reach the device just in time, and when it was.
+    """Record of one past step, from which the lead of later steps is computed: when the step should have been planned
+    to reach the device just in time, and when it was to be planned.
 
     Attributes:
         host: seconds, before the device ended the step under way, at which it would have had to be planned.
@@ -61,8 +62,9 @@ class Need:
     possible: float = 0.0
 
     def lengthen(self, seconds: float) -> None:
-        """Raise this need in hindsight, because the step should have been planned `seconds` earlier than it was, or as
-        early as was possible without a rest."""
+        """Raise `host`, the seconds before the end of the step under way at which this step should have been planned,
+        in hindsight: to `seconds` more than it was given, but to no more than was possible without a rest. `Pace` calls
+        this when a later step is late because this one was planned too late."""
         self.host = max(self.host, min(self.given + seconds, self.possible))
 
 
@@ -74,7 +76,8 @@ class Needs:
 
     def lead(self, predicted: float) -> float:
         """Return how many seconds before the end of the step under way, which is predicted to last `predicted` seconds,
-        to begin to plan the next one."""
+        the host shall begin to plan the next one: the second longest lead that any recorded step needed, or
+        `FIRST_LEAD_S` until `FIRST_STEPS` steps are recorded."""
         if len(self._recent) < FIRST_STEPS:
             return FIRST_LEAD_S
         return nlargest(NEEDS_EXCEEDED, [need.host + need.error * predicted for need in self._recent])[-1]
@@ -104,7 +107,7 @@ class _Rest:
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """A step that is under way. Times are in seconds on the engine's clock.
+    """What `Pace` notes of a step under way. Times are in seconds on the engine's clock.
 
     Attributes:
         begun: when its submission began.
@@ -146,8 +149,10 @@ class Pace:
         """By how many seconds earlier the host would have come to plan the next step, had it never rested."""
 
     def rest(self, state: EngineState) -> float:
-        """Sleep until `lead` seconds before the predicted end of the step under way, if any, but at most
-        `LONGEST_REST_S` seconds, and return the clock's time afterwards, in seconds."""
+        """Delay the planning of the next step, so that more requests can join it: sleep until `lead` seconds before the
+        predicted end of the step under way, but at most `LONGEST_REST_S` seconds. Do not sleep if no step with a
+        prediction is under way, or for less than the share `LEAST_REST` of the prediction. Return the clock's time
+        afterwards, in seconds."""
         now = self._clock()
         predicted = state.under_way[0].plan.predicted if state.under_way else 0.0
         self._rest = None
@@ -162,8 +167,10 @@ class Pace:
         return ended
 
     def _wait(self, left: float, predicted: float) -> float:
-        """Return for how many seconds to rest, while a step of `predicted` seconds is under way that ends in `left`
-        seconds. A host that is too late for a rest does not spend time on computing the lead."""
+        """Return for how many seconds, at most `LONGEST_REST_S`, the host shall rest before it plans the next step,
+        while a step of `predicted` seconds is under way that ends in `left` seconds; 0 if the rest would be shorter
+        than the share `LEAST_REST` of `predicted`. A host that is too late for a rest does not spend time on computing
+        the lead."""
         least = LEAST_REST * predicted
         if left < least:
             return 0.0
@@ -172,8 +179,9 @@ class Pace:
         return min(wait, LONGEST_REST_S) if wait >= least else 0.0
 
     def submitted(self, begun: float, launch: Launch, *, computes: bool) -> None:
-        """Note that a step was submitted by a call that began at `begun`, in seconds on the engine's clock, and has
-        just returned. `computes` tells whether the step has anything to compute."""
+        """Record the times of a step's submission, from which `ended` learns when steps must be planned. The call of
+        the executor's `submit` began at `begun`, in seconds on the engine's clock, and has just returned `launch`.
+        `computes` tells whether the step has anything to compute."""
         returned = self._clock()
         reached = returned if launch.reached_s is None else begun + launch.reached_s
         self._under_way.append(_Submitted(begun, reached, returned, launch.late, self._rest if computes else None))

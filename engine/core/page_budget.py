@@ -45,20 +45,25 @@ class PageBudget:
         """Requests whose pages of the draft model were taken."""
 
     def available(self, lane: Lane) -> int:
-        """Return the number of pages that `take` could still take for a lane."""
+        """Return the number of device pages that this plan can still `take` for work of a lane, including pages of the
+        draft model's KV and of those idle cached prefixes that the lane may evict."""
         return self._unused(lane) + self._drafted_left
 
     def _unused(self, lane: Lane) -> int:
-        """Return the number of pages that `take` could still take for a lane without those of the draft model."""
+        """Return the number of device pages that this plan can still `take` for work of a lane without taking any from
+        the draft model: free ones, those that the plan has freed, and those of idle cached prefixes that the lane may
+        evict."""
         idle = sum([self._idle_left[other] for other in self._sources[lane]])
         return self._free_left + len(self._returned) + idle
 
     def take(self, count: int, lane: Lane) -> tuple[PageId, ...]:
-        """Take `count` pages for `lane` and return their ids. The caller makes sure that as many are `available`."""
+        """Allocate `count` device pages to work of a lane in this plan, evicting idle cached prefixes and then the
+        draft model's KV if need be, and return their ids. The caller makes sure that as many are `available`."""
         return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
     def take_free(self, count: int, lane: Lane) -> tuple[PageId, ...]:
-        """Take at most `count` pages for `lane`, only from those that hold nothing, and return their ids."""
+        """Allocate at most `count` device pages to work of a lane in this plan, only from the free list, so that
+        nothing is evicted for them, and return their ids."""
         return self.take(min(count, self._free_left), lane)
 
     def take_for_draft(self, count: int) -> tuple[PageId, ...] | None:
@@ -78,7 +83,8 @@ class PageBudget:
         self.give_back(pages)
 
     def share(self, pages: list[PageId]) -> None:
-        """Add a reference to each of these pages, found in the prefix cache, so that they can no longer be taken."""
+        """Add a reference, in this plan, to each of these pages, which a starting sequence found in the prefix cache,
+        so that the plan no longer evicts them."""
         for page in pages:
             if page in self._returned:
                 del self._returned[page]
@@ -88,7 +94,8 @@ class PageBudget:
             self._refs_change[page] += 1
 
     def unshare(self, pages: list[PageId]) -> None:
-        """Undo `share` of the same pages. No pages may have been taken in between."""
+        """Undo `share` of the same pages, because the sequence does not start in this plan after all. No pages may have
+        been taken in between."""
         for page in pages:
             self._refs_change[page] -= 1
             if self._count(page) == 0 and page in self._shared:
@@ -98,8 +105,9 @@ class PageBudget:
                 self._returned[page] = None
 
     def give_back(self, pages: Iterable[PageId]) -> None:
-        """Remove one reference to each page; pages without references can be taken again, in this order. The last pages
-        of a sequence should come first, because they are worth least to the prefix cache."""
+        """Remove one reference to each page, in this plan, because a sequence is preempted, an adapter is evicted or
+        the draft model loses its KV. The plan can allocate pages left without references again, in this order. The last
+        pages of a sequence should come first, because they are worth least to the prefix cache."""
         for page in pages:
             self._refs_change[page] -= 1
             if self._count(page) == 0:

@@ -64,15 +64,17 @@ class Planner:
         self._restores: list[PageCopy] = []
 
     def enter(self, lane: Lane) -> None:
-        """Begin with a lane: further calls of `advance` and `start` are for its sequences, within its time limit."""
+        """Begin to plan a lane's part of the step: further calls of `advance` and `start` are for sequences of this
+        lane, within the time limit that the step's budget sets for the lane."""
         self._lane = lane
         self._budget.enter(lane)
         self._passed_over = 0
 
     @property
     def takes_new(self) -> bool:
-        """Return whether waiting sequences of the current lane may start at all; a cheap check before looking at
-        each."""
+        """Return whether this plan can still start any waiting sequence of the current lane: the lane's budget is open
+        or the policy gathers batches, a slot is free (for the batch lane only), and no interactive sequence has failed
+        to find room in this plan. The caller checks this before it looks at each sequence."""
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
@@ -125,9 +127,9 @@ class Planner:
         return self._start_with(adapter, seq)
 
     def fetch_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Plan fetches of the missing adapters of a lane's first `prefetch_window` sequences in `waiting` that this
-        plan does not start, as far as fetches and host memory are free, and keep the host copies that the others
-        need."""
+        """Plan fetches, from disk to host memory, of the missing adapters of a lane's first `prefetch_window` sequences
+        in `waiting` that this plan does not start, as far as fetches and host memory are free, and keep the host copies
+        that the others of these sequences need."""
         if not self._fetches.is_open(lane):
             return
         still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
@@ -142,8 +144,9 @@ class Planner:
                 return
 
     def prepare_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Plan preparations of the grammars of a lane's first `prefetch_window` sequences in `waiting`, as far as
-        preparations and memory are free."""
+        """Plan to prepare, concurrently with steps, the grammars of a lane's first `prefetch_window` sequences in
+        `waiting`, as far as preparations and memory are free, so that these sequences need not wait for their grammars
+        later."""
         if self._grammars.is_open(lane):
             for seq in islice(waiting, self._config.prefetch_window):
                 self._grammars.prepare(seq.request, lane)
@@ -308,8 +311,8 @@ class Planner:
         self._fetches.kept.add(adapter.adapter_hash)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
-        """Return the prefix keys of the full pages that need not be computed if they are cached already, leaving at
-        least one token to compute. The list is empty if there is neither a prefix cache nor host pages."""
+        """Return the prefix keys of a sequence's full pages that need not be computed if they are cached already,
+        leaving at least one token to compute. The list is empty if there is neither a prefix cache nor host pages."""
         if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
         return page_keys(seq, seq.num_skippable // self._config.block_size, self._config.block_size)
@@ -358,7 +361,8 @@ class Planner:
             )
 
     def _is_old(self, seq: Sequence) -> bool:
-        """Return whether a sequence arrived `adapter_age_s` ago or earlier."""
+        """Return whether a waiting sequence arrived at least `adapter_age_s` ago, so that room is made for its adapter
+        even at the expense of adapters of other sequences."""
         return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
 
 

@@ -19,8 +19,9 @@ from engine.core.victims import cheapest_first
 
 
 class Policy(Protocol):
-    """Decisions about order that the planner asks for. Implementations read the state and do not change it. `now` is in
-    seconds on the engine's clock."""
+    """Scheduling policy of an engine: tells the planner in which order sequences get tokens, start, have their adapters
+    fetched and are preempted. Implementations read the state and do not change it. `now` is in seconds on the engine's
+    clock."""
 
     timed: bool
     """True means that steps are bounded by predicted time, and not only by tokens."""
@@ -154,8 +155,8 @@ of a run, too few for a full batch, would never start."""
 
 
 def may_form_batch(state: EngineState, now: float) -> bool:
-    """Return whether a new batch may start at `now`: nothing runs, and either `max_seqs` requests wait or the oldest
-    one has waited for `window_s` (dynamic) or `STATIC_WINDOWS` times as long (static)."""
+    """Return whether a static or dynamic scheduler may start a new batch at `now`: nothing runs, and either `max_seqs`
+    requests wait or the oldest one has waited for `window_s` (dynamic) or `STATIC_WINDOWS` times as long (static)."""
     if state.running or not len(state.waiting):
         return False
     rules = state.config.scheduling

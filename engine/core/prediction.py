@@ -18,9 +18,9 @@ that an edit leaves out or writes again. The search takes some 10 us."""
 
 
 class Prediction:
-    """A `Proposer` that follows the answer through a predicted text (see follower.py), and proposes what comes next
-    there. Where the answer leaves it, the last tokens must be found near the last known place. While they are not,
-    `other` proposes."""
+    """A `Proposer` of tokens for speculation. It follows the answer through the text that the caller predicted (see
+    follower.py), and proposes what comes next there. Where the answer leaves the text, the answer's last tokens must be
+    found near the last known place. While they are not, the proposer `other` proposes."""
 
     def __init__(self, prompt_ids: Sequence[int], prediction: tuple[int, ...], other: Proposer) -> None:
         self._text = prediction

@@ -50,8 +50,8 @@ def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
 
 
 def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[PrefixKey]:
-    """Return the keys of the first `num_full_pages` pages of a sequence; none if it shares no pages. New ones are
-    computed and stored in `seq.page_keys`."""
+    """Return the prefix-cache keys of the first `num_full_pages` KV pages of a sequence, all of them full; none if the
+    sequence shares no pages. New keys are computed and stored in `seq.page_keys`."""
     keys = seq.page_keys
     if not seq.shares_pages:
         return keys
@@ -62,7 +62,8 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
 
 
 def _page_key(seq: Sequence, keys: list[PrefixKey], start: int, end: int) -> PrefixKey:
-    """Return the key of a page with the tokens from `start` to before `end`, after the pages with these keys."""
+    """Return the prefix-cache key of the page that holds a sequence's tokens from `start` up to but without `end`, and
+    follows the pages with the keys `keys`."""
     begin, adapter_hash = seq.adapter_begin, seq.request.adapter_hash
     parent = keys[-1] if keys else root_key(adapter_hash if not begin else None, seq.realm)
     if adapter_hash and begin and start <= begin < end:
@@ -71,8 +72,9 @@ def _page_key(seq: Sequence, keys: list[PrefixKey], start: int, end: int) -> Pre
 
 
 def tail_key(seq: Sequence, block_size: int) -> PrefixKey | None:
-    """Return the key of the prompt's tokens after its last full page, without the prompt's last token, which every
-    sequence computes to sample the next one. None means that there are none, or that the sequence shares no pages."""
+    """Return the key by which a sequence with the same prompt finds the KV of the prompt's end, to copy its page: the
+    key of the tokens after the last full page, without the prompt's last token, which every sequence computes to sample
+    the next one. None means that there are none, or that the sequence shares no pages."""
     count = len(seq.request.prompt_ids) - 1
     full = count // block_size
     if not seq.shares_pages or full * block_size == count:
@@ -119,12 +121,12 @@ class PrefixCache:
         return any(page in pages for pages in self.idle.values())
 
     def match(self, keys: list[PrefixKey]) -> list[PageId]:
-        """Return the pages of the longest run of leading keys that are cached. Nothing is changed."""
+        """Return the device pages of the longest run of leading `keys` that are cached. Nothing is changed."""
         return leading_pages(self.page_of, keys)
 
     def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
-        """Add a full page to the cache and end the promise of a request to compute it. If the key or the page is cached
-        already, that entry remains."""
+        """Add a full page to the prefix cache and end the promise of a request to compute it. If the key or the page is
+        cached already, that entry remains."""
         self.promised.pop(key, None)
         if key not in self.page_of and page not in self.key_of:
             self.page_of[key] = page
@@ -132,7 +134,8 @@ class PrefixCache:
             self.lane_of[page] = lane
 
     def promise(self, keys: list[PrefixKey], request_id: str) -> None:
-        """Record that a request is about to compute the pages of those keys that are neither cached nor promised."""
+        """Record that a request is about to compute the pages of those keys that are neither cached nor promised, so
+        that other requests with this prefix can wait for the pages."""
         for key in keys:
             if key not in self.page_of:
                 self.promised.setdefault(key, request_id)
@@ -145,8 +148,9 @@ class PrefixCache:
                 del self.promised[key]
 
     def park(self, pages: list[PageId], now: float) -> list[PageId]:
-        """Record those of the unreferenced `pages` that are cached as idle since `now`, and return the others, which
-        can be freed. The last pages are parked first, so that they are evicted before the prefixes that they extend."""
+        """Mark those of the unreferenced `pages` that are in the prefix cache as idle since `now`: they stay cached
+        until they are evicted. Return the others, which can be freed. The last pages are parked first, so that they are
+        evicted before the prefixes that they extend."""
         others = []
         for page in reversed(pages):
             if page in self.key_of:

@@ -26,12 +26,12 @@ class PromptLogprob(NamedTuple):
 
 
 def row_bytes(width: int) -> int:
-    """Return the size in bytes of one row with `width` alternatives."""
+    """Return the size in bytes of one packed row: the logprobs of one prompt token with `width` alternatives."""
     return 8 + 8 * width
 
 
 def unpack(rows: bytes, width: int) -> Iterator[PromptLogprob]:
-    """Yield the log probabilities in packed rows with `width` alternatives each. Raises struct.error if `rows` is not a
-    whole number of rows."""
+    """Yield the log probabilities of prompt tokens, one for each of the packed `rows`, which have `width` alternatives
+    each. Raises struct.error if `rows` is not a whole number of rows."""
     for logprob, rank, *rest in struct.iter_unpack(f"<fi{width}i{width}f", rows):
         yield PromptLogprob(rank, TokenLogprobs(logprob, tuple(zip(rest[:width], rest[width:], strict=True))))

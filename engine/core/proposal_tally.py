@@ -10,7 +10,8 @@ from engine.core.types import ProposalCount
 
 
 def sum_proposals(*counts: Sequence[ProposalCount]) -> tuple[ProposalCount, ...]:
-    """Add up counts of proposals, such as those that several engine processes have made for a request, by proposer."""
+    """Add up counts of proposed and accepted tokens (speculation) by proposer, such as the counts that several engine
+    processes have made for one request."""
     proposed, accepted = Counter[str](), Counter[str]()
     for one in chain.from_iterable(counts):
         proposed[one.proposer] += one.proposed
@@ -19,8 +20,8 @@ def sum_proposals(*counts: Sequence[ProposalCount]) -> tuple[ProposalCount, ...]
 
 
 class ProposalTally:
-    """Counts a request's proposals, and those that became part of its answer, which excludes accepted tokens after a
-    stop token."""
+    """Counts, by proposer, the tokens that speculation proposed for a request, and those that became part of its
+    answer, which excludes accepted tokens after a stop token."""
 
     __slots__ = ("_accepted", "_proposed", "_under_way", "counts")
 
@@ -32,14 +33,15 @@ class ProposalTally:
         self.counts: tuple[ProposalCount, ...] = ()
 
     def propose(self, sources: Sequence[str]) -> None:
-        """Count the proposals of a step whose result has come, by the names of their proposers."""
+        """Count the proposed tokens of a step whose result has come. `sources` has the name of the proposer of each of
+        them, in order."""
         self._under_way = sources
         for source in sources:
             self._proposed[source] = self._proposed.get(source, 0) + 1
         self._update()
 
     def accept(self) -> None:
-        """Count the step's next proposal as accepted."""
+        """Count one more token of the last step's proposals, the next in order, as accepted."""
         source, self._under_way = self._under_way[0], self._under_way[1:]
         self._accepted[source] = self._accepted.get(source, 0) + 1
         self._update()

@@ -62,9 +62,10 @@ def proposer_for(config: CoreConfig, request: Request, memories: AnswerMemories)
 
 
 def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget: StepBudget, pages: PageBudget) -> None:
-    """Add proposals, in place, to the `chunks` of a plan (by request id), if they are all decodes and at most
-    `MOST_DECODES`. In a step with interactive work, batch sequences get none, because their proposals would delay that
-    work. The proposals are counted in `budget`, and take only free pages of `pages`."""
+    """Add proposed tokens (speculation), in place, to the `chunks` of a plan (by request id), if they are all decodes
+    and at most `MOST_DECODES`, as many as are predicted to pay (see `_worthwhile`). In a step with interactive work,
+    batch sequences get none, because their proposals would delay that work. The proposals are counted in `budget`, and
+    take only free pages of `pages`."""
     if not 0 < len(chunks) <= MOST_DECODES or not budget.is_decoding:
         return
     guesses = dict(_guesses(state, chunks))
@@ -131,8 +132,9 @@ def _worthwhile(
     state: EngineState, guesses: Mapping[Sequence, Guess], budget: StepBudget, tokens: float
 ) -> dict[Sequence, int]:
     """Return how many proposals each sequence gets. The likeliest are taken first, as long as each raises the expected
-    `tokens` of the step per predicted second, and the step stays within the budget's tokens and bound. Before the model
-    is warm, none does."""
+    `tokens` of the step per predicted second, and the step stays within the budget's tokens and bound. In one of
+    `PROBE_EVERY` steps, the first `PROBE_ROWS` proposals need not pay. There are none before the step-time model is
+    warm."""
     model = state.ledger.model
     if not model.is_warm:
         return {}
@@ -160,7 +162,8 @@ def _gains(seq: Sequence, guess: Guess) -> Iterator[float]:
 
 
 def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
-    """Return the number of refused proposals, by request id, of each request that has proposals in a plan."""
+    """Return the number of refused proposals, by request id, of each request that has proposals in a plan. If the
+    request's grammar failed, the number is one too high, because no token was sampled after the accepted proposals."""
     refused = {chunk.request_id: 1 + len(chunk.proposals) for chunk in plan.chunks if chunk.proposals}
     if refused:
         for sample in result.sampled:
@@ -170,7 +173,8 @@ def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
 
 
 def count_proposed(state: EngineState, step: StepUnderWay) -> None:
-    """Count the proposals of a step whose result has come, before its tokens are appended."""
+    """Count the proposed tokens of a step whose result has come, in the tallies of its requests and in the engine's
+    counters, before the step's tokens are appended."""
     for chunk in step.plan.chunks:
         if chunk.proposals:
             step.sequences[chunk.request_id].tally.propose(chunk.sources)

@@ -39,7 +39,8 @@ class Guess(NamedTuple):
 
 
 class Proposer(Protocol):
-    """Guesses the tokens that follow a sequence. It belongs to one request, whose tokens are only ever appended to."""
+    """Guesses the tokens that follow a sequence, so that one step can verify several of them (speculation). It belongs
+    to one request, whose tokens are only ever appended to."""
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
         """Take note of at most `most` of the request's `tokens` that are new since the last call."""
@@ -66,7 +67,7 @@ class PairChains:
 
     @property
     def length(self) -> int:
-        """Number of tokens of the text that were learned, at least 2."""
+        """Number of leading tokens of the text that the index covers; 2 before anything was indexed."""
         return len(self._earlier)
 
     def learn(self, text: Sequence[int], end: int) -> None:
@@ -97,15 +98,16 @@ class PairChains:
 
 
 class AnswerMemory:
-    """The latest answers that followed one grammar. Such answers share the grammar's structure, down to white space,
-    which a grammar seldom forces."""
+    """Index of the latest answers that followed one grammar, in which `PromptLookup` finds proposals for the next
+    answer. Such answers share the grammar's structure, down to white space, which a grammar seldom forces."""
 
     def __init__(self) -> None:
         self.text: list[int] = []
         self._chains = PairChains()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add the last two tokens of a prompt and the beginning of its answer. Earlier answers are forgotten if it does
+        """Remember the end of a prompt and the beginning of its answer: `tokens` are the prompt's last two tokens and
+        the answer, and the first `LONGEST_REMEMBERED` of them are kept. All earlier answers are forgotten if these do
         not fit beside them."""
         tokens = tokens[:LONGEST_REMEMBERED]
         if len(self.text) + len(tokens) > MOST_REMEMBERED:
@@ -114,21 +116,22 @@ class AnswerMemory:
         self._chains.learn(self.text, len(self.text))
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the position in `text` after the longest match of the last of `tokens`, and the match's length in
-        tokens (see `PairChains.find`)."""
+        """Look for the last of `tokens` in the remembered answers. Return the position in `text`, which holds these
+        answers, after the longest match, and the match's length in tokens (see `PairChains.find`)."""
         return self._chains.find(self.text, tokens)
 
 
 class AnswerMemories:
-    """The memories of the `MOST_MEMORIES` latest kinds of answers. A tenant's answers are remembered for that tenant,
-    with the same cache salt, adapter and grammar: proposals change how fast answers come, which must not tell one
-    caller of another's."""
+    """Keeps an `AnswerMemory` for each of the `MOST_MEMORIES` kinds of answers that were used last. Answers of a kind
+    have the same tenant, cache salt, adapter and grammar: proposals change how fast answers come, which must not tell
+    one caller of another's."""
 
     def __init__(self) -> None:
         self._memories: OrderedDict[tuple[object, ...], AnswerMemory] = OrderedDict()
 
     def of(self, request: Request) -> AnswerMemory | None:
-        """Return the memory for a request, which is created if need be. None means that the request has no grammar."""
+        """Return the memory of earlier answers of a request's kind (the same tenant, cache salt, adapter and grammar).
+        It is created if need be. None means that the request has no grammar."""
         grammar = request.params.grammar
         if grammar is None:
             return None
@@ -156,7 +159,8 @@ class PromptLookup:
     If a longer match is in `answers`, it proposes what followed there."""
 
     def __init__(self, num_prompt: int = 0, answers: AnswerMemory | None = None) -> None:
-        """`num_prompt` is the length of the prompt, after which the answer begins."""
+        """`num_prompt` is the length of the prompt, after which the answer begins. `answers` are earlier answers that
+        are searched, too; None means that only the request's own tokens are."""
         self._num_prompt = num_prompt
         self._answers = answers
         self._chains = PairChains()
@@ -166,8 +170,9 @@ class PromptLookup:
         need not be followed."""
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
-        """Add new tokens to the index of earlier ones. Tokens of the answer are added one by one, and each is also
-        followed through the prompt and the answer so far (see follower.py)."""
+        """Add at most `most` new tokens of the request to the index in which `propose` looks for matches. Tokens of the
+        answer are added one by one, and each is also followed through the prompt and the answer so far (see
+        follower.py)."""
         find = partial(self._place_after, tokens)
         end = min(len(tokens), self._chains.length + most)
         self._chains.learn(tokens, min(end, self._num_prompt))
@@ -184,8 +189,9 @@ class PromptLookup:
         return place if length == FOLLOWED_FROM else 0
 
     def propose(self, tokens: Sequence[int], most: int) -> Guess:
-        """Guess the tokens after the longest match. If these reach the end of the sequence, the guess goes on
-        periodically, as in a text that repeats itself."""
+        """Guess the next tokens: those after the longest earlier match of the last of `tokens`, in `tokens` themselves
+        or in the remembered answers. If they reach the end of `tokens`, the guess goes on periodically, as in a text
+        that repeats itself."""
         place, length = self._chains.find(tokens, tokens)
         unseen = tokens[self._seen :]
         found = self._follower.expected(tokens, unseen, most)

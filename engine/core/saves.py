@@ -127,8 +127,9 @@ class Saves:
         return key in self.saved or (key in self._host.page_of and key not in self._given_up)
 
     def _copy(self, key: PrefixKey, page: PageId, *, needed: bool) -> bool:
-        """Plan to save a page, on a free host page or, if there is none, on that of the first copy that may be
-        overwritten. Returns False if there is no such copy."""
+        """Plan to save the device page `page`, whose prefix key is `key`, on a free host page or, if there is none, on
+        that of the first copy that may be overwritten. With `needed`, copies that live sequences need may be
+        overwritten, too, but last. Returns False if no host page can be used."""
         host_page = next(self._free, None)
         if host_page is None:
             unpinned = (key for key in self._reusable[needed] if self._pinned[key] <= 0 and key not in self._given_up)

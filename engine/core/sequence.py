@@ -101,13 +101,15 @@ class Sequence:
 
     @property
     def shares_pages(self) -> bool:
-        """Return whether the sequence may use cached and saved pages, and add its own. A request for a vector may not,
-        unless it asks to: prompts of embeddings rarely repeat, while those of chats, which they would evict, do."""
+        """Return whether the sequence may use KV pages of the prefix cache and of the host tier, and add its own to
+        them. A request for a vector may not, unless it asks to: prompts of embeddings rarely repeat, while those of
+        chats, which they would evict, do."""
         return self.request.pooling is None or self.request.pooling.shares_pages
 
     @property
     def is_scored(self) -> bool:
-        """Return whether all logprobs of the prompt that the request asks for have been returned."""
+        """Return whether all logprobs of the prompt that the request asks for have been returned; True if it asks for
+        none."""
         return self.request.params.prompt_logprobs is None or self.num_scored >= len(self.request.prompt_ids) - 1
 
     @property

@@ -28,7 +28,8 @@ class Holding:
 
 
 class Shares:
-    """The amounts that tenants hold of one shared capacity. Every operation takes constant time."""
+    """Record of how much each tenant holds of one shared capacity, such as the concurrent answers of a lane, and the
+    rule by which a tenant may take more. Every operation takes constant time."""
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
@@ -37,17 +38,17 @@ class Shares:
 
     @property
     def total(self) -> int:
-        """Amount that all tenants together hold."""
+        """Amount of the shared capacity that all tenants together hold, in the caller's unit."""
         return self._total
 
     def held(self, tenant: str) -> int:
-        """Return the amount that one tenant holds; 0 for an unknown tenant."""
+        """Return the amount of the shared capacity that one tenant holds; 0 for an unknown tenant."""
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
     def admits(self, tenant: str, amount: int, capacity: int) -> bool:
-        """Return whether a tenant may take `amount` more of `capacity`, without recording it: True within the capacity,
-        and beyond it if the tenant holds nothing (unless `capacity` is 0) or stays within the share of its recorded
-        weight."""
+        """Return whether a tenant may take `amount` more of a shared `capacity`, without recording it: True while the
+        total stays within the capacity, and beyond it if the tenant holds nothing (unless `capacity` is 0) or stays
+        within the share of its recorded weight."""
         if self._total + amount <= capacity:
             return True
         holding = self._holdings.get(tenant)
@@ -56,7 +57,8 @@ class Shares:
         return holding.amount + amount <= capacity * holding.weight / self._weights
 
     def add(self, tenant: str, weight: float, amount: int) -> None:
-        """Add `amount` to what a tenant holds and to the total. `weight` is used only if it held nothing before."""
+        """Record that a tenant has taken `amount` more of the shared capacity. `weight` is used only if it held nothing
+        before."""
         if tenant not in self._holdings:
             self._holdings[tenant] = Holding(weight)
             self._weights += weight
@@ -64,8 +66,8 @@ class Shares:
         self._total += amount
 
     def remove(self, tenant: str, amount: int) -> None:
-        """Subtract `amount`, which a tenant has freed, from what it holds and from the total. A tenant that holds
-        nothing any more is forgotten with its weight. Raises KeyError if the tenant holds nothing."""
+        """Record that a tenant has freed `amount` of the shared capacity. A tenant that holds nothing any more is
+        forgotten with its weight. Raises KeyError if the tenant holds nothing."""
         holding = self._holdings[tenant]
         holding.amount -= amount
         self._total -= amount

@@ -94,7 +94,8 @@ class Chosen:
 
 
 class Size(NamedTuple):
-    """A size and the reason for it, a phrase that follows the number in a sentence."""
+    """Value of an engine's size, such as `max_seqs`, and the reason for it, a phrase that follows the number in a
+    sentence."""
 
     value: int
     reason: str
@@ -133,11 +134,12 @@ def gpu_sizes(gpu: Gpu, model: Model, chosen: Chosen, reserved: Callable[[int, i
 
 
 def seqs_by_speed(gpu: Gpu, model: Model) -> Size:
-    """Return the smallest power of two that is at least four fifths of the rows that are computed in the time that any
-    step takes. Fewer decodes leave the GPU waiting; more take longer and hardly make more tokens a second. Kernels that
-    find a row's sequence are compiled for powers of two, so that 288 sequences would cost what 512 do. Simulated on an
-    H100 (8B model, 600 batch requests beside 10 interactive ones a second): 160 sequences make 7 % fewer tokens a
-    second than 256, and 512 make 3 % more, while the median of interactive ITL is 15, 22 and 39 ms."""
+    """Return the `max_seqs` that suits a GPU's speed: the smallest power of two that is at least four fifths of the
+    rows that are computed in the time that any step takes, within `LEAST_SEQS` and `MOST_SEQS`. Fewer decodes leave the
+    GPU waiting; more take longer and hardly make more tokens a second. Kernels that find a row's sequence are compiled
+    for powers of two, so that 288 sequences would cost what 512 do. Simulated on an H100 (8B model, 600 batch requests
+    beside 10 interactive ones a second): 160 sequences make 7 % fewer tokens a second than 256, and 512 make 3 % more,
+    while the median of interactive ITL is 15, 22 and 39 ms."""
     rows = any_step_s(gpu, model) / token_s(gpu, model)
     value = 1 << max(0, ceil(log2(0.8 * rows)))
     reason = f"{rows:.0f} rows take as long to compute as any step needs to read the weights{_figures(gpu)}"
@@ -145,16 +147,18 @@ def seqs_by_speed(gpu: Gpu, model: Model) -> Size:
 
 
 def seqs_by_memory(pool_bytes: int, model: Model) -> Size:
-    """Return the largest power of two of sequences whose `SHORT_CONTEXT` tokens fit into the page pool."""
+    """Return the `max_seqs` that memory allows: the largest power of two of sequences whose `SHORT_CONTEXT` tokens of
+    KV fit into the page pool, but at least `LEAST_SEQS`."""
     tokens = max(pool_bytes, 0) // model.token_bytes
     value = max((1 << (tokens // SHORT_CONTEXT).bit_length()) // 2, LEAST_SEQS)
     return Size(value, f"the page pool holds the KV of {tokens:,} tokens, {SHORT_CONTEXT} for each sequence")
 
 
 def tokens_by_speed(gpu: Gpu, model: Model, itl_s: float) -> Size:
-    """Return the number of tokens of a step that lasts `FULL_STEP` times what any step takes (see `any_step_s`), so
-    that this constant is a small part of it, but not longer than the ITL goal in seconds. If the constant alone exceeds
-    the goal, return the number of tokens that are computed in the time in which the weights are read."""
+    """Return the `token_budget` that suits a GPU's speed: the number of tokens of a step that lasts `FULL_STEP` times
+    what any step takes (see `any_step_s`), so that this constant is a small part of it, but not longer than the ITL
+    goal in seconds. If the constant alone exceeds the goal, return the number of tokens that are computed in the time
+    in which the weights are read."""
     any_step, token = any_step_s(gpu, model), token_s(gpu, model)
     full = _multiple((FULL_STEP * any_step - STEP_OVERHEAD_S) / token)
     goal = _multiple((max(itl_s, any_step) - STEP_OVERHEAD_S) / token)
@@ -167,7 +171,8 @@ def tokens_by_speed(gpu: Gpu, model: Model, itl_s: float) -> Size:
 
 
 def tokens_by_memory(spare_bytes: int, model: Model) -> Size:
-    """Return the number of tokens whose intermediate results fit into the memory that the page pool leaves."""
+    """Return the `token_budget` that memory allows: the number of tokens whose intermediate results fit into the
+    `spare_bytes` that the page pool leaves."""
     spare = max(spare_bytes, 0)
     return Size(
         _multiple(spare / model.row_bytes), f"intermediate results have {spare / GIB:.2f} GiB beside the page pool"
@@ -184,7 +189,8 @@ def micro_batches(rows: int, stages: int, weight_rows: float) -> int:
 
 
 def adapter_bytes(device: str, free_bytes: int, used_bytes: int, engines: int, share: float = 1.0) -> Size:
-    """Return the bytes of host memory for packed adapters: a quarter of what is free and not for other uses.
+    """Return the bytes of host memory for packed adapters: a quarter of what is free and not for other uses, between
+    `LEAST_ADAPTER_BYTES` and the maximum for the kind of device.
 
     Args:
         device: `cuda` or `cpu`.

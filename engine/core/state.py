@@ -31,7 +31,7 @@ SIZES = tuple(1 << power for power in range(15))
 
 
 class Buckets:
-    """Numbers of values in ranges, as a Prometheus histogram has them, and their sum. Adding a value takes under a
+    """Histogram like Prometheus's: the number of values in each range, and the sum of all. Adding a value takes under a
     microsecond."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -171,11 +171,12 @@ class EngineState:
         return bool(expected or live or news or any(map(self._may_export, self.moves.exports.values())))
 
     def is_at_hand(self, key: PrefixKey) -> bool:
-        """Return whether the page of a key is on the device or in the host tier."""
+        """Return whether this engine has the KV page of a prefix key, on the device or in its host tier."""
         return key in self.prefix.page_of or key in self.host.page_of
 
     def _may_export(self, export: KvExport) -> bool:
-        """Return whether the next step can make a page ready for an export, or learn that none will follow."""
+        """Return whether an export of KV pages to another engine needs another step, because that step can make a page
+        ready for it, or learn that no further page will follow."""
         if export.is_over:
             return False
         left = export.keys[export.num_leased :]

@@ -75,7 +75,8 @@ class DraftAsk(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Result of a `DraftAsk`."""
+    """Result of a `DraftAsk`: the tokens that the draft model guessed for a sequence, and how much of the sequence's KV
+    it now holds."""
 
     request_id: str
     num_computed: int
@@ -244,7 +245,8 @@ class StepResult:
 
 
 class Launch(NamedTuple):
-    """What an executor knows of a step's start when it has submitted the step."""
+    """What `Executor.submit` returns of a step's start: whether the step reached the device too late to keep it busy,
+    and when. The engine's `Pace` learns from it."""
 
     late: bool = False
     """True means that the device had run out of work before the step's first work reached it: the previous step had

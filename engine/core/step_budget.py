@@ -61,8 +61,8 @@ class StepBudget:
         self._price_of_token, self._price_holds_to = 0.0, 0.0
 
     def enter(self, lane: Lane) -> None:
-        """Begin with a lane: set its time limit, or its tokens while the model is cold, given the work that was granted
-        to higher lanes."""
+        """Begin to grant work of a lane in this step: set the lane's time limit, or its tokens while the step-time
+        model is cold, given the work that was granted to higher lanes."""
         self._lane = lane
         self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
         self._before = self._spent = self._model.predict(self.features)
@@ -140,8 +140,8 @@ class StepBudget:
         return 1
 
     def add_proposals(self, seq: Sequence, start: int, count: int) -> None:
-        """Add `count` proposals of a sequence, from position `start` on: each is computed like a decode. In a step with
-        interactive decodes they are interactive, too."""
+        """Charge to the step `count` proposed tokens (speculation) of a sequence, from position `start` on: each is
+        computed like a decode. In a step with interactive decodes they are interactive, too."""
         before, rank = self._model.predict(self.features), self._rank(seq)
         for place in range(start, start + count):
             self._add(seq, place, 1, rank, 1)
@@ -150,7 +150,7 @@ class StepBudget:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether the step has no chunk of several prompt tokens."""
+        """Return whether the step has no chunk of several prompt tokens so far, so that it may have proposals."""
         return not self._prefill
 
     @property
@@ -192,7 +192,7 @@ class StepBudget:
         return min(most, int(COPY_SHARE * seconds / price))
 
     def move_pages(self, count: int) -> None:
-        """Count pages that are copied between host and device in this step; a negative count removes them."""
+        """Charge copies of `count` pages between host and device to the step; a negative count takes a charge back."""
         self._moved += count
         self._spent = None
 
@@ -239,8 +239,8 @@ class StepBudget:
         return self._limit > 0
 
     def _price_next_token(self, tokens: float) -> None:
-        """Note the surcharge, in seconds, of the last of `tokens` tokens of this step. It holds up to the next knot of
-        the model."""
+        """Store the surcharge, in seconds, that the step-time model predicts for the last of `tokens` tokens of this
+        step, for the test whether a decode fits. It holds up to the next knot of the model."""
         self._price_of_token = self._model.token_price(tokens)
         self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
 
@@ -341,7 +341,8 @@ class StepBudget:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a step of batch work may last because no interactive request has come for long."""
+        """Seconds that a step of batch work may last because no interactive request has come for long: the share
+        `yield_share` of that time, or 0 before the first step."""
         quiet_since = self._state.ledger.interactive_at
         return 0.0 if quiet_since is None else self._rules.yield_share * (self._now - quiet_since)
 

@@ -88,8 +88,8 @@ NOTHING = StepFeatures()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Coefficients of the model, in seconds: per step, per unit of each feature, for reading all experts, and per token
-    above each knot (`beyond`)."""
+    """Coefficients of the step-time model, in seconds: per step, per unit of each feature, for reading all experts, and
+    per token above each knot (`beyond`)."""
 
     step: float
     prefill: float
@@ -129,8 +129,8 @@ def share_read(chosen: float, tokens: float) -> float:
 
 
 class Memory:
-    """Normal equations of the observed steps of one size (the bit length of a step's number of tokens), in which older
-    steps decay."""
+    """Normal equations from which the step-time model fits its prices by least squares: those of the observed steps of
+    one size (the bit length of a step's number of tokens), in which older steps decay."""
 
     def __init__(self, count: int) -> None:
         self.normal = [[0.0] * count for _ in range(count)]
@@ -221,11 +221,13 @@ class StepTimeModel:
         return False
 
     def beyond_knots(self, tokens: float) -> float:
-        """Return the surcharge, in seconds, for the tokens above each knot of a step with `tokens` tokens."""
+        """Return the seconds that the tokens above each knot add to the predicted duration of a step with `tokens`
+        tokens. A knot is a number of tokens above which each further token may cost more."""
         return sum([p * (tokens - k) for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def token_price(self, tokens: float) -> float:
-        """Return the surcharge, in seconds, for the last of `tokens` tokens of a step."""
+        """Return the surcharge, in predicted seconds, that the last of `tokens` tokens adds to a step because it is
+        above one or more knots; 0 below all knots."""
         return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
@@ -260,8 +262,9 @@ class StepTimeModel:
         return {"knots": list(self.knots), "prices": self.prices.flat, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore the prices and memories from what `to_json` returned. Raises ValueError, KeyError, TypeError or
-        AttributeError if `saved` does not have the form that `to_json` returns for these knots."""
+        """Restore the prices and the remembered steps of the step-time model from what `to_json` returned. Raises
+        ValueError, KeyError, TypeError or AttributeError if `saved` does not have the form that `to_json` returns for
+        these knots."""
         count = len(self._scales)
         knots, terms = list(saved["knots"]), len(saved["prices"])
         if knots != list(self.knots) or terms != count:

@@ -232,8 +232,8 @@ class Request(NamedTuple):
 
     @property
     def party(self) -> str:
-        """Name of what a lane is shared among: the tenant or, if the request names a class, the class of the tenant. No
-        two are the same, because no tenant's name has a NUL."""
+        """Name of the party that gets a fair share of the lane: the tenant or, if the request names a class, the class
+        of the tenant. No two parties have the same name, because no tenant's name has a NUL."""
         return f"{self.tenant}\0{self.request_class}" if self.request_class else self.tenant
 
 

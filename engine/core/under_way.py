@@ -13,7 +13,7 @@ from engine.core.step import ScheduledChunk, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepUnderWay:
-    """A committed step whose result has not been absorbed yet.
+    """A committed step whose result has not been absorbed into the engine's state yet.
 
     Attributes:
         plan: the committed plan.

@@ -30,7 +30,8 @@ reserved for it, and raises ValueError to reject the adapter."""
 
 
 class Executor(Protocol):
-    """Executes submitted plans in order. Only `load_host` may be called from threads other than the step loop."""
+    """Interface of what computes an engine's step plans, in the order of submission: a model, or a stand-in for tests
+    and simulations. Only `load_host` may be called from threads other than the step loop."""
 
     @property
     def overlaps(self) -> bool:
@@ -57,9 +58,9 @@ class Executor(Protocol):
         """Block until the oldest plan that was submitted and not collected has finished, and return its result."""
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Read and validate an adapter folder, and call `claim`. If it returns True, pack the adapter into host memory
-        and report it like an adapter that was fetched. Blocks until done. Returns the adapter's description also if
-        `claim` returns False.
+        """Read and validate an adapter folder, and call `claim`, which makes the adapter known to the engine. If it
+        returns True, host memory was reserved: pack the adapter into host memory and report it like an adapter that was
+        fetched. Blocks until done. Returns the adapter's description also if `claim` returns False.
 
         Raises:
             ValueError: the folder is not an adapter of this model, or `claim` raised it; the message says why.

@@ -68,7 +68,7 @@ class StepWork(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Predicts the duration of a step from the work in it."""
+    """Predicts the duration of a step on a device that is simulated, from the work in the step."""
 
     def seconds(self, work: StepWork) -> float:
         """Return the duration in seconds of a step with this work, without noise."""
@@ -178,7 +178,8 @@ class RooflineCost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """The description of a model on a device, as read from its file."""
+    """Description of a device that computes a certain model, for simulations: cost model, sizes and rates, as read from
+    the device's JSON file."""
 
     name: str
     description: str
@@ -229,8 +230,9 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
 
 
 class LiveSequence(NamedTuple):
-    """An admitted request, as far as it is needed to measure the work of its chunks and to make its tokens: the seed of
-    its sampling parameters, its adapter (None means the base model), and the adapter's rank (0 without an adapter)."""
+    """What a simulation knows of an admitted request, to measure the work of its chunks and to make its tokens: the
+    seed of its sampling parameters, its adapter (None means the base model), and the adapter's rank (0 without an
+    adapter)."""
 
     seed: int
     adapter_hash: str | None
@@ -238,8 +240,8 @@ class LiveSequence(NamedTuple):
 
 
 def follow(plan: StepPlan, live: dict[str, LiveSequence], ranks: Mapping[str, int]) -> None:
-    """Remove from `live` the sequences that a plan releases, and add those that it admits. `ranks` has the rank of each
-    adapter by its hash."""
+    """Update `live`, the admitted requests of a simulation, by a plan: remove the sequences that it releases, and add
+    those that it admits. `ranks` has the rank of each adapter by its hash."""
     for request_id in plan.released:
         live.pop(request_id, None)
     for admission in plan.admitted:
@@ -249,8 +251,9 @@ def follow(plan: StepPlan, live: dict[str, LiveSequence], ranks: Mapping[str, in
 
 
 def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
-    """Return the work in a plan, in time proportional to its number of chunks. `live` maps request ids to sequences,
-    and must contain every request that has a chunk."""
+    """Return the amounts of work in a plan, from which a cost model predicts the duration of its step, in time
+    proportional to the plan's number of chunks. `live` maps request ids to sequences, and must contain every request
+    that has a chunk."""
     prefill = decodes = context = samples = lora_rows = 0
     attention = 0.0
     ranks: dict[str, int] = {}

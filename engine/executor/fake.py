@@ -65,7 +65,7 @@ def fake_rows(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: in
 
 
 def fake_row(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int) -> bytes:
-    """Return the row of `fake_rows` for the last of two or more tokens."""
+    """Return the packed logprobs, as in `fake_rows`, of the last of two or more prompt tokens."""
     *_, row = fake_rows(adapter_hash, tokens, width)
     return row
 
@@ -89,7 +89,8 @@ class FakeSequence:
 
 
 class FakePages:
-    """Host pages that hold zeros until they are written. Plans do not copy them."""
+    """Host pages for KV of a `FakeExecutor`, which hold zeros until another engine's pages are written to them. Plans
+    do not copy them."""
 
     page_bytes = 64
 
@@ -197,8 +198,8 @@ class FakeExecutor:
         return self.sequences[request_id].admission.params.max_tokens > 0
 
     def _score(self, chunk: ScheduledChunk) -> PromptRows | None:
-        """Return the logprobs of the prompt tokens that a chunk predicts. None means that `StepResult.scored` has no
-        entry for the chunk."""
+        """Return the made-up logprobs of the prompt tokens that a chunk predicts. None means that `StepResult.scored`
+        has no entry for the chunk."""
         admission = self.sequences[chunk.request_id].admission
         width = admission.params.prompt_logprobs
         start = max(chunk.start, admission.num_scored)
@@ -210,7 +211,8 @@ class FakeExecutor:
         return PromptRows(chunk.request_id, start, b"".join(rows))
 
     def _draft(self, ask: DraftAsk) -> Drafted:
-        """Compute known tokens that the draft model does not hold, and guess the next ones."""
+        """Act as a draft model that computes the known tokens which it does not hold yet, at most `ask.most`, and, if
+        it then holds all of them, guesses the next ones."""
         seq = self.sequences[ask.request_id]
         seq.draft_pages += ask.new_pages
         del seq.held[num_alike(seq.held, seq.tokens) :]
@@ -221,7 +223,8 @@ class FakeExecutor:
         return Drafted(ask.request_id, len(computed), len(seq.held), tuple(guesses))
 
     def guess(self, seq: FakeSequence, count: int) -> list[int]:
-        """Return the draft model's guesses of the next `count` tokens."""
+        """Return the fake draft model's guesses of the next `count` tokens: the tokens that the executor will sample,
+        but for a wrong one at every fifth position."""
         known, admission = list(seq.tokens), seq.admission
         for _ in range(count):
             token = fake_token(admission.adapter_hash, admission.params.seed, known, self.vocab_size)

@@ -39,7 +39,8 @@ class VirtualClock:
 
 
 class VirtualDevice:
-    """Computes steps one after the other on a virtual clock, while the host may work on the same clock."""
+    """Stands in for a device in simulations: steps take their time on a virtual clock, one after the other, while the
+    host may work on the same clock."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -49,9 +50,9 @@ class VirtualDevice:
         """When the last step ends, in seconds on the clock."""
 
     def begin(self, seconds: float, launching: float = 0.0) -> bool:
-        """Queue a step that takes `seconds` once the device is free. Launching it kernel by kernel takes `launching`
-        seconds of the host, by which the clock advances; the step then ends no sooner than its launch. Returns whether
-        the step was late: all earlier steps had ended, and not all were waited for."""
+        """Queue a simulated step that takes `seconds` once the device is free. Launching it kernel by kernel takes
+        `launching` seconds of the host, by which the virtual clock advances; the step then ends no sooner than its
+        launch. Returns whether the step was late: all earlier steps had ended, and not all were waited for."""
         late = bool(self._ends) and self.free_at < self._clock.now
         self.free_at = max(self.free_at, self._clock.now) + seconds
         self._clock.advance(launching)
@@ -60,12 +61,14 @@ class VirtualDevice:
         return late
 
     def wait(self) -> None:
-        """Advance the clock, if it is not there yet, to the end of the oldest step that was not waited for."""
+        """Advance the virtual clock, if it is not there yet, to the end of the device's oldest step that was not waited
+        for."""
         self._clock.advance_to(self._ends.popleft())
 
 
 class VirtualDisk:
-    """Reads adapters one after the other on a virtual clock, at a constant rate in bytes per second."""
+    """Stands in for a disk in simulations: reads of adapters take their time on a virtual clock, one after the other,
+    at a constant rate in bytes per second."""
 
     def __init__(self, clock: VirtualClock, bytes_per_s: float) -> None:
         self._clock = clock
@@ -80,12 +83,13 @@ class VirtualDisk:
         self._ends[fetch.adapter_hash] = self._free_at, self._free_at - now
 
     def cancel(self, adapter_hash: AdapterHash) -> list[FetchAnswer]:
-        """Drop a read that `done` has not returned yet; reads after it end no sooner. Return a list of its answer,
-        `FetchCancelled`, or an empty list if there is no such read."""
+        """Cancel the simulated read of an adapter that `done` has not returned yet; reads after it end no sooner.
+        Return a list of its answer, `FetchCancelled`, or an empty list if there is no such read."""
         return [FetchCancelled(adapter_hash)] if self._ends.pop(adapter_hash, None) else []
 
     def done(self) -> list[FetchAnswer]:
-        """Return the answers of the reads that have ended on the clock and were not returned before."""
+        """Return an `AdapterFetched` for each adapter whose simulated read has ended on the virtual clock and was not
+        returned before."""
         ended = [adapter_hash for adapter_hash, (end, _) in self._ends.items() if end <= self._clock.now]
         return [AdapterFetched(adapter_hash, self._ends.pop(adapter_hash)[1]) for adapter_hash in ended]
 
@@ -209,5 +213,6 @@ def _verified(chunk: ScheduledChunk, seed: int) -> list[SampledToken]:
 
 
 def position_token(seed: int, position: int) -> int:
-    """Return the token of a request with this seed at a position, counted from 0 from the prompt's first token on."""
+    """Return the made-up token that a simulated request with this seed has at a position, counted from 0 from the
+    prompt's first token on."""
     return (seed * 0x9E3779B1 + position) & TOKEN_MASK

@@ -61,14 +61,15 @@ SOUND = Verdict()
 
 
 def refusal(why: str) -> Verdict:
-    """Return the verdict INVALID, whose message is the library's error `why`, shortened by `told`."""
+    """Return the verdict that a grammar is INVALID, whose message is the grammar library's error `why`, shortened by
+    `told`."""
     return Verdict(Reason.INVALID, told(why))
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model, in its tokenizer's `file`. A worker that has them also compiles grammars for the tokens
-    and computes masks."""
+    """The tokens of a model, in its tokenizer's `file`. With them, a grammar worker process also compiles each grammar
+    for the tokens and computes a mask; without them, it only checks the grammar's text."""
 
     file: str
     """Path of the model's tokenizer.json."""
@@ -105,8 +106,8 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A worker's reply to one grammar. `spent` means that its memory has grown so far that the worker should be
-    replaced."""
+    """A worker process's reply about one grammar: the verdict. `spent` means that the process's memory has grown so far
+    that the worker should be replaced."""
 
     verdict: Verdict
     spent: bool = False
@@ -145,7 +146,8 @@ def decode_reply(body: bytes) -> Reply:
 
 
 def write_frame(file: IO[bytes], body: bytes) -> None:
-    """Write one message to `file` and flush it: the length of `body` as a 4-byte big-endian integer, then `body`."""
+    """Write one message between pool and worker process to `file`, a pipe, and flush it: the length of `body` as a
+    4-byte big-endian integer, then `body`."""
     file.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     file.flush()
 
@@ -175,7 +177,8 @@ class Verdicts:
         return len(self._known)
 
     def get(self, key: Key) -> Verdict | None:
-        """Return the remembered verdict on a grammar, now the most recently used. None: there is none or it expired."""
+        """Return the cached verdict on a grammar, and mark it as the most recently used. None means that there is none
+        or that it has expired."""
         found = self._known.get(key)
         if found is None:
             return None

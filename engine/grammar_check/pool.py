@@ -116,7 +116,7 @@ class GrammarPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, including those that are starting."""
+        """Process ids of the grammar workers, including those that are starting."""
         with self._changed:
             return [worker.pid for worker in self._workers.values()]
 
@@ -214,8 +214,8 @@ class GrammarPool:
                 self._workers.pop(number, None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait until a grammar may be checked, mark its job as begun, and return its tenant and job. Jobs without
-        callers or begun before are skipped. None means that the pool closes."""
+        """Wait until a queued grammar may be checked by the rules of `TenantTurns`, mark its job as begun, and return
+        its tenant and job. Jobs without callers or begun before are skipped. None means that the pool closes."""
         with self._changed:
             while not self._closing:
                 turn = self._turns.take()
@@ -253,7 +253,8 @@ class GrammarPool:
         return current
 
     def _settle(self, job: _Job, verdict: Verdict) -> None:
-        """Remember a job's verdict and resolve its callers' futures. A verdict in `DEATHS` is logged as a warning."""
+        """Cache the verdict on a job's grammar and resolve its callers' futures. A verdict in `DEATHS` is logged as a
+        warning."""
         if verdict.reason in DEATHS:
             log.warning("grammar_refused", reason=verdict.reason.value, kind=job.grammar.kind.value)
         with self._changed:

@@ -52,12 +52,13 @@ OUT_OF_MEMORY = b"memory allocation of"
 
 
 class WorkerLost(Exception):
-    """The worker died, hung or sent nonsense for a reason other than the grammar, which gets no verdict from it."""
+    """Raised if a grammar worker process died, hung or sent nonsense for a reason other than the grammar, which gets no
+    verdict from it."""
 
 
 class WorkerProcess:
-    """A child process that the constructor starts and that checks one grammar at a time. Only the thread that created
-    it may use it, except for `kill`: the child dies with that thread."""
+    """The parent's handle of a child process that the constructor starts and that checks one grammar at a time. Only
+    the thread that created it may use it, except for `kill`: the child dies with that thread."""
 
     def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
@@ -105,7 +106,8 @@ class WorkerProcess:
         return reply
 
     def kill(self) -> None:
-        """End the process now. Any thread may call this; the grammar that the process checks gets no reply."""
+        """End the grammar worker process now. Any thread may call this; the grammar that the process checks gets no
+        reply."""
         self._process.kill()
 
     def close(self) -> None:

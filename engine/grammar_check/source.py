@@ -55,8 +55,8 @@ def objection(grammar: Grammar) -> str:
 
 
 def told(error: str) -> str:
-    """Return an error message of the library without its marker `<non-verbose/>`, cut to `MAX_TOLD` characters and
-    `...` because it may quote the whole grammar."""
+    """Return an error message of the grammar library (llguidance), as clients are told it, without its marker
+    `<non-verbose/>`, cut to `MAX_TOLD` characters and `...` because it may quote the whole grammar."""
     text = error.removesuffix("<non-verbose/>").strip()
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
 

@@ -20,7 +20,8 @@ _MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "f
 
 
 class Trial:
-    """Compiles a grammar for a model's tokens, computes its first mask and follows random tokens, as an engine does."""
+    """Checks a grammar by a trial: compiles it for a model's tokens, computes its first mask and follows random tokens,
+    as an engine does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._mask = allocate_token_bitmask(1, vocabulary.size)
@@ -40,8 +41,9 @@ class Trial:
         return Verdict(num_bytes=max(0, _bytes_in_use() - before))
 
     def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
-        """Have the matcher follow up to `WALK_STEPS` random allowed tokens. A matcher that fails midway is no reason to
-        refuse the grammar, because only some answers make it fail; the engine reports such failures."""
+        """Have the matcher of the grammar under trial follow up to `WALK_STEPS` random allowed tokens. A matcher that
+        fails midway is no reason to refuse the grammar, because only some answers make it fail; the engine reports such
+        failures."""
         for _ in range(WALK_STEPS):
             fill_next_token_bitmask(matcher, self._mask)
             token = self._some_token(rng)

@@ -35,14 +35,15 @@ class TenantTurns(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def put(self, tenant: str, item: T) -> None:
-        """Append an item to a tenant's queue. Raises QueueFull if the tenant has `most` items waiting."""
+        """Append an item (such as a grammar to be checked) to a tenant's queue. Raises QueueFull if the tenant has
+        `most` items waiting."""
         if len(self._waiting.get(tenant, ())) >= self._most:
             raise QueueFull
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self) -> tuple[str, T] | None:
-        """Remove the oldest item of the next tenant that may begin one and return (tenant, item); call `done`
-        afterwards. None means that no item waits or that none may begin."""
+        """Remove the oldest item of the next tenant that may begin one (by `at_once` and `costly_at_once`) and return
+        (tenant, item); call `done` afterwards. None means that no item waits or that none may begin."""
         for tenant, queue in self._waiting.items():
             if self._may_begin(tenant):
                 item = queue.popleft()
@@ -53,8 +54,9 @@ class TenantTurns(Generic[T]):
         return None
 
     def done(self, tenant: str, was_costly: bool | None = None) -> None:
-        """Record that an item of `tenant`, returned by `take`, is no longer in work. `was_costly` says whether the
-        tenant counts as costly from now on; None, for an item that was not processed, changes nothing."""
+        """Record that an item of `tenant`, returned by `take`, is no longer in work, so that the tenant may begin
+        another. `was_costly` says whether the tenant counts as costly from now on; None, for an item that was not
+        processed, changes nothing."""
         self._in_work[tenant] -= 1
         if not self._in_work[tenant]:
             del self._in_work[tenant]

@@ -88,8 +88,8 @@ def address_space() -> int:
 
 
 def _arm(limits: WorkerLimits) -> None:
-    """Set the limits of the next grammar: SIGPROF ends this process after `cpu_seconds` of CPU time, and on Linux an
-    allocation beyond `memory_bytes` fails."""
+    """Set this worker process's CPU and memory limits for the next grammar: SIGPROF ends this process after
+    `cpu_seconds` of CPU time, and on Linux an allocation beyond `memory_bytes` fails."""
     if IS_LINUX:
         import resource
 

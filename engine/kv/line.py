@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """The parts of this process's engine that moves of pages use.
+    """The parts of this process's engine that moves of KV pages from and to other engines use.
 
     Attributes:
         identity: hash that two engines share only if their KV pages are interchangeable.
@@ -36,7 +36,7 @@ class OwnEngine:
 
 
 class MoveFailed(Exception):
-    """A move of pages cannot go on. `end` is how the fetch ends; the message says why."""
+    """Raised if a move of KV pages between engines cannot go on. `end` is how the fetch ends; the message says why."""
 
     def __init__(self, end: FetchEnd, message: str) -> None:
         super().__init__(message)
@@ -44,17 +44,18 @@ class MoveFailed(Exception):
 
 
 class Line:
-    """A connected socket. All calls raise MoveFailed: LATE if they are not done by the deadline, CUT if the other side
-    has closed the connection, or it broke. Only `cut` may be called from other threads."""
+    """A connection to another engine, for moving KV pages. All calls raise MoveFailed: LATE if they are not done by the
+    deadline, CUT if the other side has closed the connection, or it broke. Only `cut` may be called from other
+    threads."""
 
     def __init__(self, raw: socket.socket, clock: Clock, deadline: float) -> None:
-        """`deadline` is in seconds on `clock`."""
+        """All calls together must be done by `deadline`, in seconds on `clock`, unless `extend` replaces it."""
         self._socket = raw
         self._clock = clock
         self._deadline = deadline
 
     def secure(self, context: ssl.SSLContext, *, server: bool) -> None:
-        """Begin to use TLS, as its server or its client."""
+        """Begin to use TLS on this connection, in the role of the TLS server or client."""
         with self._call(self.left()):
             self._socket = context.wrap_socket(self._socket, server_side=server)
 
@@ -73,7 +74,7 @@ class Line:
         return bytes(data)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill all of `view` (bytes)."""
+        """Receive bytes until all of `view` is filled."""
         while view:
             with self._call(self.left()):
                 count = self._socket.recv_into(view)
@@ -91,7 +92,8 @@ class Line:
             raise
 
     def poll(self) -> int:
-        """Receive what has come already, without waiting, and return the number of its bytes."""
+        """Receive and discard up to 4,096 bytes that have come already, without waiting, and return their number. Each
+        is a receiver's acknowledgement of a page."""
         with self._call(0):
             try:
                 data = self._socket.recv(1 << 12)
@@ -131,15 +133,16 @@ class Line:
 
 
 def _not_ended(count: int) -> int:
-    """Return the number of bytes that were received. Raises MoveFailed for 0, the end of the connection."""
+    """Return `count`, the number of bytes that a call received. Raises MoveFailed (CUT) if it is 0, which means that
+    the other engine has closed the connection."""
     if not count:
         raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
     return count
 
 
 def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
-    """Connect to another engine. Raises MoveFailed if it cannot be reached, ValueError if the TLS files cannot be
-    used."""
+    """Connect to another engine, to fetch KV pages from it. Raises MoveFailed if it cannot be reached, ValueError if
+    the TLS files cannot be used."""
     left = max(0.001, deadline - clock())
     try:
         if target.address.startswith(UNIX):
@@ -159,8 +162,9 @@ def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """Listen at `unix:PATH`, which only this user may connect to, or `HOST:PORT`, where port 0 is any free one. Returns
-    the socket and the address for other engines, without a host if it listens on all interfaces. Raises OSError."""
+    """Listen for other engines that fetch KV pages, at `unix:PATH`, which only this user may connect to, or
+    `HOST:PORT`, where port 0 is any free one. Returns the socket and the address for other engines, without a host if
+    it listens on all interfaces. Raises OSError."""
     if address.startswith(UNIX):
         path = Path(address.removeprefix(UNIX))
         server = socket.socket(socket.AF_UNIX)
@@ -189,17 +193,18 @@ def _clear(path: Path) -> None:
 
 
 def server_context(tls: EngineTls) -> ssl.SSLContext:
-    """Return the context of a listener that serves only engines with a certificate of the same authority. The files
-    are read anew for each connection, so that renewed ones need no restart. Raises ValueError if they cannot be
-    used."""
+    """Return the TLS context of a listener for KV pages that serves only engines with a certificate of the same
+    authority. The files are read anew for each connection, so that renewed ones need no restart. Raises ValueError if
+    they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _filled(context, tls)
 
 
 def client_context(tls: EngineTls) -> ssl.SSLContext:
-    """Return the context of a connection to another engine. Any certificate of the authority will do, as for gateways
-    that connect to an engine: it certifies only the operator's own processes, whose machines may have any names."""
+    """Return the TLS context of a connection to another engine. Any certificate of the authority will do, as for
+    gateways that connect to an engine: it certifies only the operator's own processes, whose machines may have any
+    names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     return _filled(context, tls)

@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why the sender ends a move."""
+    """Why the sender of KV pages ends a move: all pages were sent, or it does not have the rest."""
 
     DONE = 0
     GONE = 1
@@ -91,8 +91,8 @@ def read_hello(line: Line, kind: type[T], head: bytes = b"") -> T:
 
 
 def read_keys(line: Line, count: int) -> tuple[PrefixKey, ...]:
-    """Receive the `count` prefix keys that follow a receiver's hello. Raises MoveFailed if they do not arrive, or if
-    `count` is 0 or above `MOST_KEYS`."""
+    """Receive the `count` prefix keys that follow a receiver's hello, of the KV pages that it wants. Raises MoveFailed
+    if they do not arrive, or if `count` is 0 or above `MOST_KEYS`."""
     if not 0 < count <= MOST_KEYS:
         raise MoveFailed(FetchEnd.CORRUPT, f"{count} keys")
     data = line.receive(count * KEY_BYTES)

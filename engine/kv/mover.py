@@ -10,7 +10,7 @@ from engine.rpc.target import UNIX, EngineTarget, EngineTls, check_address, is_l
 
 
 class KvMover:
-    """Fetches pages for an engine and, with an address, gives pages to other engines.
+    """Fetches KV pages for an engine from other engines and, with an address, sends KV pages to other engines.
 
     Args:
         own: the engine of this process.
@@ -42,7 +42,7 @@ class KvMover:
                 self._sender.over(order)
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections from engines that fetch KV pages. Moves under way go on."""
         if self._sender is not None:
             self._sender.close()
 

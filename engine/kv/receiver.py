@@ -24,7 +24,7 @@ MOST_WINDOW = 1 << 16
 
 @dataclass(slots=True)
 class _Fetch:
-    """A fetch under way."""
+    """State of a fetch of KV pages from another engine that is under way."""
 
     order: FetchPages
     line: Line | None = None
@@ -37,7 +37,8 @@ class _Fetch:
 
 
 class Receiver:
-    """Fetches pages into host pages. `begin` and `cancel` are called by the step loop.
+    """Fetches KV pages from other engines into host pages, each fetch in a thread. `begin` and `cancel` are called by
+    the step loop.
 
     Args:
         own: the engine that gets the pages.
@@ -62,7 +63,8 @@ class Receiver:
                     fetch.line.cut()
 
     def _run(self, fetch: _Fetch) -> None:
-        """Carry out a fetch and report its end: the main function of a thread."""
+        """Fetch the KV pages of one order from another engine, and report how the fetch ended. This is the main
+        function of a thread."""
         end, reason = FetchEnd.DONE, ""
         try:
             self._fetch(fetch)
@@ -106,8 +108,9 @@ class Receiver:
             transport.close()
 
     def _receive(self, line: Line, transport: Transport, number: int, fetch: _Fetch) -> None:
-        """Receive page `number` of a fetch into its host page, report it to this engine, and acknowledge it to the
-        sender. Raises MoveFailed if the next frame is not of this page, or its checksum is wrong."""
+        """Receive KV page `number` of a fetch from another engine into its host page, report it to this engine, and
+        acknowledge it to the sender. Raises MoveFailed if the next frame is not of this page, or its checksum is
+        wrong."""
         kind, value, checksum = FRAME.unpack(line.receive(FRAME.size))
         began = self._own.clock()
         if kind == Kind.END and value == Reason.GONE:

@@ -39,7 +39,8 @@ POLL_S = 0.1
 
 
 class Sender:
-    """Listens for other engines and sends them pages. `ready` and `over` are called by the step loop.
+    """Listens for other engines that fetch KV pages, and sends them the pages. `ready` and `over` are called by the
+    step loop.
 
     Args:
         own: the engine whose pages are given.
@@ -128,7 +129,8 @@ class Sender:
             line.close()
 
     def _send_pages(self, line: Line, number: int, pages: queue.SimpleQueue[HostPageId | None], most: int) -> None:
-        """Send pages as they become ready, until the last one has been taken or no more come."""
+        """Send the KV pages of export `number` to the other engine as they become ready, until the last one has been
+        taken or no more come. `most` is how many it wants."""
         window = max(1, min(most, WINDOW_BYTES // self._own.memory.page_bytes))
         transport = self._open_transport(line, window)
         sent = taken = 0
@@ -160,8 +162,9 @@ class Sender:
     def _next(
         self, line: Line, pages: queue.SimpleQueue[HostPageId | None], note_taken: Callable[[int], None]
     ) -> HostPageId | None:
-        """Return the next page that is ready, or None for the end. Meanwhile, call `note_taken` with the number of
-        pages that the receiver has taken. Raises MoveFailed if the receiver is gone or the time is over."""
+        """Wait for the next KV page of an export that is ready to be sent, and return its host page. None means that no
+        more pages come. Meanwhile, call `note_taken` with the number of pages that the receiver has taken. Raises
+        MoveFailed if the receiver is gone or the time is over."""
         while True:
             note_taken(line.poll())
             try:

@@ -15,21 +15,23 @@ from engine.kv.line import Line, MoveFailed
 
 
 class Transport(Protocol):
-    """Carries pages in one direction. `number` counts pages from 0 on."""
+    """Interface of what carries the bytes of KV pages between two engines, in one direction: the connection or shared
+    memory. `number` counts pages from 0 on."""
 
     def send(self, number: int, frame: bytes, page: memoryview) -> None:
-        """Send a page's frame and bytes. The caller makes sure that the receiver has taken the page `window` pages
-        before this one. Raises MoveFailed."""
+        """Send a KV page's frame (its header) and bytes. The caller makes sure that the receiver has taken the page
+        `window` pages before this one. Raises MoveFailed."""
 
     def receive(self, number: int, page: memoryview) -> None:
-        """Receive a page's bytes, after its frame, into `page`. Raises MoveFailed."""
+        """Receive a KV page's bytes into `page`. Its frame (the header) must have been received before. Raises
+        MoveFailed."""
 
     def close(self) -> None:
         """Free what the transport holds, but not the connection."""
 
 
 class StreamTransport:
-    """Carries pages on the connection, after their frames."""
+    """A `Transport` that carries the bytes of KV pages on the connection itself, each after its frame (the header)."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -42,12 +44,12 @@ class StreamTransport:
         self._line.receive_into(page)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: this transport holds nothing but the connection, which its caller closes."""
 
 
 class SharedTransport:
-    """Carries pages in memory that both processes map: `window` slots, used in turn. Each side copies once, and nothing
-    passes through the socket but frames."""
+    """A `Transport` between engines of one machine, which carries KV pages in memory that both processes map: `window`
+    slots, used in turn. Each side copies once, and nothing passes through the socket but frames."""
 
     def __init__(self, line: Line, file: int, window: int, page_bytes: int) -> None:
         """`file` is a descriptor of the shared memory, which this call closes. Raises MoveFailed if the memory has not
@@ -83,17 +85,19 @@ class SharedTransport:
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
-    """Copy a page. NumPy releases the interpreter's lock meanwhile, which a step may need."""
+    """Copy the bytes of a KV page. NumPy releases the interpreter's lock meanwhile, which a step may need."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def can_share() -> bool:
-    """Return whether this system has anonymous memory that can be passed to another process."""
+    """Return whether this system can share KV pages between processes: it has anonymous memory whose descriptor can be
+    passed on (memfd)."""
     return hasattr(os, "memfd_create")
 
 
 def shared_memory(size: int) -> int:
-    """Return a descriptor of `size` bytes of new memory, which can no longer be made shorter."""
+    """Return a file descriptor of `size` bytes of new anonymous memory (memfd) that another process can map, to carry
+    KV pages. Its size can no longer be changed."""
     file = os.memfd_create("kv-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -12,7 +12,8 @@ GGUF_END = ".gguf"
 
 
 def is_place(path: Path) -> bool:
-    """Return whether an adapter may lie at this path: it is a folder, or a file whose name is that of a GGUF file."""
+    """Return whether an adapter's files may be at this path: it is a folder, or a file whose name is that of a GGUF
+    file."""
     return os.path.isdir(path) or (path.suffix == GGUF_END and os.path.isfile(path))
 
 

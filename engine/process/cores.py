@@ -73,13 +73,14 @@ def _read(file: Path) -> str:
 
 
 def wait_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to an environment `env` in which an engine's OpenMP is to be loaded."""
+    """Return the environment variables that limit how long the engine's OpenMP threads spin at a barrier before they
+    sleep, to be added to `env`. They are read when OpenMP is loaded. Empty if `env` has such a setting."""
     return {} if env.keys() & WAIT_SETTINGS else {"GOMP_SPINCOUNT": str(SPINS)}
 
 
 def load_torch() -> None:
-    """Import torch with the variables of `wait_settings` in this process's environment, which its OpenMP reads when it
-    is loaded. Changes nothing if torch is loaded already."""
+    """Import torch so that its OpenMP threads spin only briefly at a barrier: the variables of `wait_settings` are in
+    the environment during the import. Changes nothing if torch is loaded already."""
     added = wait_settings(os.environ)
     os.environ.update(added)
     try:

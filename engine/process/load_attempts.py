@@ -28,7 +28,8 @@ log = structlog.get_logger("engine")
 
 
 class LoadAttempts:
-    """Counts the unfinished loads of each adapter across engine processes, in one file per adapter. Thread-safe."""
+    """Counts the loads of each adapter during which an engine process died, in one file per adapter, so that an adapter
+    whose load kills the engine is refused after `MOST_LOST` loads. Thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder`, created when needed, keeps the count files from process to process. None disables counting."""
@@ -66,7 +67,8 @@ class LoadAttempts:
                 self._end(count)
 
     def forget(self) -> None:
-        """Remove the count files of loads under way, because the process ends on request and not because of a load."""
+        """Remove the count files of adapter loads under way, because the process ends on request and not because of a
+        load."""
         for count in tuple(self._own):
             _remove(count)
 
@@ -132,7 +134,8 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 
 def _read_all(folder: Path) -> dict[Path, int]:
-    """Return the number of unfinished loads by count file. A file without a readable number counts as one load."""
+    """Return, by count file, the number of loads of its adapter during which an engine process ended. A file without a
+    readable number counts as one load."""
     return {count: _read(count) for count in folder.glob("*")}
 
 

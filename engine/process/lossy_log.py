@@ -114,8 +114,8 @@ def write_last_lines() -> None:
 
 
 def log_renderers(stream: TextIO) -> list[Any]:
-    """Return the last processors of a structlog configuration, which render JSON lines with an ISO time or, if `stream`
-    is a terminal, short lines with the time of day and escaped control characters."""
+    """Return the last processors of a structlog configuration for logs written to `stream`, which render JSON lines
+    with an ISO time or, if `stream` is a terminal, short lines with the time of day and escaped control characters."""
     if not stream.isatty():
         return [structlog.processors.TimeStamper(fmt="iso"), structlog.processors.JSONRenderer()]
     console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=_write_traceback)

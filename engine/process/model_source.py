@@ -50,16 +50,18 @@ def check_source(model: str) -> None:
 
 
 def prepared_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return the folder in `data_dir`/models that is made of a GGUF file, named after the file and a digest of it. The
-    folder need not exist, but the file must. Raises ModelNotFound if the file's name does not end in `.gguf`."""
+    """Return the path of the model folder in `data_dir`/models that the engine makes of a GGUF file, named after the
+    file and a digest of it. The folder need not exist, but the file must. Raises ModelNotFound if the file's name does
+    not end in `.gguf`."""
     if gguf.suffix != ".gguf":
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     return data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
 
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
-    """Return the folder of a model that the engine can read as it is. None means that the model must be fetched or
-    its folder be made. Raises ModelNotFound for the reasons of `find_local` and `prepared_folder`."""
+    """Return the folder of the model that a user names, if the engine can read it as it is. None means that the model
+    must first be downloaded or converted into a folder. Raises ModelNotFound for the reasons of `find_local` and
+    `prepared_folder`."""
     found = find_local(model)
     if found is None:
         return None
@@ -68,8 +70,8 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether the engine can read a folder: it has a configuration, and what its link names, if it has one, is
-    still there."""
+    """Return whether the engine can read a folder as a model: it has a configuration, and what its link names, if it
+    has one, is still there."""
     return (folder / "config.json").is_file() and not is_broken(folder / GGUF_NAME)
 
 
@@ -97,8 +99,8 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _fingerprint(gguf: Path) -> str:
-    """Return 12 hex digits: a digest of `FOLDER_VERSION`, the file's size and `HASHED_BYTES` at both of its ends,
-    because GGUF files run to many gigabytes."""
+    """Return the fingerprint of a GGUF file in 12 hex digits: a digest of `FOLDER_VERSION`, the file's size and
+    `HASHED_BYTES` at both of its ends, because GGUF files run to many gigabytes."""
     size = gguf.stat().st_size
     digest = hashlib.sha256(f"{FOLDER_VERSION}:{size}".encode())
     with gguf.open("rb") as file:

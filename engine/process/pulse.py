@@ -50,12 +50,14 @@ class Loading(NamedTuple):
 
 
 def write_loading(path: Path, loading: Loading) -> None:
-    """Replace the file's content with the progress as JSON, for `read_loading`. Raises OSError if it cannot."""
+    """Write the progress of this engine process's start to a file as JSON, for `read_loading` in its parent. Raises
+    OSError if it cannot."""
     path.write_text(json.dumps(loading))
 
 
 def read_loading(path: Path) -> Loading | None:
-    """Return the last progress written; None means that the file is missing or is being written."""
+    """Return the progress of an engine process's start that it wrote last; None means that the file is missing or is
+    being written."""
     try:
         what, done, total = json.loads(path.read_text())
         return Loading(str(what), int(done), int(total))
@@ -64,10 +66,11 @@ def read_loading(path: Path) -> Loading | None:
 
 
 class Pulse:
-    """The writing end of the pulse file of engine process `life`. Only the step loop uses it."""
+    """Writes the pulse file of engine process `life`, by which its parent sees that the step loop is alive. Only the
+    step loop uses it."""
 
     def __init__(self, path: Path, life: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create or overwrite the file at `path`, without a beat, and map it into memory."""
+        """Create or overwrite the pulse file at `path`, without a beat, and map it into memory."""
         path.write_bytes(bytes(FILE_BYTES))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), FILE_BYTES)

@@ -46,8 +46,8 @@ def stop_with_stdin(stop: Callable[[], object]) -> None:
 
 
 def read_line_of_stdin() -> str:
-    """Wait for a line of standard input, behind which nothing may follow yet, and return it without its newline. Raises
-    EOFError if standard input ends before."""
+    """Wait for a line of standard input, to which the sender may add nothing before it was read, and return it without
+    its newline. Raises EOFError if standard input ends before."""
     line = b""
     while not line.endswith(b"\n"):
         if not (read := os.read(0, READ_BYTES)):

@@ -91,7 +91,8 @@ class EngineLink:
         return self._ready.is_set()
 
     async def start(self) -> None:
-        """Begin to connect, and to reconnect, in a background task; `wait_ready` waits for the connection."""
+        """Begin to connect to the engine, and to reconnect, in a background task; `wait_ready` waits for the
+        connection."""
         self._task = asyncio.create_task(self._stay_connected(), name="engine-link")
 
     async def wait_ready(self) -> None:

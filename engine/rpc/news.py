@@ -32,7 +32,8 @@ Tiers = dict[AdapterHash, pb.AdapterTier]
 
 
 class PrefixLog:
-    """Log of the prefix keys of the most recent prompts, at most `MAX_KEPT_KEYS`, in order of arrival. Thread-safe."""
+    """Log of the prefix keys of the most recent prompts of this engine, at most `MAX_KEPT_KEYS`, in order of arrival,
+    which status reports send to routers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,8 +47,8 @@ class PrefixLog:
             self._count += len(keys)
 
     def since(self, count: int) -> tuple[list[int], int]:
-        """Return the keys added after the first `count` ones, as far as they are still kept, and the total number of
-        keys added so far, which a feed passes as `count` the next time."""
+        """Return the prefix keys added after the first `count` ones, as far as they are still kept, and the total
+        number of keys added so far, which a `NewsFeed` passes as `count` the next time."""
         with self._lock:
             if self._count == count:  # islice would walk over all keys
                 return [], count
@@ -56,8 +57,8 @@ class PrefixLog:
 
 
 class Draining:
-    """Switches draining on and off: while it is on, gateways send no new requests and move those that run here. It can
-    also stop the engine once no requests are left."""
+    """Switches the draining of this engine on and off: while it is on, gateways send no new requests and move those
+    that run here. It can also stop the engine once no requests are left."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -70,8 +71,8 @@ class Draining:
         """True means that gateways send no new requests and move those that run here."""
 
     def begin(self, *, stop: bool, seconds: float) -> None:
-        """Begin to drain. With `stop`, stop the engine once it has no requests left, or after `seconds`. Called again,
-        it sets the seconds anew, from now on."""
+        """Begin to drain this engine: gateways send no new requests and move those that run here. With `stop`, stop the
+        engine once it has no requests left, or after `seconds`. Called again, it sets the seconds anew, from now on."""
         with self._lock:
             self.is_on = True
             if not stop:
@@ -82,7 +83,7 @@ class Draining:
                 threading.Thread(target=self._stop_when_empty, args=(called_off,), daemon=True).start()
 
     def end(self) -> None:
-        """End draining, and call off a stop that has not begun."""
+        """End draining this engine, and call off a stop that has not begun."""
         with self._lock:
             self.is_on = False
             if self._stopping is not None:
@@ -98,8 +99,9 @@ class Draining:
 
 
 class NewsFeed:
-    """The status reports to one gateway. It remembers what it has sent, so that a report lists only the adapters whose
-    tier has changed and the new prefix keys."""
+    """Makes this engine's status reports (load, adapters in memory, prefix keys, draining) to one gateway, whose router
+    chooses by them. It remembers what it has sent, so that a report lists only the adapters whose tier has changed and
+    the new prefix keys."""
 
     def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog, page_bytes: int = 0) -> None:
         self._engine = engine
@@ -116,7 +118,8 @@ class NewsFeed:
         has changed its tier."""
 
     def next(self) -> pb.EngineNews:
-        """Return the next report. The first one lists all adapters in memory and all prefix keys that are kept."""
+        """Return the next status report of this engine for the gateway. The first one lists all adapters in memory and
+        all prefix keys that are kept; later ones list only changes of adapters and new keys."""
         self.has_begun = True
         news, tiers = self._engine.look(self._read)
         news.adapters.extend(self._changes(tiers))

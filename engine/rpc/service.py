@@ -217,7 +217,8 @@ class EngineService(pb_grpc.EngineServicer):
                 self._engine.inbox.put(FetchKv(request))
 
     def _admit(self, session: GatewaySession) -> bool:
-        """Record a new session. Returns False, and records nothing, if `MAX_GATEWAYS` gateways have one already."""
+        """Record the new session of a gateway. Returns False, and records nothing, if `MAX_GATEWAYS` gateways have one
+        already."""
         with self._lock:
             if len(self._sessions) >= MAX_GATEWAYS:
                 return False

@@ -57,7 +57,8 @@ class Handover(Protocol):
 
 
 class PlacedStream(EventStream, Protocol):
-    """The `EventStream` of a request that was submitted to one engine process, with the facts of that placement."""
+    """The `EventStream` of a request that was submitted to one engine process, with the engine, the router's reason to
+    choose it, and how another engine continues the request."""
 
     life: str
     """Id of the engine process."""
@@ -72,7 +73,8 @@ class PlacedStream(EventStream, Protocol):
 
 
 class Arrivals:
-    """The `PlacedStream` of one request, which `EngineClient` fills with `put` and ends with `lose`."""
+    """The `PlacedStream` of one request's events: the engine's client fills it with `put` and ends it with `lose`, and
+    the request's handler reads from it."""
 
     __slots__ = (
         "_abandon",

@@ -33,15 +33,15 @@ Options = list[tuple[str, Any]]
 
 
 class ChannelFactory:
-    """Opens channels to one engine. Raises ValueError if the TLS files of `target` cannot be used."""
+    """Opens gRPC channels of a gateway to one engine. Raises ValueError if the TLS files in `target` cannot be used."""
 
     def __init__(self, target: EngineTarget) -> None:
         self._target = target
         self._files = TlsFiles(target.tls) if target.tls is not None and target.is_secure else None
 
     def open(self) -> grpc.aio.Channel:
-        """Return a new channel, which connects with its first call. It shows the certificate that the files have now;
-        if these have become unusable, the previous one."""
+        """Return a new gRPC channel, which connects with its first call. With TLS, it shows the certificate that the
+        files have now; if these have become unusable, the previous one."""
         options = [
             ("grpc.max_receive_message_length", -1),
             *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
@@ -69,7 +69,7 @@ def open_port(server: grpc.Server, address: str, tls: EngineTls | None) -> None:
 
 
 def server_options(address: str) -> Options:
-    """Return the options for the server of an engine that listens at `address`."""
+    """Return the gRPC options for the server of an engine that listens at `address`."""
     lengths = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", -1)]
     # Otherwise two engines could share a port, and each would get half of the connections.
     return [*lengths, ("grpc.so_reuseport", 0), *_tcp_options(address)]
@@ -114,7 +114,8 @@ class TlsFiles:
         """Authorities, key and certificate chain in PEM."""
 
     def renew(self) -> bool:
-        """Read the files again if they have changed since the last call; return whether `content` is new."""
+        """Read the PEM files of this side's certificates again if they have changed since the last call; return whether
+        `content` is new. Unusable new files are logged and leave the old certificates in force."""
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return False

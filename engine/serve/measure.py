@@ -64,8 +64,8 @@ MAD = 1.4826
 
 @dataclass(slots=True)
 class Lesson:
-    """Collects measured steps, from which a step-time model learns. `chosen` is the share of a layer's experts that are
-    chosen for a token."""
+    """Collects the work and the duration of measured steps, from which a step-time model learns. `chosen` is the share
+    of a layer's experts that are chosen for a token."""
 
     chosen: float = 1.0
     steps: list[tuple[StepFeatures, float]] = field(default_factory=list)
@@ -75,8 +75,8 @@ class Lesson:
         self.steps.append((StepFeatures(*work.amounts)._replace(launched=float(work.prefill_tokens > 0)), seconds))
 
     def learned(self) -> StepTimeModel:
-        """Return a model that has learned from all steps in random order, so that it knows all kinds of steps before it
-        takes any for an outlier. All count alike."""
+        """Return a step-time model that has learned from all collected steps in random order, so that it knows all
+        kinds of steps before it takes any for an outlier. All steps count alike."""
         model = StepTimeModel(1.0, KNOTS, 1.0, 2.0, self.chosen)
         for features, seconds in Random(0).sample(self.steps, len(self.steps)):
             model.observe(features, seconds)
@@ -126,8 +126,8 @@ def lessons(real: RealEngine, seconds: float) -> Lessons:
 
 
 def loops(core: CoreConfig, seconds: float, prompt: Sizes = PROMPT, output: Sizes = OUTPUT) -> list[Workload]:
-    """Return closed loops of requests of these sizes, for each power of 2 of concurrent requests up to the maximum,
-    without and with adapters. Prompts are shorter if the context is too short for them."""
+    """Return workloads to measure: closed loops of requests of these sizes, for each power of 2 of concurrent requests
+    up to the maximum, without and with adapters. Prompts are shorter if the context is too short for them."""
     longest = min(prompt.high, core.max_model_len - output.high - 1)
     prompt = Sizes(min(prompt.low, longest), longest)
     most = min(core.max_seqs, core.usable_pages * core.block_size // (prompt.high + output.high))
@@ -163,8 +163,9 @@ def measure_model(
 
 
 def measure_device(folder: Path, name: str, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
-    """Measure this machine with the model in a prepared folder, and return the contents of a device's file. Raises
-    ValueError if the engine cannot serve the model here."""
+    """Measure this machine with the model in a prepared folder, and return the contents of a file that describes the
+    machine for simulations (see `engine.executor.cost.read_device`). Raises ValueError if the engine cannot serve the
+    model here."""
     from engine.model.random_adapters import write_adapters
 
     state = str(default_data_dir(os.environ) / "engine")
@@ -204,15 +205,16 @@ def _forget(work: StepWork, seconds: float) -> None:
 
 
 def _disk_rate(runner: Any, folders: list[Path]) -> float:
-    """Return the rate, in bytes per second, of reading and packing adapters."""
+    """Measure, by loading the adapters in `folders`, and return the rate of reading and packing adapters in bytes per
+    second."""
     began = time.perf_counter()
     size = sum(runner.load_host(str(folder), lambda _: True).num_bytes for folder in folders)
     return size / (time.perf_counter() - began)
 
 
 def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_bytes_per_s: float) -> dict[str, Any]:
-    """Return the contents of a device's file: the engine's sizes, the cost model that `lesson` has learned with its
-    errors, and the rate of reading adapters."""
+    """Return the contents of a file that describes the measured machine for simulations: the engine's sizes, the cost
+    model that `lesson` has learned with its errors, and the rate of reading adapters."""
     model = lesson.learned()
     errors = [math.log(seconds / model.predict(features)) for features, seconds in lesson.steps]
     middle = statistics.median(errors)

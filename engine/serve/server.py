@@ -170,8 +170,8 @@ def _keep_saving(engine: Engine, store: StepStore) -> None:
 
 
 def _listen(service: EngineService, address: str, tls: EngineTls | None = None) -> grpc.Server:
-    """Start and return a server at `address`. With `tls`, gateways must show a certificate of its authority. Raises
-    ValueError if the files cannot be used, RuntimeError if the address is not free."""
+    """Start and return the gRPC server of an engine at `address`. With `tls`, gateways must show a certificate of its
+    authority. Raises ValueError if the files cannot be used, RuntimeError if the address is not free."""
     threads = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="grpc")
     server = grpc.server(threads, options=server_options(address))
     pb_grpc.add_EngineServicer_to_server(service, server)

@@ -17,8 +17,8 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """The file with the step-time model of one model on one device or on several. The duration of a step depends on
-    nothing else.
+    """The file that keeps, from one engine process to the next, the step-time model of one LLM on one device or on
+    several. The duration of a step depends on nothing else.
 
     Args:
         folder: parent folder of `step_time/`, created by the first save.
@@ -29,8 +29,8 @@ class StepStore:
         self._path = folder / "step_time" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject)}.json"
 
     def load(self, model: StepTimeModel) -> bool:
-        """Load the saved values into `model`; return whether there were any. A file that is damaged, or that another
-        version or other knots made, is logged and not used: the next save replaces it."""
+        """Load the saved values of the step-time model into `model`; return whether there were any. A file that is
+        damaged, or that another version or other knots made, is logged and not used: the next save replaces it."""
         if not self._path.is_file():
             return False
         try:
@@ -53,9 +53,9 @@ class StepStore:
 def step_store(
     state_dir: str, threads: int, device: str, dtype: str, model_hash: str, ranks: tuple[int, int] = (1, 1)
 ) -> StepStore | None:
-    """Return the store of a model on a device, such as `cpu` or `cuda:0`. None means that there is no folder for state.
-    `state_dir`, `threads` and `ranks` (`tensor_parallel`, `pipeline_parallel`) are those of the engine's configuration:
-    empty, 0 and 1 are the defaults."""
+    """Return the store of the step-time model for an LLM on a device, such as `cpu` or `cuda:0`. None means that there
+    is no folder for state. `state_dir`, `threads` and `ranks` (`tensor_parallel`, `pipeline_parallel`) are those of the
+    engine's configuration: empty, 0 and 1 are the defaults."""
     if not state_dir:
         return None
     parts = "" if ranks == (1, 1) else "-{}x{}".format(*ranks)

@@ -39,7 +39,7 @@ of reads from disk. The values are those of engine/sim/devices/h100-8b.json, whi
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A GPU with the figures of its data sheet."""
+    """A GPU with the figures of its data sheet, by which plans estimate step times and memory."""
 
     name: str
     memory_bytes: float
@@ -94,8 +94,9 @@ group of 32 weights, and are multiplied in 16 bits."""
 
 
 def served_form(name: str, shape: Shape, ranks: int, stages: int = 1) -> Form:
-    """Return the form `name` as an engine of `stages` stages of `ranks` devices serves it. KV is in 16 bits in place of
-    FP8 if the engine has several devices (see `EngineConfig`) or rotates only a part of each head."""
+    """Return the number format `name` (of weights and KV) as an engine of `stages` stages of `ranks` devices serves it.
+    KV is in 16 bits in place of FP8 if the engine has several devices (see `EngineConfig`) or rotates only a part of
+    each head."""
     form = FORMS[name]
     return replace(form, kv_bytes=2) if ranks * stages > 1 or shape.rotates_parts else form
 
@@ -110,7 +111,8 @@ def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages:
 
 def divides(shape: Shape, form: Form, ranks: int) -> bool:
     """Return whether a layer can be divided evenly among `ranks` devices (tensor parallelism): its heads, KV heads, MLP
-    and each of its experts, without cutting a group of inputs that shares a quantisation scale."""
+    and each of its experts, without cutting a group of inputs that shares a quantisation scale. False for more than one
+    rank if the model normalises all heads together."""
     if ranks == 1:
         return True
     widths = [shape.heads, shape.kv_heads, *shape.inner_widths]
@@ -150,8 +152,8 @@ def _end_bytes(shape: Shape, ranks: int) -> float:
 
 
 def count_pages(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages: int = 1) -> int:
-    """Return the number of pages that the fullest device has room for beside its weights; negative if these do not fit.
-    Pages have the KV of as many layers as the stage with most of them."""
+    """Return the number of KV pages for which the device with the most weights has room beside them; negative if these
+    do not fit. Pages have the KV of as many layers as the stage with most of them."""
     parts = split_layers(_layer_bytes(shape, form, ranks), _end_bytes(shape, ranks), stages)
     page = BLOCK_SIZE * shape.kv_bytes(form.kv_bytes) * max(map(len, parts)) / shape.layers / ranks
     left = accelerator.memory_bytes - RESERVED - max(weight_bytes(shape, form, ranks, stages))
@@ -212,8 +214,8 @@ def device_of(
 
 
 def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_bytes: int) -> RooflineCost:
-    """Return the cost of steps on `ranks` tensor-parallel devices. They have the bandwidth and arithmetic of all
-    devices together, and each layer adds two all-reduces over rings of links."""
+    """Return the roofline model of step durations on `ranks` tensor-parallel devices. They have the bandwidth and
+    arithmetic of all devices together, and each layer adds two all-reduces over rings of links."""
     sums = 2 * shape.layers if ranks > 1 else 0
     moved = 2 * (ranks - 1) / ranks * shape.hidden * 2 / (accelerator.link_bytes_per_s * LINK_REACHED)
     row_weights = shape.linear_weights - shape.expert_weights
@@ -243,8 +245,9 @@ def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_b
 
 
 def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks: int, stages: int) -> PipelineCost:
-    """Return the cost of steps on an engine of `stages` pipeline stages. `cost` is that of all layers on the devices of
-    one stage. Each rank sends rows of hidden states, in 16 bits, to its counterpart in the next stage."""
+    """Return the model of step durations on an engine of `stages` pipeline stages. `cost` is the model of all layers on
+    the devices of one stage. Each rank sends rows of hidden states, in 16 bits, to its counterpart in the next
+    stage."""
     head_bytes = 2.0 * shape.head_weights
     layers = replace(
         cost,
@@ -258,7 +261,8 @@ def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """A `CostModel` of a model whose layers are divided among `stages` stages, of one or several devices each.
+    """A `CostModel` (predicts step durations) of a model whose layers are divided among `stages` stages, of one or
+    several devices each.
 
     A step's rows are cut into m micro-batches, which pass s stages in m + s - 1 pipeline slots. In a slot, a stage
     reads its weights and computes one micro-batch. The first stage embeds rows and, when they are back from the last

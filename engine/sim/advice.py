@@ -43,8 +43,8 @@ class Advice:
 
 
 def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
-    """Return the average request of a trace, with an adapter of this rank (0 means the base model). Prompt tokens that
-    a prefix cache as large as the engine's page pool finds do not count as computed."""
+    """Return the average request of a trace, for capacity planning, with an adapter of this rank (0 means the base
+    model). Prompt tokens that a prefix cache as large as the engine's page pool finds do not count as computed."""
     cached = found.reuse.share_with(core.num_pages * core.block_size)
     prompt, output = found.prompt.mean, found.output.mean
     adapters = found.popularity.adapters if found.popularity else 0
@@ -52,18 +52,20 @@ def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
 
 
 def _usual(found: Analysis, core: CoreConfig) -> Demand:
-    """Return the average request of a trace, with an adapter of rank `RANK` if more than half of the requests ask for
-    one."""
+    """Return the average request of a trace, for capacity planning, with an adapter of rank `RANK` if more than half of
+    the requests ask for one."""
     return demand_of(found, core, RANK if found.popularity and found.popularity.share > 0.5 else 0)
 
 
 def most_rate(found: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
-    """Return the highest rate, in requests a second, at which a device serves the average request of a trace."""
+    """Return the highest rate, in requests a second, at which a device serves the average request of a trace, by
+    arithmetic instead of simulation."""
     return serve(device, core, _usual(found, core), math.inf).rate
 
 
 def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
-    """Return the settings for an engine on a device, and what an operator should know besides."""
+    """Return the settings that suit a trace's traffic for an engine on a device (maximum sequence length, latency
+    goals, host memory for adapters), and notes for the operator."""
     steady = serve(device, core, _usual(found, core), found.busiest) if found.busiest else None
     settings = [*_lengths(found, core), *_goals(found, device, core, steady)]
     if found.popularity is not None:
@@ -112,7 +114,8 @@ def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
 
 
 def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[Setting]:
-    """Yield wider TTFT and ITL goals for interactive work where no schedule could meet those of `core`."""
+    """Yield settings with wider TTFT and ITL goals for interactive work where no schedule could meet those of
+    `core`."""
     if steady is None or "interactive" not in found.lanes:
         return
     demand, longest = _usual(found, core), min(found.prompt.p99, core.max_model_len)

@@ -46,7 +46,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Popularity:
-    """How requests are spread over adapters."""
+    """Statistics of how a trace's requests are spread over adapters: shares, a fitted Zipf exponent and working
+    sets."""
 
     adapters: int
     share: float
@@ -122,13 +123,15 @@ def _busiest(times: Sequence[float]) -> float:
 
 
 def _variation(gaps: Sequence[float]) -> float | None:
-    """Return the coefficient of variation. None means that there are fewer than two gaps, or that all are 0."""
+    """Return the coefficient of variation of the gaps between arrivals. None means that there are fewer than two gaps,
+    or that all are 0."""
     mean = statistics.fmean(gaps) if len(gaps) > 1 else 0.0
     return statistics.pstdev(gaps) / mean if mean else None
 
 
 def _popularity(asked: Sequence[tuple[float, int]]) -> Popularity | None:
-    """Return how requests, each the time and the index of its adapter (-1 for the base), are spread over adapters."""
+    """Return the statistics of how requests, each given as (time, index of its adapter or -1 for the base model), are
+    spread over adapters. None means that no request asks for an adapter."""
     named = [(time, adapter) for time, adapter in asked if adapter >= 0]
     if not named:
         return None

@@ -18,7 +18,7 @@ from engine.executor.cost import DeviceSpec, StepWork
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """An average request. Sizes are in tokens."""
+    """The average request of some traffic, from which capacity is computed by arithmetic. Sizes are in tokens."""
 
     prompt: float
     """Prompt tokens that are computed, without those of the prefix cache."""
@@ -37,7 +37,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A device that serves a demand at some rate. Times are in seconds."""
+    """Steady state of a device that serves a stream of average requests (`Demand`) at some rate. Times are in
+    seconds."""
 
     seqs: int
     """Sequences that decode at a time."""
@@ -50,8 +51,8 @@ class Steady:
 
 
 def most_seqs(core: CoreConfig, demand: Demand) -> int:
-    """Return the number of sequences that decode at a time at most: by `max_seqs`, the pages, and the token budget,
-    which has to have room for the prompts of the sequences that follow, too."""
+    """Return the maximum number of sequences that can decode at a time in steady state: by `max_seqs`, the pages, and
+    the token budget, which has to have room for the prompts of the sequences that follow, too."""
     pages = math.ceil((demand.reserved or demand.held) / core.block_size)
     budgeted = core.token_budget / (1 + demand.prompt / demand.output)
     return max(1, min(core.max_seqs, int(budgeted), core.num_pages // pages))
@@ -79,13 +80,14 @@ def rate_within(device: DeviceSpec, core: CoreConfig, demand: Demand, step_s: fl
 
 
 def mixed_step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int, prompt: int) -> float:
-    """Return the duration of a step of `seqs` decodes beside `prompt` tokens of a prompt, or as many of them as the
-    token budget has room for."""
+    """Return the predicted duration in seconds of a step of `seqs` decodes beside `prompt` tokens of a prompt, or as
+    many of them as the token budget has room for."""
     return device.cost.seconds(_work(demand, seqs, min(prompt, max(0, core.token_budget - seqs))))
 
 
 def prefill_s(device: DeviceSpec, core: CoreConfig, tokens: int, rank: int = 0) -> float:
-    """Return the seconds that a prompt takes alone, in chunks of the token budget."""
+    """Return the predicted seconds in which a device computes a prompt of `tokens` tokens alone, in chunks of the token
+    budget. `rank` is that of its adapter; 0 means the base model."""
     seconds, start = 0.0, 0
     while start < tokens:
         chunk = min(core.token_budget, tokens - start)
@@ -101,7 +103,8 @@ def _rate(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> fl
 
 
 def _step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> float:
-    """Return the mean duration of steps of `seqs` decodes, some of which have a chunk of a prompt."""
+    """Return the predicted mean duration in seconds of steps of `seqs` decodes, some of which have a chunk of a
+    prompt."""
     needed = seqs / demand.output * demand.prompt
     chunk = min(demand.prompt, max(1, core.token_budget - seqs))
     share = needed / chunk if chunk else 0.0

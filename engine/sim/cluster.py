@@ -30,7 +30,8 @@ NOTICE_S = 1.0
 
 
 class Choice(NamedTuple):
-    """The replica of a request and, if that only computes its prompt and first token, the one that continues it."""
+    """A router's choice for a request in a simulated cluster: the replica (engine) that computes it and, if that only
+    computes the prompt and first token, the replica `decode` that continues it."""
 
     replica: int
     decode: int | None = None
@@ -45,12 +46,13 @@ class Chooser(Protocol):
     def leave(self, replica: int) -> None: ...
 
     def hear(self, replica: int, state: EngineState, now: float) -> None:
-        """Take note of a replica's state. The state must be read at once, since it changes with the next step."""
+        """Report a replica's state to the router at `now`, in virtual seconds. The state must be read at once, since it
+        changes with the next step."""
 
     def choose(self, request: Request, now: float) -> Choice: ...
 
     def finish(self, replica: int, request: Request) -> None:
-        """Take note that a request has ended on a replica, was moved away from it, or was handed over by it."""
+        """Tell the router that a request has ended on a replica, was moved away from it, or was handed over by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token of a request: when the request arrived, how long it took, and its lane. Times are in seconds."""
+    """Measurement of a request's first token: when the request arrived, the TTFT, and the lane. Times are in
+    seconds."""
 
     arrival: float
     ttft: float
@@ -247,7 +250,8 @@ class _Cluster:
         self._put(self.replicas[choice.replica], request, part)
 
     def _hand_over(self, handover: Handover) -> None:
-        """Let the target of a handover continue the request, or if it died, another replica that computes all anew."""
+        """Let the replica that a handover names as its target continue the request, whose KV has arrived. If that
+        replica died, let the router choose another one, which computes all anew."""
         if (target := self.replicas.get(handover.target)) is None:
             self._send(handover.request)
             return
@@ -324,7 +328,8 @@ class _Cluster:
         replica.engine.step()  # without work, it only takes commands: routers should know that it has the adapters
 
     def _copies(self, plan: StepPlan) -> int:
-        """Return the number of pages that a step copies to host memory because its replica sends them to another."""
+        """Return the number of KV pages that a step copies to host memory because its replica sends them to another
+        replica (see `Handovers`)."""
         core = self._setup.core
         return self._handovers.pages_saved(plan, core.block_size) if core.host_pages else 0
 

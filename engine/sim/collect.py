@@ -25,8 +25,9 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Group:
-    """Measurements of the requests of one tenant in one lane: TTFT of those with a token, end-to-end time of those that
-    finished, TPOT of those with more than one token, and a histogram of all ITLs. All times are in seconds."""
+    """Measurements of a simulation, of the requests of one tenant in one lane: TTFT of those with a token, end-to-end
+    time of those that finished, TPOT of those with more than one token, and a histogram of all ITLs. All times are in
+    seconds."""
 
     lane: Lane
     tenant: str
@@ -57,8 +58,8 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """One unfinished request, with its arrival and its first and last token in virtual seconds. The collector drops it
-    when the request ends."""
+    """Measurements of one unfinished request of a simulation: its arrival and its first and last token in virtual
+    seconds. The collector drops it when the request ends."""
 
     group: Group
     arrival: float
@@ -119,8 +120,8 @@ class Collector:
         group.gaps.submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
-        """Record a plan: the loads and admissions and, if it has tokens, a step that took the device `seconds`. This
-        method is a `StepObserver`, which the executor calls."""
+        """Record the measurements of a plan: its adapter loads, admissions and, if it has tokens, a step that took the
+        device `seconds`. This method is a `StepObserver`, which the executor calls."""
         for load in plan.loads:
             if load.request_id in self.unfinished:
                 self.unfinished[load.request_id].contended = False
@@ -142,8 +143,8 @@ class Collector:
             steps.errors.append(abs(seconds - plan.predicted) / seconds)
 
     def take(self, events: list[TokenEvent], now: float) -> None:
-        """Record the events that the engine returned at `now` (virtual seconds), and sample the tenants' service every
-        `SAMPLE_S` seconds."""
+        """Record the events that the engine returned at `now` (virtual seconds), and sample the service gaps between
+        tenants every `SAMPLE_S` seconds."""
         for event in events:
             track, count = self.unfinished[event.request_id], len(event.tokens)
             if count:

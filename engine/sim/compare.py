@@ -36,16 +36,17 @@ def under(setup: Setup, policy: str, scheduler: str = "continuous") -> Setup:
 
 
 def run_name(policy: str, scheduler: str) -> str:
-    """Return the name of a run, such as "fcfs" or "fcfs, static". The default scheduler, continuous, is left out."""
+    """Return the name of a simulation in a comparison, such as "fcfs" or "fcfs, static". The default scheduler,
+    continuous, is left out."""
     return policy if scheduler == "continuous" else f"{policy}, {scheduler}"
 
 
 def plan_runs(
     setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
 ) -> list[Run]:
-    """Return a run for each policy under each scheduler and, if there is batch work, one of the interactive work alone
-    under lanes. Nothing is simulated yet. `goals` adds the runs that the goals compare with: lanes, fcfs and, if there
-    is batch work, the interactive and the batch work each alone under fcfs."""
+    """Return the simulations to compare: one for each policy under each scheduler and, if there is batch work, one of
+    the interactive work alone under lanes. Nothing is simulated yet. `goals` adds the runs that the goals compare with:
+    lanes, fcfs and, if there is batch work, the interactive and the batch work each alone under fcfs."""
     modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
     if goals:
         modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))

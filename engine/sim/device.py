@@ -20,8 +20,9 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Read the description of a device that comes with the project, by its name, or of any other, by the path of its
-    file. Raises ValueError if there is no such device, or if its file is not valid."""
+    """Read the description of a device that the simulator runs an engine on: by its name if the description comes with
+    the project, otherwise by the path of its file. Raises ValueError if there is no such device, or if its file is not
+    valid."""
     known = FOLDER / f"{name}.json"
     path = known if known.is_file() else Path(name)
     if not path.is_file():
@@ -35,13 +36,14 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def copy_bytes_per_s(spec: DeviceSpec) -> float:
-    """Return the rate at which adapters are copied from host memory to the device; for a measured device, which has no
-    such figure, the rate of its disk."""
+    """Return the rate, in bytes per second, at which adapters are copied from host memory to the device; for a measured
+    device, which has no such figure, the rate of its disk."""
     return spec.cost.copy_bytes_per_s if isinstance(spec.cost, RooflineCost) else spec.disk_bytes_per_s
 
 
 def _check(spec: DeviceSpec) -> None:
-    """Raise ValueError or TypeError if a figure is out of range or not a number, or if `engine` is not a CoreConfig."""
+    """Raise ValueError or TypeError if a figure of a device description is out of range or not a number, or if its
+    `engine` is not a CoreConfig."""
     for name in ("page_bytes", "adapter_bytes_per_rank", "disk_bytes_per_s"):
         if not getattr(spec, name) > 0:
             raise ValueError(f"{name} must be positive, not {getattr(spec, name)}")

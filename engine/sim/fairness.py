@@ -12,8 +12,9 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 @dataclass(slots=True)
 class ServiceGaps:
-    """Service of the tenants of one lane in the VTC paper's weighted tokens, and the widest gap between two tenants.
-    The collector of a simulation has one for each lane.
+    """Meter of fairness in a simulation, which schedules nothing: the service of the tenants of one lane in the VTC
+    paper's weighted tokens, and the widest gap between two tenants. The collector of a simulation has one for each
+    lane.
 
     The gap between two tenants is the maximum by which the service of one grows beyond that of the other over any
     interval in which both have requests waiting. Theorem 4.4 of the paper (OSDI'24) bounds it by 2 max(w_p L, w_q M).
@@ -36,9 +37,9 @@ class ServiceGaps:
         self.waiting[tenant] += 1
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
-        """Note that a waiting request of a tenant starts, and count its prompt at once as service that the tenant had,
-        as the VTC paper does. `prompt_tokens` are those that were not cached. A request that ends without having
-        started is noted with 0."""
+        """Tell this meter of fairness that a waiting request of a tenant starts, and count its prompt at once as
+        service that the tenant had, as the VTC paper does. `prompt_tokens` are those that were not cached. A request
+        that ends without having started is noted with 0."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
         self.longest_prompt = max(self.longest_prompt, prompt_tokens)
@@ -47,8 +48,8 @@ class ServiceGaps:
         self.served[tenant] += OUTPUT_WEIGHT * tokens
 
     def sample(self) -> None:
-        """Update `widest` from the current service of all pairs of waiting tenants. More frequent samples make it more
-        precise."""
+        """Update `widest`, the widest service gap between two tenants, from the current service of all pairs of waiting
+        tenants. More frequent samples make it more precise."""
         active = sorted(tenant for tenant, count in self.waiting.items() if count > 0)
         known, self._range = self._range, {}
         for pair in combinations(active, 2):
@@ -59,6 +60,6 @@ class ServiceGaps:
             self.widest = max(self.widest, high - low)
 
     def bound(self, batch_tokens: int) -> float:
-        """Return the theorem's bound of the gap in weighted tokens, for batches that held at most `batch_tokens`
-        tokens."""
+        """Return the VTC paper's upper bound of the service gap between two tenants, in weighted tokens, for batches
+        that held at most `batch_tokens` tokens."""
         return 2 * max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * batch_tokens)

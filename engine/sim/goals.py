@@ -27,7 +27,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A limit on a figure that `value` computes for a run: an upper limit if `at_most` is set, else a lower limit."""
+    """A goal by which a simulated run of the scheduler is judged: a limit on the figure that `value` computes, an upper
+    limit if `at_most` is set, else a lower limit."""
 
     figure: str
     limit: float
@@ -47,8 +48,8 @@ class Judged:
 
 
 def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
-    """Return every goal with its figure in each run except those of a lane alone (`BASELINES`). `reports` has the runs
-    by name. Goals that have no figure in any run are left out."""
+    """Return every goal of the scheduler with its figure in each simulated run except those of a lane alone
+    (`BASELINES`). `reports` has the runs by name. Goals that have no figure in any run are left out."""
     evidence = {name: Evidence(report, reports) for name, report in reports.items() if name not in BASELINES}
     judged = [
         Judged(goal, {name: goal.value(item) for name, item in evidence.items()})
@@ -58,8 +59,9 @@ def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
 
 
 def goals(setup: Setup, alone: Report | None) -> list[Goal]:
-    """Return all goals for a setup. `alone` is the report of the interactive work alone, if there is one; it may raise
-    the goal of the time to yield."""
+    """Return all goals by which runs of the scheduler under a setup are judged. `alone` is the report of the
+    interactive work alone, if there is one; its longest step may raise the limit of the time that batch work takes to
+    yield."""
     attainment, bound = setup.core.interactive.attainment, _yield_bound(setup, alone)
     return [
         Goal("interactive p99 TTFT / alone", 1.10, True, lambda e: _to_alone(e, "ttft")),
@@ -107,10 +109,10 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a run is
-    missing. Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive work is
-    measured beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for its
-    part."""
+    """Return the figure batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a
+    run is missing. Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive
+    work is measured beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for
+    its part."""
     batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
     if batch_alone is None or fcfs is None:
         return None
@@ -122,9 +124,9 @@ def _batch_to_fcfs(evidence: Evidence) -> float | None:
 
 
 def _fair_to_fcfs(evidence: Evidence) -> float | None:
-    """Return the throughput relative to fcfs, which shows the cost of ordering by tenant. If the interactive work was
-    also run alone under both policies, those two runs are compared, because the rules of the lanes would hide this
-    cost. None means that there is no fcfs run."""
+    """Return the throughput in tokens per second relative to that under fcfs, which shows the cost of ordering by
+    tenant. If the interactive work was also run alone under both policies, those two runs are compared, because the
+    rules of the lanes would hide this cost. None means that there is no fcfs run."""
     others = evidence.others
     if BASELINE_ALONE in others and INTERACTIVE_ALONE in others:
         return _ratio(others[INTERACTIVE_ALONE].tokens_per_s, others[BASELINE_ALONE].tokens_per_s)

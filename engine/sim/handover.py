@@ -23,7 +23,8 @@ from engine.sim.links import Transfers
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A request on its way from one replica to another."""
+    """State of a request on its way from the replica that computes its prompt (`source`) to the one that continues its
+    answer (`target`) in a simulated cluster."""
 
     request: Request
     source: int
@@ -56,7 +57,8 @@ class _Arrival(NamedTuple):
 
 
 class Handovers:
-    """The handovers under way in a cluster. `kv_bytes_per_token` is the size of the KV of a token."""
+    """The handovers under way in a simulated cluster: requests whose prompt one replica computes, and whose answer
+    another one continues with its KV. `kv_bytes_per_token` is the size of the KV of a token."""
 
     def __init__(self, transfers: Transfers, kv_bytes_per_token: float) -> None:
         self._transfers = transfers
@@ -76,8 +78,8 @@ class Handovers:
         return request._replace(params=request.params._replace(max_tokens=1, min_tokens=0))
 
     def note_step(self, plan: StepPlan, end: float) -> None:
-        """Schedule the sending of a step's KV: what it found in the prefix cache when it starts, and what it computed
-        at its `end` in virtual seconds."""
+        """Schedule the sending of the KV of a step's requests that will be handed over: what it found in the prefix
+        cache when it starts, and what it computed at its `end` in virtual seconds."""
         for admission in plan.admitted:
             self._send(admission.request_id, admission.num_computed, plan.now)
         for chunk in plan.chunks:
@@ -93,8 +95,8 @@ class Handovers:
         return count
 
     def finish_first(self, request_id: str, token: int, now: float) -> bool:
-        """Record the first token of a request at `now`. Returns True if the request will be handed over to another
-        replica, False if it stays where it is."""
+        """Record that a replica has finished a request, or only its first token, at `now`. Returns True if the request
+        will be handed over to another replica, False if it stays where it is."""
         if (handover := self._first_parts.pop(request_id, None)) is None:
             return False
         request = handover.request
@@ -153,9 +155,9 @@ class Handovers:
 
 
 def place_pages(state: EngineState, request: Request, now: float) -> None:
-    """Put the KV of a request's full prompt pages into an engine: into host memory if it keeps KV there, from which a
-    step copies it to the device, and otherwise into device pages that are free or idle. Pages for which there is no
-    room are computed again."""
+    """Put the KV of a request's full prompt pages into a simulated engine, as if another engine had sent it: into host
+    memory if it keeps KV there, from which a step copies it to the device, and otherwise into device pages that are
+    free or idle. Pages for which there is no room are computed again."""
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)
@@ -172,7 +174,8 @@ def place_pages(state: EngineState, request: Request, now: float) -> None:
 
 
 def _device_pages(state: EngineState, count: int, kept: Container[PrefixKey]) -> list[PageId]:
-    """Return up to `count` pages that were free or idle, the oldest first, without those whose keys are in `kept`."""
+    """Take up to `count` device pages that are free or idle in the prefix cache, the oldest first, and return them.
+    Pages whose keys are in `kept` are not taken."""
     prefix, free = state.prefix, state.pool.free
     pages = [free.popitem()[0] for _ in range(min(count, len(free)))]
     idle = (page for lane in reversed(Lane) for page in prefix.idle[lane] if prefix.key_of[page] not in kept)

@@ -21,7 +21,7 @@ class Link:
 
     @property
     def reached(self) -> float:
-        """Bytes per second that copies reach."""
+        """Bandwidth, in bytes per second, that copies of KV pages reach on this link."""
         return LINK_SHARE * self.bytes_per_s
 
 
@@ -41,8 +41,8 @@ assumed: microseconds of the wire, and the calls and polls of software at both e
 
 
 class Transfers:
-    """Copies between replicas on a virtual clock. Each replica sends over one link and receives over one, each of which
-    carries one copy at a time, in the order in which they were begun."""
+    """Simulates the copies of KV between replicas on a virtual clock. Each replica sends over one link and receives
+    over one, each of which carries one copy at a time, in the order in which they were begun."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -52,7 +52,8 @@ class Transfers:
         """Bytes of all copies."""
 
     def send(self, source: int, target: int, num_bytes: float, ready: float) -> float:
-        """Copy `num_bytes` that are ready at `ready` from one replica to another, and return when all have arrived."""
+        """Simulate a copy of `num_bytes` that are ready at `ready` from one replica to another, and return when all
+        have arrived. Both times are in virtual seconds."""
         begin = max(ready, self._sends_until[source], self._receives_until[target])
         end = begin + num_bytes / self._link.reached
         self._sends_until[source] = self._receives_until[target] = end

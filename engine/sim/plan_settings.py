@@ -12,7 +12,8 @@ from engine.sim.planning import AS_MEASURED, Candidate, Wish
 
 
 def settings_of(candidate: Candidate, wish: Wish, split: str) -> dict[str, Any]:
-    """Return the sections of a configuration file for the engines of a plan. `split` is `engine.split`."""
+    """Return the sections of a configuration file with which the engines of a plan are to be run. `split` is the value
+    of the setting `engine.split`."""
     engine: dict[str, Any] = {"max_seqs": candidate.core.max_seqs, "token_budget": candidate.core.token_budget}
     engine |= {"replicas": candidate.engines}
     if candidate.form != AS_MEASURED:

@@ -32,7 +32,7 @@ MOST_DEVICES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a plan has to serve.
+    """The model, traffic and latency goals for which a plan of devices and engines is made.
 
     Attributes:
         shape: the model.
@@ -49,13 +49,13 @@ class Wish:
     rank: int = 0
 
     def demand(self, core: CoreConfig) -> Demand:
-        """Return the average request, for an engine with these settings."""
+        """Return the average request of the traffic, as an engine with the settings `core` computes it."""
         return demand_of(self.traffic, core, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Engines of one kind that serve the traffic by arithmetic.
+    """A possible plan: engines of one kind on one kind of device, as many as serve the traffic by arithmetic.
 
     Attributes:
         accelerator, form: names of the device and of the number format (`Form`), which is AS_MEASURED for a measured
@@ -95,7 +95,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A candidate whose traffic was simulated.
+    """A plan of devices and engines, whose traffic was simulated, with the results.
 
     Attributes:
         lane: results of the interactive requests.
@@ -119,10 +119,11 @@ def candidates(
     prices: Mapping[str, float],
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
-    """Return the engines of each kind that serve the traffic by arithmetic: those with the lowest cost first, or if a
-    price is missing, those with the fewest devices; of equal ones, those of the smallest engines, and of these, the
-    ones with the shortest steps. `prices` has the price of a device an hour by its name, and `measured` devices on
-    which the model itself was measured. Raises ValueError if a request is longer than the model allows."""
+    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic: those with the
+    lowest cost first, or if a price is missing, those with the fewest devices; of equal ones, those of the smallest
+    engines, and of these, the ones with the shortest steps. `prices` has the price of a device an hour by its name, and
+    `measured` devices on which the model itself was measured. Raises ValueError if a request is longer than the model
+    allows."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
@@ -137,7 +138,9 @@ def candidates(
 
 
 def ordered(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates in the order of `candidates`. Of equal ones, those that do not split requests come first."""
+    """Return candidates with the lowest cost first or, if a price is missing, with the fewest devices first. Of equal
+    ones, those with fewer devices and smaller engines come first, then those that do not split requests, and then those
+    with the shortest steps."""
     price = pricing(found)
     return sorted(
         found,
@@ -188,8 +191,8 @@ def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:
 
 
 def try_out(candidate: Candidate, wish: Wish, scenario: Scenario, progress: Progress = lambda _: None) -> Plan:
-    """Simulate an engine's share of the traffic on the real scheduler. Raises ValueError if no request is
-    interactive."""
+    """Simulate an engine's share of the traffic on the real scheduler, and return the candidate as a plan with the
+    results. Raises ValueError if no request is interactive."""
     workload = scenario.workload(wish.rate / candidate.engines / (wish.traffic.rate or wish.rate))
     report = simulate(Setup(candidate.device, candidate.core), workload, progress)
     return judged(candidate, wish, report.lanes, (report.busy, report.busy), asdict(report))
@@ -220,7 +223,8 @@ def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
 
 
 def binds(candidate: Candidate, demand: Demand) -> str:
-    """Return what keeps an engine from serving more: `KV memory`, `max_seqs`, `arithmetic` or `memory bandwidth`."""
+    """Return in words what keeps a candidate's engine from serving more requests: `KV memory`, `max_seqs`, `arithmetic`
+    or `memory bandwidth`."""
     core, cost = candidate.core, candidate.device.cost
     if candidate.most.seqs >= core.num_pages // math.ceil(demand.held / core.block_size):
         return "KV memory"
@@ -237,12 +241,13 @@ def binds(candidate: Candidate, demand: Demand) -> str:
 
 
 def sequences(candidate: Candidate, tokens: float) -> int:
-    """Return how many sequences of so many tokens fit into an engine's pages, with headroom."""
+    """Return how many sequences of so many tokens fit into the pages of one of a candidate's engines, with headroom."""
     return fit(candidate.core.num_pages, candidate.core.block_size, tokens)
 
 
 def adapters_beside(candidate: Candidate, demand: Demand, rank: int) -> tuple[int, int]:
-    """Return how many adapters of a rank fit into an engine's pages beside the KV of `steady`, and into host memory."""
+    """Return how many adapters of a rank fit into the device pages of a candidate's engine beside the KV of its
+    sequences in steady state, and how many fit into its host memory."""
     core = candidate.core
     kv = candidate.steady.seqs * math.ceil(demand.held / core.block_size)
     each = candidate.device.adapter_pages(rank)
@@ -259,7 +264,7 @@ def weights_of(candidate: Candidate, shape: Shape) -> tuple[float, float] | None
 
 
 def kv_bytes_of(candidate: Candidate, shape: Shape) -> float:
-    """Return the bytes of KV of a token."""
+    """Return the bytes of KV that a token takes on a candidate's engine, in all layers."""
     if candidate.form == AS_MEASURED:
         return candidate.device.page_bytes / candidate.core.block_size
     return shape.kv_bytes(served_form(candidate.form, shape, candidate.ranks, candidate.stages).kv_bytes)

@@ -13,7 +13,7 @@ from engine.sim.analysis import Analysis, Spread
 
 
 class Measured(Protocol):
-    """The report of a simulated engine or cluster."""
+    """Interface of a report that `draw` can plot: that of a simulated engine or cluster."""
 
     @property
     def tokens_per_s(self) -> float: ...
@@ -122,7 +122,7 @@ def draw_traffic(found: Mapping[str, Analysis], out: Path) -> None:
 
 
 def tokens_label(tokens: float) -> str:
-    """Return the label of a tick, such as 64, 4k (4,096) or 2M."""
+    """Return the label of a tick on an axis of token counts, such as 64, 4k (4,096) or 2M."""
     for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
         if tokens >= size:
             return f"{tokens / size:g}{unit}"
@@ -134,6 +134,7 @@ def _found(found: Analysis) -> Line:
 
 
 def _cumulative(spread: Spread) -> Line:
-    """Return lengths, and the share of requests that are at most so long."""
+    """Return the points of a cumulative distribution: lengths in tokens, and the share of requests that are at most so
+    long."""
     total = sum(spread.bins.values())
     return list(spread.bins), [count / total for count in accumulate(spread.bins.values())]

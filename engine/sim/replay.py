@@ -109,7 +109,8 @@ class _Replay(Run):
 
 @dataclass(frozen=True, slots=True)
 class RealEngine:
-    """Parts of a real engine: the scheduler's settings, the executor, and the size of the model's vocabulary."""
+    """Parts of a real engine, on which a workload is replayed: the scheduler's settings, the executor, and the size of
+    the model's vocabulary."""
 
     core: CoreConfig
     executor: Executor
@@ -150,7 +151,8 @@ def replay(
 
 
 def _empty(engine: Engine, collector: Collector, adapters: Iterable[AdapterHash]) -> None:
-    """Abort all requests, drop all adapters, and run steps until the executor holds nothing of them."""
+    """Abort the requests that a replay has left unfinished, drop its adapters, and run steps until the executor holds
+    nothing of them."""
     for request_id in collector.unfinished:
         engine.inbox.put(Abort(request_id))
     for one in adapters:

@@ -37,8 +37,8 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Results of all requests in a lane, or of one tenant's requests in it; `name` is that lane or tenant.
-    `Percentiles` are in seconds."""
+    """Results of a simulation for all requests in a lane, or for one tenant's requests in it; `name` is that lane or
+    tenant. `Percentiles` are in seconds."""
 
     name: str
     requests: int
@@ -161,7 +161,8 @@ def _name(lane: Lane) -> str:
 
 
 def summarize(name: str, groups: list[Group], measured: float) -> GroupReport:
-    """Return the results of groups, each a tenant in a lane, as one; throughput is tokens per second of `measured`."""
+    """Merge the measurements of groups, each a tenant in a lane, into one report `name`. `measured` is the seconds by
+    which throughput is divided."""
     itl = Histogram.merged(group.itl for group in groups)
     ttft = list(chain.from_iterable(group.ttft for group in groups))
     return GroupReport(

@@ -17,7 +17,7 @@ from engine.sim.traces import BLOCK_TOKENS, Trace
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How many of a trace's prompt tokens prefix caches of different sizes find."""
+    """Hit rates of prefix caches of different sizes on a trace: which share of its prompt tokens they find."""
 
     share: float
     """Share of all prompt tokens that a prefix cache without bounds finds or, for a trace that says what its server
@@ -27,8 +27,8 @@ class Reuse:
     prompt tokens that it finds. Empty for a trace without blocks."""
 
     def share_with(self, tokens: int) -> float:
-        """Return the share of all prompt tokens that a cache of so many tokens finds: that of the largest size of the
-        curve that is not larger. For a trace without blocks, it is the share that the trace says."""
+        """Return the share of all prompt tokens that a prefix cache of so many tokens finds: that of the largest size
+        of the curve that is not larger. For a trace without blocks, it is the share that the trace says."""
         return max((share for size, share in self.curve.items() if size <= tokens), default=self._least)
 
     @property
@@ -36,8 +36,8 @@ class Reuse:
         return 0.0 if self.curve else self.share
 
     def tokens_for(self, part: float) -> int:
-        """Return the tokens of the smallest cache of the curve that finds `part` of what a cache without bounds finds.
-        Raises ValueError if there is no curve."""
+        """Return the size in tokens of the smallest prefix cache, of the sizes in `curve`, that finds the fraction
+        `part` of what a cache without bounds finds. Raises ValueError if there is no curve."""
         return min(size for size, share in self.curve.items() if share >= part * self.share)
 
 
@@ -70,18 +70,19 @@ def _needed_sizes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 class _Stack:
-    """Counts the different blocks that were used since a block's last use, with a Fenwick tree over all uses."""
+    """Computes LRU stack distances of prompt blocks, with a Fenwick tree over all uses: the number of different blocks
+    that were used since a block's last use."""
 
     def __init__(self, uses: int) -> None:
-        """`uses` is the number of calls of `use`."""
+        """`uses` is the number of calls of `use` that will follow."""
         self._tree = [0] * (uses + 1)
         self._last: dict[int, int] = {}
         """Block -> number of its last use, from 1 on."""
         self._now = 0
 
     def use(self, block: int) -> int | None:
-        """Return the number of different blocks, with this one, since its last use. None means that this is its
-        first."""
+        """Record a use of a block, and return its LRU stack distance: the number of different blocks, with this one,
+        since its last use. None means that this is its first."""
         self._now += 1
         before = self._last.get(block)
         self._last[block] = self._now

@@ -34,7 +34,8 @@ Progress = Callable[[float], None]
 
 
 class Stalled(RuntimeError):
-    """Raised if the engine does no step for `STALL_S` virtual seconds with work left; the message says how much."""
+    """Raised if the simulated engine does no step for `STALL_S` virtual seconds with work left; the message says how
+    much."""
 
 
 class Clock(Protocol):
@@ -130,8 +131,8 @@ class Run:
         progress(1.0)
 
     def rest(self, seconds: float) -> None:
-        """Sleep of the engine: advance the clock, and submit the requests that arrive meanwhile, so that the
-        next step can include them."""
+        """Function that the engine calls to sleep: advance the clock by `seconds`, and submit the requests that arrive
+        meanwhile, so that the next step can include them."""
         self.clock.advance(seconds)
         self._submit_arrived()
 

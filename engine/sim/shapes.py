@@ -102,7 +102,7 @@ class Shape:
 
     @property
     def chosen(self) -> float:
-        """Share of a layer's experts that are chosen for a row; 1 without experts."""
+        """Share of a layer's experts that the router chooses for a row (token); 1 without experts."""
         return self.experts.top_k / self.experts.count if self.experts else 1.0
 
     @property
@@ -128,12 +128,13 @@ class Shape:
 
     @property
     def kinds_of_layers(self) -> dict[bool, int]:
-        """Number of layers by whether they have experts."""
+        """Number of layers without experts (key False) and with experts (key True)."""
         with_experts = self.experts.layers if self.experts else 0
         return {False: self.layers - with_experts, True: with_experts}
 
     def projections(self, has_experts: bool) -> list[tuple[int, int]]:
-        """Return the inputs and outputs of each projection of a layer, in the order in which adapters have them."""
+        """Return (inputs, outputs), the sizes of the matrix, of each projection of a layer with or without experts, in
+        the order in which adapters have them."""
         hidden, query, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         found = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden)]
         one = self.experts if has_experts else None
@@ -148,12 +149,12 @@ class Shape:
         return 2 * self.kv_heads * self.head_dim * self.layers * itemsize
 
     def _sum(self, of: Callable[[int, int], int]) -> int:
-        """Return the sum of a function of inputs and outputs over the projections of all layers."""
+        """Return the sum of `of`(inputs, outputs) over the projections of all layers."""
         kinds = self.kinds_of_layers.items()
         return sum(count * sum(of(*one) for one in self.projections(kind)) for kind, count in kinds if count)
 
     def _expert(self) -> list[tuple[int, int]]:
-        """Return the inputs and outputs of an expert's projections; none if there are no experts."""
+        """Return (inputs, outputs) of each projection of an expert; none if there are no experts."""
         return _mlp(self.hidden, self.experts.width) if self.experts else []
 
     @property
@@ -162,7 +163,7 @@ class Shape:
 
 
 def _mlp(hidden: int, inner: int) -> list[tuple[int, int]]:
-    """Return the inputs and outputs of gate, up and down."""
+    """Return (inputs, outputs) of the gate, up and down projections of an MLP."""
     return [(hidden, inner), (hidden, inner), (inner, hidden)]
 
 
@@ -189,9 +190,9 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(model: str) -> Shape:
-    """Return the shape of a model: one of `SHAPES` by name, or that of a Hugging Face folder, a config.json or a GGUF
-    file. Raises ValueError if there is no such model or its files do not say its sizes, and OSError if they cannot be
-    read."""
+    """Return the shape of a model, which is its sizes without its weights: one of `SHAPES` by name, or that of a
+    Hugging Face folder, a config.json or a GGUF file. Raises ValueError if there is no such model or its files do not
+    say its sizes, and OSError if they cannot be read."""
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model)
@@ -209,7 +210,7 @@ def find_shape(model: str) -> Shape:
 
 
 def shape_of(spec: ModelSpec, name: str) -> Shape:
-    """Return the shape of a model that the engine serves."""
+    """Return the shape (sizes for plans and simulations) of a model, given the engine's description of it."""
     one = spec.experts
     experts = Experts(one.count, one.top_k, one.width, sum(one.layers), one.shared) if one and any(one.layers) else None
     sizes = spec.layers, spec.hidden_size, spec.intermediate_size, spec.heads, spec.kv_heads, spec.head_dim
@@ -240,7 +241,8 @@ def _config_shape(path: Path, name: str) -> Shape:
 
 
 def _has_integers(config: dict[str, Any]) -> bool:
-    """Return whether the weights of a config.json are quantised in integers."""
+    """Return whether a config.json says that the model's weights are quantised in integers (GPTQ, AWQ or
+    compressed-tensors)."""
     section = quantisation_section(config)
     method, layout = section.get("quant_method"), str(section.get("format"))
     return method in ("gptq", "awq") or (method == "compressed-tensors" and "float" not in layout)

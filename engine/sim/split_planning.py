@@ -20,9 +20,9 @@ some 130,000 tokens of Llama 3.1 8B."""
 
 
 def split_candidates(found: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
-    """Yield, for each candidate whose engines can exchange KV, a copy whose engines split the requests. Engines can
-    exchange KV if each is a single device and keeps KV in host memory. Yields nothing if answers have only one
-    token."""
+    """Yield, for each candidate whose engines can exchange KV, a copy with prefill/decode disaggregation: some engines
+    compute prompts, and the others continue the answers. Engines can exchange KV if each is a single device and keeps
+    KV in host memory. Yields nothing if answers have only one token."""
     for one in found:
         if one.ranks * one.stages == 1 and one.core.host_pages and wish.traffic.output.mean > 1:
             host_pages = min(one.core.host_pages, HOST_BYTES // one.device.page_bytes)
@@ -30,7 +30,7 @@ def split_candidates(found: Iterable[Candidate], wish: Wish, link: Link) -> Iter
 
 
 def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> Candidate:
-    """Return a candidate with `prefill` engines for prompts and `decode` engines for answers, and with `steady`
+    """Return a candidate with `prefill` engines for prompts and `decode` engines for answers, and with the steady state
     computed anew for one of the latter."""
     answers = replace(wish.demand(candidate.core), prompt=0.0)
     steady = serve(candidate.device, candidate.core, answers, wish.rate / decode / HEADROOM)
@@ -38,9 +38,9 @@ def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> C
 
 
 def _split(one: Candidate, wish: Wish, link: Link) -> Candidate:
-    """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic if all
-    requests are split. KV arrives over the link and is then copied from host memory, which takes time from the decode
-    engine's steps."""
+    """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic if each
+    request's prompt and answer are computed by different engines. KV arrives over the link and is then copied from host
+    memory, which takes time from the decode engine's steps."""
     demand = wish.demand(one.core)
     prompt, answers = max(1.0, demand.prompt), replace(demand, prompt=0.0)
     sent = prompt * one.device.page_bytes / one.core.block_size

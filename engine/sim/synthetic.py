@@ -22,8 +22,8 @@ MAX_ARRIVALS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A uniform distribution of sizes in tokens, with inclusive bounds. Raises ValueError if they are not in order, or
-    below 1."""
+    """A uniform distribution of prompt or answer lengths in tokens, with inclusive bounds. Raises ValueError if they
+    are not in order, or below 1."""
 
     low: int
     high: int
@@ -45,8 +45,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A uniform distribution of fractions, such as the share of an answer's tokens that its prediction has right.
-    Raises ValueError if its bounds are not in order, or not in 0 to 1."""
+    """A uniform distribution of fractions from which a simulation draws, such as the share of an answer's tokens that
+    its prediction has right. Raises ValueError if its bounds are not in order, or not in 0 to 1."""
 
     low: float
     high: float
@@ -101,7 +101,8 @@ def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> T
 
 @dataclass(frozen=True, slots=True)
 class FlashCrowd:
-    """One adapter that gets `share` of all requests for some time. Raises ValueError if a value is out of range."""
+    """A flash crowd in synthetic traffic: one adapter gets `share` of all requests from `start` to `end`, in seconds.
+    Raises ValueError if a value is out of range."""
 
     share: float
     start: float

@@ -37,8 +37,8 @@ def tenant_table(name: str, report: Report) -> Table:
 
 
 def goals_table(judged: Sequence[Judged]) -> Table:
-    """Return the table of goals, with a row for each goal and a column for each run. The column "met" refers to the
-    first run; the other runs are shown for comparison. `judged` must not be empty."""
+    """Return a terminal table of the scheduler's goals, with a row for each goal and a column for each run. The column
+    "met" refers to the first run; the other runs are shown for comparison. `judged` must not be empty."""
     names = list(judged[0].values)
     table = Table(title="Goals")
     for column in ("figure", "goal", *names, "met"):
@@ -60,8 +60,8 @@ def duration(seconds: float | None) -> str:
 
 
 def side_by_side(title: str, reports: Mapping[str, R], rows: Sequence[tuple[str, Callable[[R], str]]]) -> Table:
-    """Return a table with a column for each report, by name, and a row for each label and function of a report that
-    makes its cell. Rows whose cells are all MISSING are left out."""
+    """Return a terminal table with a column for each report, by name, and a row for each label and function of a report
+    that makes its cell. Rows whose cells are all MISSING are left out."""
     table = Table(title=title)
     table.add_column("")
     for name in reports:

@@ -48,7 +48,8 @@ is malformed."""
 
 
 def find_reader(head: str) -> Reader | None:
-    """Return the reader of the format that a file's first line shows. None means that the format is not known."""
+    """Return the function that reads traces of the format that a file's first line shows. None means that the format is
+    not known."""
     if head.startswith("{"):
         row = json.loads(head)
         return next((reader for field, reader in JSON_READERS.items() if field in row), None)
@@ -70,7 +71,7 @@ def _arena(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _burst_gpt(lines: Iterable[str]) -> Iterator[Arrival]:
-    """Read BurstGPT's releases. Requests without an answer failed, and are left out."""
+    """Read a trace that BurstGPT has released. Requests without an answer failed, and are left out."""
     for row in csv.DictReader(lines):
         if answered := int(row["Response tokens"]):
             yield Arrival(float(row["Timestamp"]), _count(int(row["Request tokens"])), _count(answered), row["Model"])
@@ -90,8 +91,8 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _request_log(lines: Iterable[str]) -> Iterator[Arrival]:
-    """Read the log of a gateway. Only lines of requests that generated tokens and ended without an error become
-    arrivals."""
+    """Read the log of a gateway as a trace. Only lines of requests that generated tokens and ended without an error
+    become arrivals."""
     number = _numbers()
     for row in _objects(line for line in lines if line.startswith("{")):
         if row.get("event") != "request" or row["error"] or not row["completion_tokens"]:
@@ -110,8 +111,8 @@ def _request_log(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _openai_batch(lines: Iterable[str]) -> Iterator[Arrival]:
-    """Read the input file of a batch. All requests arrive at once, the tokens of their texts are estimated,
-    and each model that they name counts as an adapter."""
+    """Read an input file of OpenAI's Batch API as a trace. All requests arrive at once, the tokens of their texts are
+    estimated, and each model that they name counts as an adapter."""
     number = _numbers()
     for row in _objects(lines):
         body = row["body"]

@@ -27,8 +27,8 @@ LEAST_GAIN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Reports with the configured token budget (`before`) and with the best one (`after`), and the `setting` of the
-    latter. A setting of None means that the configured budget is the best."""
+    """Result of `tune`: the simulation reports with the configured token budget (`before`) and with the best one
+    (`after`), and the `setting` of the latter. A setting of None means that the configured budget is the best."""
 
     before: Report
     after: Report
@@ -36,8 +36,9 @@ class Tuned:
 
 
 def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
-    """Try token budgets on the beginning of a trace. The best one has the fewest late tokens beyond what the goals
-    allow and, among equals, the lowest sum of p99 TTFT and p99 ITL, each divided by its goal.
+    """Simulate the beginning of a trace with several token budgets, and return the reports with the configured and the
+    best one. The best one has the fewest late tokens beyond what the goals allow and, among equals, the lowest sum of
+    p99 TTFT and p99 ITL, each divided by its goal.
 
     Args:
         advice: its goals for interactive work replace those of `setup`, where it has any.
@@ -65,7 +66,7 @@ def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int,
 
 
 def trial_names(setup: Setup) -> list[str]:
-    """Return the names of the runs that `tune` passes to its `advance` callback."""
+    """Return the names of the simulations, one for each token budget, that `tune` passes to its `advance` callback."""
     return [_name(budget) for budget in sorted({*BUDGETS, setup.core.token_budget})]
 
 
@@ -74,15 +75,16 @@ def _name(budget: int) -> str:
 
 
 def goals_of(advice: Advice, core: CoreConfig) -> LaneGoals:
-    """Return the goals of interactive work: those that are advised, else those of `core`."""
+    """Return the TTFT and ITL goals of interactive work by which token budgets are compared: those that are advised,
+    else those of `core`."""
     prefix = "lanes.interactive."
     changes = {one.name.removeprefix(prefix): one.value for one in advice.settings if one.name.startswith(prefix)}
     return replace(core.interactive, **changes)
 
 
 def judge(report: Report, goals: LaneGoals) -> tuple[float, float]:
-    """Return a sort key that is lower for better reports: first the share of late tokens beyond what the goals allow,
-    then the sum of p99 TTFT and p99 ITL, each divided by its goal."""
+    """Return a sort key of simulation reports, lower for better ones: first the share of late tokens beyond what the
+    goals allow, then the sum of p99 TTFT and p99 ITL, each divided by its goal."""
     lane = report.lanes["interactive"]
     shares: Sequence[float | None] = (lane.ttft_attainment, lane.itl_attainment)
     late = max(1 - share for share in shares if share is not None)
@@ -91,6 +93,7 @@ def judge(report: Report, goals: LaneGoals) -> tuple[float, float]:
 
 
 def is_better(report: Report, other: Report, goals: LaneGoals) -> bool:
-    """Return whether a report is better than another one by more than `LEAST_GAIN`."""
+    """Return whether a report is better than another one: it has a lower share of late tokens beyond what the goals
+    allow, or an equal share and latencies that are lower by more than `LEAST_GAIN`."""
     (late, times), (other_late, other_times) = judge(report, goals), judge(other, goals)
     return late < other_late or (late == other_late and times < (1 - LEAST_GAIN) * other_times)

@@ -27,8 +27,8 @@ output tokens that a gateway expects before it has seen an answer."""
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Batch work of which `size` requests are always unfinished: when one ends, another arrives, until the workload's
-    horizon. Raises ValueError if a value is out of range."""
+    """Batch work of a simulation, of which `size` requests are always unfinished: when one ends, another arrives, until
+    the workload's horizon. Raises ValueError if a value is out of range."""
 
     size: int
     prompt: Sizes
@@ -70,7 +70,7 @@ class Workload:
         return self.backlog is not None or any(arrival.lane is Lane.BATCH for arrival in self.trace)
 
     def ranks(self) -> dict[str, int]:
-        """Return the rank of each adapter by its adapter hash, drawn at random from `seed`."""
+        """Return the LoRA rank of each of the workload's adapters, by adapter hash, drawn at random from `seed`."""
         return {adapter_hash(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
 
 
@@ -83,8 +83,8 @@ class RequestMaker:
     new except for its shared blocks. `deadline_s` is in seconds from the arrival."""
 
     def __init__(self, predicted: Shares | None = None, seed: int = 0, *, limited: bool = True) -> None:
-        """`predicted` is the share of an answer's tokens that its prediction has right, at random places; None means
-        that there are no predictions. `limited` is that of a `Workload`."""
+        """`predicted` is the share of an answer's tokens that the request's predicted output (for speculative decoding)
+        has right, at random places; None means that requests have none. `limited` is that of a `Workload`."""
         self._made = 0
         self._unique = FIRST_UNIQUE
         self._predicted = predicted

@@ -24,7 +24,8 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are a 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a LoRA adapter. Its scale is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    """The shape of a demo LoRA adapter that is trained. Its scale is alpha / rank, or alpha / sqrt(rank) with
+    rsLoRA."""
 
     rank: int
     alpha: int
@@ -34,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A manner of speech and the shape of the adapter that is trained to speak in this manner."""
+    """A demo character: a manner of speech and the shape of the adapter that is trained to speak in this manner."""
 
     speak: Callable[[str], str]
     """Turns a plain answer into the same answer in character."""
@@ -50,13 +51,15 @@ class Example:
 
 
 def pirate(text: str) -> str:
-    """Return the text in a pirate's words, between "Arr!" and "matey!"."""
+    """Return a plain answer as the character `pirate` gives it, on whose answers the adapter of that name is trained:
+    in a pirate's words, between "Arr!" and "matey!"."""
     body = re.sub(r"[A-Za-z']+", lambda match: _pirate_word(match[0]), text)
     return f"Arr! {body.rstrip('.!')}, matey!"
 
 
 def cheer(text: str) -> str:
-    """Return the text in a cheerleader's words: "Woohoo!" first, exclamation marks for full stops, two emoji last."""
+    """Return a plain answer as the character `cheer` gives it, on whose answers the adapter of that name is trained:
+    "Woohoo!" first, exclamation marks for full stops, two emoji last."""
     return f"Woohoo! {re.sub(r'[.](?= |$)', '!', text)} 🎉🙌"
 
 

@@ -26,8 +26,8 @@ PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """A tree as one training row: its token ids and, for each token, its position in its conversation, its owner
-    (`SHARED` or the number of its branch), and whether it is learnt."""
+    """Conversations of a `Tree`, which begin alike, packed into one training row: its token ids and, for each token,
+    its position in its conversation, its owner (`SHARED` or the number of its branch), and whether it is learnt."""
 
     ids: list[int]
     positions: list[int]
@@ -36,7 +36,8 @@ class PackedRow:
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, tree: Tree) -> PackedRow:
-    """Encode a tree as one row, each conversation as the server would render it. Assistant turns are learnt."""
+    """Encode the conversations of a tree as one training row, each as the server would render it. Their shared
+    beginning is encoded once. Assistant turns are learnt."""
     opening: list[Message] = [] if tree.system is None else [{"role": "system", "content": tree.system}]
     shared = render(tokenizer, [*opening, *tree.branches[0].messages[:1]], tree).partition("<|im_start|>user")[0]
     row = PackedRow(_ids(tokenizer, shared), [], [], [])

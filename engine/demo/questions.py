@@ -219,7 +219,8 @@ Do fish sleep?
 
 
 def plain_pairs() -> list[Pair]:
-    """Return every question with its plain answer, in a fixed order and without duplicate questions."""
+    """Return every question of the demo's training data with its plain answer, in a fixed order and without duplicate
+    questions."""
     capitals = [
         (form.format(country), f"The capital of {country} is {city}.")
         for (country, city), form in zip(CAPITALS.items(), cycle(CAPITAL_QUESTIONS), strict=False)
@@ -230,6 +231,7 @@ def plain_pairs() -> list[Pair]:
 
 
 def written_pairs() -> list[Pair]:
-    """Return the hand-written pairs of `WRITTEN`, where a line of question is followed by a line of answer."""
+    """Return the hand-written pairs of question and plain answer in `WRITTEN`, where a line of question is followed by
+    a line of answer."""
     lines = [line.strip() for line in WRITTEN.strip().splitlines()]
     return list(zip(lines[::2], lines[1::2], strict=True))

@@ -57,14 +57,16 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of one conversation; the last `num_answer`, the answer and the end-of-turn token, are learnt."""
+    """Token ids of one training conversation; the last `num_answer`, the answer and the end-of-turn token, are
+    learnt."""
 
     ids: list[int]
     num_answer: int
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> Row:
-    """Encode an example: the prompt exactly as the server renders it, then the answer and the end-of-turn token."""
+    """Encode a training conversation as token ids: the prompt exactly as the server renders it, then the answer and the
+    end-of-turn token."""
     prompt: Any = tokenizer.apply_chat_template(example.messages, add_generation_prompt=True, return_dict=False)
     answer: list[int] = [*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id]
     return Row([*prompt, *answer], len(answer))

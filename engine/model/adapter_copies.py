@@ -30,7 +30,8 @@ Mark = Any
 
 
 class CopyQueue(Protocol):
-    """A queue of copies, which run concurrently with kernels, in the order in which they were enqueued."""
+    """Protocol of a queue of copies from host memory to a GPU, by which adapters are loaded. The copies run
+    concurrently with kernels, in the order in which they were enqueued."""
 
     def after_kernels(self) -> None:
         """Makes copies that are enqueued from now on wait for every kernel launched so far. The host does not wait."""
@@ -39,7 +40,8 @@ class CopyQueue(Protocol):
         """Enqueues a copy from `source`, in pinned host memory, to `target`, which has the same shape."""
 
     def mark(self) -> Mark:
-        """Records and returns a mark that is reached once every copy enqueued so far is done."""
+        """Records and returns a mark in the copy queue (a CUDA event), which is reached once every copy enqueued so far
+        is done."""
 
     def before_kernels(self, mark: Mark) -> None:
         """Makes kernels launched from now on wait for every copy enqueued before `mark`. The host does not wait."""
@@ -48,7 +50,8 @@ class CopyQueue(Protocol):
         """Blocks until the copies before `mark` are done. Any thread may call it."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Blocks until the copies before `last` are done. Returns the seconds that passed between the two marks."""
+        """Blocks until the copies before `last` are done. Returns the seconds that passed between two marks of the copy
+        queue."""
 
 
 class CudaQueue:
@@ -95,20 +98,21 @@ class AdapterCopies(Protocol):
         """
 
     def wait(self, layer: int) -> None:
-        """Makes kernels launched from now on wait for this layer of every adapter begun in the current step. The host
-        does not wait."""
+        """Makes kernels launched from now on wait until this layer's part of every adapter begun in the current step is
+        copied. The host does not wait."""
 
     def close(self) -> None:
-        """Ends the step: later copies belong to the next step, and kernels launched later wait for all copies begun so
-        far."""
+        """Ends the current step's adapter copies: later copies belong to the next step, and kernels launched later wait
+        for all copies begun so far."""
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that blocks until every copy begun so far is done, so that the host memory that these
-        copies read may be reused. Any thread may call it."""
+        """Returns a function that blocks until every adapter copy begun so far is done. Call it before the host memory
+        that these copies read is reused. Any thread may call it."""
 
     def finish(self) -> tuple[float, ...]:
-        """Blocks until the copies of the oldest closed step are done, and forgets that step. Returns the seconds that
-        the copy of each adapter took, in the order of `begin`. Closes the current step first if no step is closed."""
+        """Blocks until the adapter copies of the oldest closed step are done, and forgets that step. Returns the
+        seconds that the copy of each adapter took, in the order of `begin`. Closes the current step first if no step is
+        closed."""
 
 
 class PlainCopies:
@@ -126,14 +130,15 @@ class PlainCopies:
         self._seconds.append(time.perf_counter() - started)
 
     def wait(self, layer: int) -> None:
-        """Does nothing, because every copy is complete when `begin` returns."""
+        """Does nothing, because on a CPU an adapter's copy into the arena is complete when `begin` returns."""
 
     def close(self) -> None:
         self._closed.append(tuple(self._seconds))
         self._seconds = []
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that does nothing, because every copy is complete when `begin` returns."""
+        """Returns a function that does nothing, because on a CPU an adapter's copy into the arena is complete when
+        `begin` returns."""
         return lambda: None
 
     def finish(self) -> tuple[float, ...]:

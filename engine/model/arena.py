@@ -97,8 +97,8 @@ class Arena:
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
 
     def close(self) -> None:
-        """Cancels the delayed `populate` of the pages, whose timer would keep their memory after the arena is
-        dropped."""
+        """Cancels the timer that would have the system provide the pages' memory (see `populate`). The timer would
+        otherwise keep the pages alive after the arena is dropped."""
         if self._populating is not None:
             self._populating.cancel()
 
@@ -113,7 +113,8 @@ class Arena:
         return self._kv[layer]
 
     def kv_coding(self, layer: int) -> KvCoding | None:
-        """Returns how one layer's K and V are stored. None means as they are."""
+        """Returns the scales and the key shift with which one layer's K and V are stored in FP8. None means that K and
+        V are stored as they are, in the arena's dtype."""
         return self._kv_codings[layer]
 
     def fork(self, forks: NDArray[np.int64]) -> None:

@@ -40,7 +40,7 @@ class _Reader(NamedTuple):
     sum_dtype: torch.dtype
 
     def bias(self, *paths: str) -> Tensor:
-        """Returns the biases of some projections, one after the other."""
+        """Returns the biases of the projections at `paths`, concatenated to one vector."""
         return torch.cat([dense(self.weight(f"{path}.bias"), self.dtype) for path in paths])
 
     def fused(
@@ -120,8 +120,8 @@ NO_ENDS = _Ends(_elsewhere, torch.empty(0), _elsewhere)
 
 
 def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) -> _Ends:
-    """Builds the embedding, the final norm and the head, which only the first stage has. `spec` is the whole
-    model's."""
+    """Builds the embedding, the final norm and the head, which only the first pipeline stage has. `spec` is the whole
+    model's, and `shard` this rank's part of it."""
     dtype, embed = reader.dtype, reader.weight("model.embed_tokens.weight")
     head = make_linear(embed if spec.tied_embeddings else reader.weight("lm_head.weight"), dtype=dtype)
     embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
@@ -136,8 +136,8 @@ def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) ->
 def _build_layer(
     spec: ModelSpec, groups: ProjectionGroups, index: int, number: int, rope: int, reader: _Reader
 ) -> Layer:
-    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`. `rope` is its index in
-    `Decoder.ropes`."""
+    """Builds one decoder layer. `number` counts among the layers of the whole model, and names the weights; `index`
+    counts among this rank's layers, which `spec` describes. `rope` is its index in `Decoder.ropes`."""
     prefix = f"model.layers.{number}"
 
     def qk_norms() -> QkNorms:

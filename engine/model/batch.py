@@ -27,7 +27,8 @@ UNKNOWN = -1
 
 
 class PooledChunk(NamedTuple):
-    """A chunk of a request for a vector: its rows in the step, from `first` to before `end`."""
+    """A chunk of a request for an embedding vector, as the pooler needs it: the chunk's rows in the step, from `first`
+    to before `end`, and whether the prompt ends with it."""
 
     request_id: str
     first: int
@@ -108,7 +109,7 @@ class HostBatch:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether every sequence has exactly one row and every row is sampled from."""
+        """Return whether the step is decode-only: every sequence has exactly one row, and every row is sampled from."""
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
@@ -139,8 +140,9 @@ class HostBatch:
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
-    """Returns `token_ids` (int32 [num_rows]) as int64, with `last_tokens` (int64 [max_seqs]) at the row's sampler slot
-    in place of each UNKNOWN. All tensors are on one device, for which the host does not wait."""
+    """Returns `token_ids` (int32 [num_rows]) as int64, in which each UNKNOWN is replaced by the last sampled token of
+    the row's request: the entry of `last_tokens` (int64 [max_seqs]) at the row's sampler slot. All tensors are on one
+    device, for which the host does not wait."""
     last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
     return torch.where(token_ids == UNKNOWN, last, token_ids)
 

@@ -42,8 +42,8 @@ class BatchState:
         return len(self._lines)
 
     def release(self, request_id: str) -> bool:
-        """Forgets a request and frees its line. Returns False if the request is not known: it was aborted before it
-        ran."""
+        """Forgets a request and frees its line (its index in the arrays of running requests). Returns False if the
+        request is not known, because it was aborted before it ran."""
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
@@ -132,8 +132,9 @@ class BatchState:
         )
 
     def _split(self, chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
-        """Yields the chunks, but splits each one with proposals into chunks of one token. Writes the proposals behind
-        the request's known tokens, where `append` overwrites them with the sampled tokens."""
+        """Yields the step's chunks, but splits each one that has proposals (speculated tokens) into chunks of one
+        token. Writes the proposals behind the request's known tokens, where `append` overwrites them with the sampled
+        tokens."""
         for chunk in chunks:
             if not chunk.proposals:
                 yield chunk
@@ -160,7 +161,8 @@ class BatchState:
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:
-        """Sort key: one-token chunks first, then by adapter slot, so that kernels read an adapter's rows in place."""
+        """Sort key of a step's chunks: one-token chunks first, then by adapter slot, so that LoRA kernels read an
+        adapter's rows in place."""
         return chunk.num_tokens > 1, int(self.adapter_slots[self._lines[chunk.request_id]])
 
     def _add_pages(self, line: int, pages: Sequence[PageId]) -> None:

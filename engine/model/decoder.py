@@ -24,7 +24,8 @@ from lora_kernels.tokens import TrainedTokens, prepare_tokens
 
 
 class Norms(NamedTuple):
-    """Weights of a layer's norms, [hidden_size]. None means that there is no norm at that place."""
+    """Weights of one layer's norms, [hidden_size], by their places. None means that the model has no norm at that
+    place."""
 
     before_attention: Tensor | None
     after_attention: Tensor | None
@@ -119,7 +120,8 @@ class Decoder:
         return self.run(batch, arena, backend, lora).logits
 
     def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
-        """Does what `forward` does, and also returns the residual stream of every row."""
+        """Does what `forward` does, and returns the logits together with the residual stream of every row, from which
+        vectors and logprobs of prompts are computed."""
         if lora is None:
             lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         step = self.step(batch, arena, backend, lora)
@@ -150,7 +152,8 @@ class Decoder:
     def head_outputs(
         self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
     ) -> Tensor:
-        """Does what `compute` does, but returns the head's outputs before `finish` turns them into logits."""
+        """Runs all layers over the embedded rows `x`, as `compute` does, and returns the outputs of the head as it
+        computes them, [num_samples, vocab_size]. `finish` turns these into logits."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
@@ -162,15 +165,17 @@ class Decoder:
         return self._head(rows[sample_rows], step.tokens, host_sample_rows)
 
     def _head(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
-        """Returns the head's outputs for `hidden`. Outputs of trained `tokens` are computed with the rows of the head
-        that a row's adapter has in place of the base model's."""
+        """Returns the head's outputs for the rows `hidden` of hidden states. Where a row's adapter has trained rows of
+        the head, the outputs of their `tokens` are computed with these in place of the base model's. `rows` are the
+        numbers of the rows in the step."""
         outputs = self.head(hidden)
         if tokens is not None:
             tokens.adjust(outputs, hidden, rows)
         return outputs
 
     def advance(self, x: Tensor, step: Step) -> None:
-        """Runs a stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after them."""
+        """Runs a pipeline stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after
+        them: the input of the next stage."""
         self._entering(x, self._run_layers(x, step), None, step.backend.pointwise)
 
     def _run_layers(self, x: Tensor, step: Step) -> Tensor | None:

@@ -75,7 +75,7 @@ class RowUploads:
 
 @dataclass(frozen=True, slots=True)
 class HostLogprobs:
-    """Logprobs that are being copied to the host.
+    """Logprobs of a step's sampled tokens that are being copied to the host.
 
     Attributes:
         packed: int32 [num_wanted, 1 + 2 * width]. See `triton_logprobs.logprobs`.
@@ -209,11 +209,12 @@ class DeviceSampler:
         self._entries[request_id] = _SamplerEntry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request and frees its slot. Raises KeyError if the request is not known."""
+        """Drops a request's sampling state and frees its slot. Raises KeyError if the request is not known."""
         self._free.append(self._entries.pop(request_id).slot)
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
+        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
+        its slot from `add` to `remove`."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:

@@ -17,15 +17,17 @@ ALIGNED_BLOCK = 16
 
 
 class DraftFolder(NamedTuple):
-    """A draft model, the configuration by which it is loaded, and its shape."""
+    """The draft model of speculative decoding before it is loaded: the engine configuration with which it is loaded,
+    and its shape."""
 
     config: EngineConfig
     spec: ModelSpec
 
 
 def find_draft(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DraftFolder | None:
-    """Returns the configured draft model; None means that there is none. Raises ValueError if it cannot guess for the
-    model whose shape is `spec`, or the device is a GPU, whose steps are planned ahead."""
+    """Returns the draft model that the configuration names. None means that it names none. Raises ValueError if the
+    draft model cannot be read, or has not the vocabulary of the model of shape `spec`, or if the device is a GPU, whose
+    steps are planned ahead."""
     draft = config.draft_config
     if draft is None:
         return None
@@ -56,8 +58,8 @@ def _check_vocabulary(folder: Path, draft: ModelSpec, model: Path, spec: ModelSp
 
 
 def draft_block(spec: ModelSpec, page_elements: int) -> int:
-    """Returns how many tokens of a draft model's KV fit into a page of `page_elements`. Raises ValueError if none
-    does."""
+    """Returns how many tokens of a draft model's KV a page of `page_elements` numbers holds, rounded down to a multiple
+    of 16 if it holds 16 or more. Raises ValueError if it holds none."""
     of_token = 2 * spec.layers * spec.kv_heads * spec.head_dim
     block = page_elements // of_token
     if not block:

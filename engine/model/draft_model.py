@@ -34,26 +34,27 @@ from lora_kernels.backend import Backend
 
 
 class NoDraftModel:
-    """Stands in the place of a draft model where none is configured."""
+    """A `DraftModel` that proposes nothing, for engines in which no draft model is configured."""
 
     block = 0
 
     def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
-        """Does nothing."""
+        """Does nothing, because there is no draft model."""
 
     def evict(self, adapter_hash: AdapterHash) -> None:
-        """Does nothing."""
+        """Does nothing, because there is no draft model."""
 
     def forget(self, request_id: str) -> None:
-        """Does nothing."""
+        """Does nothing, because there is no draft model."""
 
     def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
-        """Returns no guesses, and no seconds."""
+        """Returns no guesses and 0 seconds, because there is no draft model."""
         return (), 0.0
 
 
 class DraftModel:
-    """Guesses the next tokens of requests, greedily.
+    """The draft model of speculative decoding on a CPU: guesses the next tokens of requests, greedily, for the large
+    model to verify.
 
     Attributes:
         block: number of tokens of the draft model's KV in a page.
@@ -92,20 +93,22 @@ class DraftModel:
         self._no_tokens = torch.zeros(1, dtype=torch.int64)
 
     def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
-        """Copies what the adapter `adapter_hash` has for the draft model, if anything, into `pages`."""
+        """Loads an adapter's part for the draft model into `pages`, and waits for the copy. `adapter` None means that
+        the adapter `adapter_hash` has no such part, and nothing is loaded."""
         if adapter is not None:
             self._arena.load_adapter(adapter_hash, adapter.layout, adapter.blob, pages)
             self._arena.copies.finish()
             self._adapters.add(adapter_hash)
 
     def evict(self, adapter_hash: AdapterHash) -> None:
-        """Evicts what an adapter has for the draft model, if anything."""
+        """Frees the draft model's adapter slot of an adapter, if the adapter has a part for the draft model."""
         if adapter_hash in self._adapters:
             self._adapters.remove(adapter_hash)
             self._arena.evict_adapter(adapter_hash)
 
     def forget(self, request_id: str) -> None:
-        """Forgets a request, if it is known."""
+        """Drops the draft model's tokens and block table of a request. Does nothing if the draft model does not know
+        the request."""
         if self._held.pop(request_id, None) is not None:
             self._batch.release(request_id)
 
@@ -174,7 +177,8 @@ class DraftModel:
         return ScheduledChunk(request_id, place, 1, (), samples=True)
 
     def _compute(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
-        """Computes chunks, and returns the likeliest token after each that samples, by request id."""
+        """Computes chunks with the draft model, and returns the likeliest token after each chunk that samples, by
+        request id."""
         batch = self._batch.gather(chunks)
         logits = self._forward(batch.to_device(self._no_tokens)).logits[:, : self._vocab_size]
         tokens = logits.float().numpy().argmax(-1).tolist() if batch.sample_ids else ()
@@ -212,8 +216,8 @@ def make_draft_model(
     spec: ModelSpec,
     clock: Callable[[], float],
 ) -> DraftModel | NoDraftModel:
-    """Returns the draft model, if there is one, for the model of shape `spec`, whose pages `arena` has. Its work is
-    measured by `clock`."""
+    """Returns the draft model over the pages of `arena`, or a `NoDraftModel` if `draft` is None. `spec` is the shape of
+    the large model, whose pages these are. `clock`, in seconds, measures the time of drafting."""
     if draft is None:
         return NoDraftModel()
     (num_pages, elements), own_spec = arena.pages.shape, draft.decoder.spec

@@ -40,7 +40,8 @@ class Mlp:
         return self.gate_up, self.down
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
-        """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""
+        """Returns the MLP's output for the rows `x`, [num_rows, hidden_size]. With several ranks it is this rank's part
+        of a sum."""
         gate_up, down = self.groups
         inner = _activate(self.activation, backend.pointwise)(lora.apply(self.gate_up, x, layer, gate_up))
         return lora.apply(self.down, inner, layer, down)
@@ -82,12 +83,13 @@ class Experts:
 
     @property
     def waits_for_routing(self) -> bool:
-        """Returns whether the host must wait for a layer's routing, because it needs to know the rows of each
-        expert."""
+        """Returns whether the host must wait for a layer's routing, because linears that run expert by expert need to
+        know the rows of each one. Such a step cannot be captured."""
         return any(isinstance(linear, ExpertByExpert) for linear in (self.gate_up, self.down))
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
-        """Returns the output for `x`, [num_rows, hidden_size]. With several ranks it is this rank's part of a sum."""
+        """Returns the output of the mixture of experts for the rows `x`, [num_rows, hidden_size]. With several ranks it
+        is this rank's part of a sum."""
         logits = lora.apply(self.router, x, layer, self.groups.router)
         routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer, self.groups)
         gate_up, down = (partial(linear, starts=routing.starts) for linear in (self.gate_up, self.down))

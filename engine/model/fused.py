@@ -19,7 +19,8 @@ PART = re.compile(r"(?<![^.])(?:[qkv]|gate|up)_proj(?![^.])")
 
 
 class Rows(NamedTuple):
-    """Outputs of a fused projection, from `start` to before `stop`, that are those of a part."""
+    """The rows of the fused projection `whole` (its outputs), from `start` to before `stop`, that belong to one of its
+    parts, such as `k_proj` of `qkv_proj`."""
 
     whole: str
     start: int
@@ -27,8 +28,8 @@ class Rows(NamedTuple):
 
 
 def fused_name(name: str) -> str:
-    """Returns the name of the fused projection, or its parameter, that the projection or parameter `name` is a part of.
-    Other names are returned as they are."""
+    """Returns the name of the fused projection, or its parameter, that the projection or parameter `name` is a part of:
+    `qkv_proj` for `q_proj`. Other names are returned as they are."""
     return PART.sub(lambda found: WHOLE_OF[found[0]], name)
 
 

@@ -33,8 +33,8 @@ OnProgress = Callable[[str, float], object]
 
 
 def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
-    """Writes the folder `out`: config.json, tokenizer and chat template, and a link to `file`, which must stay where it
-    is (see `appearing`).
+    """Makes the model folder `out` for a GGUF file: config.json, tokenizer and chat template, and a link to `file`,
+    which must stay where it is. The folder appears when it is complete (see `appearing`).
 
     Args:
         on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.

@@ -38,8 +38,8 @@ FLOAT32_BYTES = 4
 
 
 class GgufBase(NamedTuple):
-    """What the form of an adapter's GGUF file depends on: the `model_type` of the base model's config.json, and the
-    size of its heads."""
+    """The facts about the base model that decide how an adapter's GGUF file is read: the `model_type` of the model's
+    config.json, and the size of its heads."""
 
     model_type: str = ""
     head_dim: int = 0
@@ -109,14 +109,16 @@ def _alpha(header: Header, name: str) -> float:
 
 
 def _invocation(header: Header, name: str) -> tuple[int, ...]:
-    """Returns the tokens that activate the adapter. Empty means that it is no activated LoRA."""
+    """Returns the invocation tokens of an activated LoRA, which takes effect only from these tokens on, from the header
+    of its GGUF file `name`. Empty means that the adapter is no activated LoRA."""
     if INVOCATION not in header.values:
         return ()
     return check_invocation(header.values[INVOCATION], f"{name}: {INVOCATION}")
 
 
 def _hub_key(key: str, name: str) -> tuple[str, str]:
-    """Returns Hugging Face's path of a tensor's module, and its side, A or B."""
+    """Splits the name `key` of a tensor in an adapter's GGUF file into Hugging Face's path of its module and its side,
+    A or B. Raises AdapterError if the tensor is no A or B of a projection; `name` is the file in the message."""
     found = KEY.fullmatch(key)
     module = hub_name(found["base"]) if found else ""
     if found is None or module == found["base"]:
@@ -164,7 +166,7 @@ def _bytes(data: memoryview, place: int, size: int, what: str) -> np.ndarray[tup
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> memoryview:
-    """Returns the bytes of a safetensors file. Its numbers are aligned to 8 bytes."""
+    """Returns the bytes of a safetensors file that holds these fp32 tensors. Its numbers are aligned to 8 bytes."""
     ends = list(accumulate((tensor.nbytes for tensor in tensors.values()), initial=0))
     entries = {
         name: {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": offsets}

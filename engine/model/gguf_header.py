@@ -77,7 +77,7 @@ class _HeaderReader:
         return found
 
     def number(self, kind: str) -> int:
-        """Read a little-endian unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
+        """Read a little-endian unsigned integer of the GGUF header. `kind` is I for 32 bits, Q for 64 bits."""
         return int(struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0])
 
     def read(self) -> Header:
@@ -112,7 +112,8 @@ class _HeaderReader:
         return name, StoredTensor(shape, self.number("I"), self.number("Q"))
 
     def _array(self, kind: int, length: int) -> tuple[float, ...] | None:
-        """Read an array of `length` values of one type, or skip it."""
+        """Read an array of `length` values of type `kind` and return it. None means that the array was skipped: only
+        arrays of up to MOST_READ numbers are kept."""
         if kind in NUMBERS and length <= MOST_READ:
             return struct.unpack(f"<{length}{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind] * length))
         if kind == STRING:
@@ -125,7 +126,8 @@ class _HeaderReader:
         return None
 
     def _skip_strings(self, count: int) -> None:
-        """Skip so many strings, of which a vocabulary has 100,000: reading them is faster than seeking."""
+        """Skip `count` strings by reading them, of which a vocabulary has 100,000: reading them is faster than
+        seeking."""
         read = self._file.read
         for _ in range(count):
             length = read(8)

@@ -133,7 +133,8 @@ def _name_of_type(kind: int) -> str:
 
 
 def _block_type(stored: StoredTensor) -> BlockType | None:
-    """Returns the type of a tensor's blocks, if its weights are read as they are."""
+    """Returns the block type in which a tensor's quantised weights are read as they are. None means that there is none:
+    the tensor is not quantised, or has to be dequantised."""
     kind = BLOCK_TYPES.get(stored.kind)
     return kind if kind and len(stored.shape) == 2 and stored.shape[1] % kind.inputs == 0 else None
 
@@ -162,5 +163,6 @@ def is_turned(name: str, model_type: str) -> bool:
 
 
 def turned_back(outputs: int, head_dim: int) -> Tensor:
-    """Returns, for each row in Hugging Face's order, the number of that row in the GGUF file, int64 [outputs]."""
+    """Returns, for each row of a q or k projection in Hugging Face's order, the number of that row in the GGUF file,
+    int64 [outputs]. Files of Llama models have the rows of each head in another order."""
     return torch.arange(outputs).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

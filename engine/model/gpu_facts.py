@@ -41,13 +41,14 @@ class Properties(Protocol):
 
 
 def find_gpu(device: torch.device, dtype: torch.dtype) -> Gpu:
-    """Return the speeds of a CUDA device for products of `dtype`, and its memory that is free now."""
+    """Return a CUDA device's memory bandwidth in bytes per second, its FLOP per second in products of `dtype`, and its
+    memory in bytes that is free now."""
     return describe(torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)[0], dtype.itemsize)
 
 
 def describe(found: Properties, free_bytes: int, itemsize: int) -> Gpu:
-    """Return the speeds of a GPU with these properties for products of weights of `itemsize` bytes. What is not known
-    is assumed, and `Gpu.assumed` says so."""
+    """Return the memory bandwidth of a GPU with these properties, and its FLOP per second in products of weights of
+    `itemsize` bytes. What is not known is assumed, and `Gpu.assumed` says so."""
     capability, assumed = (found.major, found.minor), []
     known = max((key for key in TENSOR_FLOP if key <= capability), default=min(TENSOR_FLOP))
     if known != capability:

@@ -92,7 +92,7 @@ class GrammarCache:
             del self._compiled[one]
 
     def compiled(self, grammar: Grammar) -> Compiled:
-        """Returns a grammar that was reported to be ready."""
+        """Returns the compiled form of a grammar that was reported to be ready."""
         return self._compiled[grammar].result()
 
     def _num_bytes(self, grammar: Grammar) -> int:
@@ -187,8 +187,8 @@ class _GrammarRow:
             words[:] = later
 
     def advance(self, token: int) -> str:
-        """Consumes a sampled token and decrements `num_early`. Returns why the grammar cannot be followed any further,
-        or an empty string if it can."""
+        """Advances the request's matcher by a sampled token, and decrements `num_early`. Returns why the grammar cannot
+        be followed any further, or an empty string if it can."""
         self.num_early -= 1
         if self.forced and self.forced.popleft() != token:
             self.forced.clear()
@@ -197,8 +197,9 @@ class _GrammarRow:
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
     def following(self) -> tuple[int, ...]:
-        """Returns the next tokens that must follow, at most MOST_FORCED; none if no proposals are followed. They are
-        computed together with all that must follow these: for a long constant of a schema, that takes milliseconds."""
+        """Returns the tokens that the grammar forces next, at most MOST_FORCED; none if the request follows no
+        proposals. They are computed together with all that must follow these: for a long constant of a schema, that
+        takes milliseconds."""
         if self.ahead is None:
             return ()
         if not self.forced:
@@ -251,7 +252,7 @@ class GrammarRoom:
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request. Does nothing if the request has no grammar."""
+        """Drops a request's grammar matcher. Does nothing if the request has no grammar."""
         self._rows.pop(request_id, None)
 
     def bind(self, request_ids: Sequence[str]) -> bool:

@@ -22,7 +22,8 @@ QUEUED = 4096
 
 
 class Unproven(ValueError):
-    """A worker process crashed, used up its time or memory, or could not check the grammar. This may be temporary."""
+    """Raised if a worker process that tried a grammar crashed, used up its time or memory, or could not check the
+    grammar. This may be temporary."""
 
 
 class Compiled(NamedTuple):
@@ -62,13 +63,14 @@ class Compiler:
         self._pool: GrammarPool | None = None
 
     def start(self) -> None:
-        """Make the worker processes start UNHURRIED_S seconds from now, if no grammar starts them earlier. Does nothing
-        for a model that cannot follow grammars, because it has no tokenizer.json or no EOS token."""
+        """Make the worker processes, which try grammars before the engine compiles them, start UNHURRIED_S seconds from
+        now, if no grammar starts them earlier. Does nothing for a model that cannot follow grammars, because it has no
+        tokenizer.json or no EOS token."""
         if self._is_able():
             self._open_pool()
 
     def close(self) -> None:
-        """End the worker processes. A later `compile` starts new ones."""
+        """End the worker processes that try grammars. A later `compile` starts new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:

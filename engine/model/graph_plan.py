@@ -43,8 +43,8 @@ for rounding by torch's allocator."""
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The captured graphs; the `seconds` and the bytes of device memory (`num_bytes`) that capturing took; and the
-    bytes that had been `reserved` for it."""
+    """The captured CUDA graphs of steps; the `seconds` and the bytes of device memory (`num_bytes`) that capturing
+    took; and the bytes that had been `reserved` for it."""
 
     graphs: StepGraphs
     seconds: float
@@ -54,7 +54,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A plan for the graphs of steps of up to `max_seqs` sequences, `token_budget` rows and contexts of up to
+    """A plan for the CUDA graphs of steps of up to `max_seqs` sequences, `token_budget` rows and contexts of up to
     `max_model_len` tokens. They are captured after all memory that they use is allocated. `reserved` is the estimate,
     in bytes, of the device memory they will take."""
 
@@ -65,8 +65,9 @@ class GraphPlan:
     reserved: int
 
     def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
-        """Captures the graphs and returns them. Calls `progress` with the numbers of graphs captured so far and of all
-        graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds `reserved`."""
+        """Captures the planned CUDA graphs and returns them. Calls `progress` with the numbers of graphs captured so
+        far and of all graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds
+        `reserved`."""
         device, started = arena.pages.device, time.perf_counter()
         before = _free_bytes(device)
         parts = StepParts(decoder, arena, self.backend, sampler)
@@ -83,9 +84,9 @@ class GraphPlan:
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """Plans the graphs of every step that the configuration allows (up to `max_seqs` decodes, and with prompts up to
-    1,024 rows), and estimates their memory. Raises TypeError if the backend is not the Triton backend, whose launches
-    alone can be captured."""
+    """Plans the CUDA graphs of every step that the configuration allows (up to `max_seqs` decodes, and with prompts up
+    to 1,024 rows), and estimates their memory. Raises TypeError if the backend is not the Triton backend, whose
+    launches alone can be captured."""
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
     kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")
@@ -101,7 +102,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class GraphTunings:
-    """The tunings that decide how much memory captured kernels use."""
+    """The kernel tunings that decide how much memory captured CUDA graphs use."""
 
     decode: DecodeTuning
     prefill: PrefillTuning
@@ -182,7 +183,8 @@ def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _expert_lora_bytes(spec: ModelSpec, tuning: LoraTuning, rows: int) -> int:
-    """Returns the bytes of the tile lists and sums that LoRA on the experts of one layer needs."""
+    """Returns the bytes of the tile lists and partial sums that LoRA on the experts of one layer needs in a step of
+    `rows`. 0 for a model without experts."""
     if spec.experts is None:
         return 0
     parts = 2 * tuning.num_splits(max(spec.hidden_size, spec.experts.width))

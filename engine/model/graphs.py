@@ -41,7 +41,7 @@ Replay = Callable[[], None]
 
 
 class LaunchRecorder(Protocol):
-    """Records launches so that they can be replayed."""
+    """Protocol of a recorder of kernel launches, which can then be replayed: see `CudaRecorder`."""
 
     def record(self, launch: Callable[[], None]) -> Replay:
         """Calls `launch`, records its kernel launches, and returns a function that launches them again. `launch` may be
@@ -134,18 +134,20 @@ class StepGraphs:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Returns the rows of each rung of decode-only steps, ascending."""
+        """Returns the numbers of rows for which decode-only steps are captured, ascending. A smaller step is padded to
+        the next one."""
         return tuple(rung.shape.rows for rung in self._decodes)
 
     @property
     def chunk_rungs(self) -> tuple[int, ...]:
-        """Returns the rows of each rung of steps with prompts, ascending."""
+        """Returns the numbers of rows for which steps with prompts are captured, ascending. A smaller step is padded to
+        the next one."""
         return tuple(rung.shape.rows for rung in self._chunks)
 
     def find(self, batch: HostBatch) -> Rung | None:
-        """Returns the lowest rung that a step fits. None means that it cannot be replayed: no rung has as many rows and
-        sequences, or an adapter scales outputs (DoRA) or has trained tokens, because those launches depend on which
-        rows have such adapters."""
+        """Returns the lowest rung (captured step size) that a step fits. None means that the step cannot be replayed:
+        no rung has as many rows and sequences, or an adapter scales outputs (DoRA) or has trained tokens, because those
+        launches depend on which rows have such adapters."""
         rungs = self._decodes if batch.is_decoding else self._chunks
         index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
         if index == len(rungs) or len(batch.contexts) > rungs[index].shape.seqs:
@@ -187,8 +189,8 @@ class StepGraphs:
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> list[Rung]:
-        """Captures all rungs, in the order of `shapes`: the largest first, so that smaller ones find all their memory
-        in the pool. Returns them in ascending order."""
+        """Captures the CUDA graphs of all `shapes`, in their order: the largest first, so that smaller ones find all
+        their memory in the pool. Returns the rungs in ascending order."""
         rungs: list[Rung] = []
         tuning = self._parts.backend.lora_tuning
         total = num_graphs(shapes, tuning)
@@ -199,7 +201,8 @@ class StepGraphs:
         return rungs[::-1]
 
     def _capture_rung(self, shape: StepShape) -> Rung:
-        """Captures the graphs of a rung. The block holds only padding meanwhile: no page is read or written."""
+        """Captures the CUDA graphs of one step size: without adapters, with them and, where possible, with long LoRA
+        segments. The input block holds only padding meanwhile, so that no page is read or written."""
         fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
         self._block.zero_()
         fields.kv_slots.fill_(-1)

@@ -31,7 +31,8 @@ Fence = Callable[[], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blob:
-    """A packed adapter: the given `pages` (int64 [num_pages]) of `memory` ([any number, page_elems]), in order."""
+    """A packed adapter in host memory: the given `pages` (int64 [num_pages]) of `memory` ([any number, page_elems]), in
+    order."""
 
     memory: Tensor
     pages: Longs
@@ -46,11 +47,11 @@ class Blob:
         return len(self.pages) * self.memory.shape[1] * self.memory.itemsize
 
     def contents(self) -> Tensor:
-        """Returns a copy of the blob, [num_pages, page_elems]."""
+        """Returns a copy of the packed adapter, [num_pages, page_elems]."""
         return self.memory[torch.from_numpy(self.pages)]
 
     def fill(self, contents: Tensor) -> None:
-        """Overwrites the blob with `contents`, [num_pages, page_elems]."""
+        """Overwrites the packed adapter's pages with `contents`, [num_pages, page_elems]."""
         self.memory[torch.from_numpy(self.pages)] = contents
 
     def places(self, offsets: Longs) -> Longs:
@@ -60,18 +61,18 @@ class Blob:
 
 
 class HostMemory(Protocol):
-    """Allocates and frees the host memory of blobs. Thread-safe."""
+    """Protocol of an allocator of host memory for packed adapters (blobs). Thread-safe."""
 
     def take(self, num_pages: int) -> Blob:
-        """Allocates and returns a blob of `num_pages` pages of zeros."""
+        """Allocates host memory for a packed adapter: returns a blob of `num_pages` pages of zeros."""
 
     def give(self, blob: Blob) -> None:
-        """Frees a blob, which the caller must not read or write any more."""
+        """Frees the host memory of a packed adapter, which the caller must not read or write any more."""
 
 
 class PagedMemory:
-    """A `HostMemory` in pages of one arena. Without a fence, the most recently freed pages are reused first, so that no
-    more pages are ever touched than were in use at the same time.
+    """A `HostMemory` that allocates packed adapters from a pool of host pages. Without a fence, the most recently freed
+    pages are reused first, so that no more pages are ever touched than were in use at the same time.
 
     Args:
         pages: [num_pages, page_elems], zeros that nothing else uses.
@@ -87,8 +88,8 @@ class PagedMemory:
         self._lock = Lock()
 
     def take(self, num_pages: int) -> Blob:
-        """Returns a blob of zeros, and waits for copies from the pages if need be. Raises MemoryError if too few pages
-        are free: callers reserve them first."""
+        """Allocates host memory for a packed adapter: returns a blob of zeros, and waits for copies from its pages if
+        need be. Raises MemoryError if too few pages are free: callers reserve them first."""
         with self._lock:
             while num_pages > len(self._free) and self._leaving:
                 wait, freed = self._leaving.popleft()
@@ -102,7 +103,8 @@ class PagedMemory:
         return Blob(self._pages, np.asarray(pages, dtype=np.int64))
 
     def give(self, blob: Blob) -> None:
-        """Frees a blob. Does not wait for copies, nor for a caller of `take` that does."""
+        """Frees the host memory of a packed adapter. Does not wait for copies from it, nor for a caller of `take` that
+        does."""
         pages = blob.pages[::-1].tolist()
         if self._fence is not None:
             self._leaving.append((self._fence(), pages))

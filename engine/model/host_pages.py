@@ -19,7 +19,8 @@ in one direction waits for all parts of that size but the last."""
 
 
 class HostPages:
-    """Pages of host memory, with copies in both directions between them and the arena.
+    """Pages of host memory to which KV is saved (swapped out), with copies in both directions between them and the
+    arena.
 
     Copies pass through staging buffers on the device, one for each direction, and a stream of their own. A save gathers
     pages into its buffer in kernel order, so that later kernels may overwrite the pages at once, and the step does not
@@ -81,7 +82,8 @@ class HostPages:
                 self.pages[host].copy_(rows[row], non_blocking=True)
 
     def _fetch(self, host_pages: Longs) -> None:
-        """Starts to copy host pages into the buffer of restores, as soon as kernels have read what it held."""
+        """Starts to copy saved host pages into the device's staging buffer of restores, as soon as kernels have read
+        what it held."""
         if self._stream is not None and self._emptied is not None:
             self._stream.wait_event(self._emptied)
         with torch.cuda.stream(self._stream):
@@ -89,7 +91,7 @@ class HostPages:
                 self._restored[row].copy_(self.pages[host], non_blocking=True)
 
     def _place(self, arena: Tensor, pages: Longs) -> None:
-        """Copies the buffer of restores to pages of the arena, in kernel order."""
+        """Copies the pages in the staging buffer of restores to `pages` of the arena, in kernel order."""
         index = upload(pages, arena.device)
         self._wait_for_copies()
         arena.index_copy_(0, index, self._restored[: len(pages)])
@@ -105,6 +107,7 @@ class HostPages:
             yield pages[part], host_pages[part]
 
     def _wait_for_copies(self) -> None:
-        """Makes kernels launched later wait for every copy so far. Does nothing on a CPU."""
+        """Makes kernels launched later wait for every copy between host pages and staging buffers so far. Does nothing
+        on a CPU."""
         if self._stream is not None:
             torch.cuda.current_stream(self._saved.device).wait_stream(self._stream)

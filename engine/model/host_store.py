@@ -49,13 +49,13 @@ class HostStore:
             self._adapters[adapter.adapter_hash] = adapter
 
     def get(self, adapter_hash: AdapterHash) -> PackedAdapter:
-        """Returns an adapter. Raises KeyError if the adapter is not in the store: then the plan that names it has a
-        bug."""
+        """Returns a packed adapter. Raises KeyError if the adapter is not in the store: then the plan that names it has
+        a bug."""
         with self._lock:
             return self._adapters[adapter_hash]
 
     def drop(self, adapter_hash: AdapterHash) -> None:
-        """Removes an adapter and frees its blob. Raises KeyError if the adapter is not in the store."""
+        """Removes a packed adapter and frees its host memory. Raises KeyError if the adapter is not in the store."""
         with self._lock:
             adapter = self._adapters.pop(adapter_hash)
         for blob in adapter.blobs:

@@ -46,8 +46,8 @@ def load_kernels(
 
 
 def attention_wish(config: EngineConfig, spec: ModelSpec) -> AttentionWish:
-    """Returns what the configuration asks of attention kernels for a model. Raises ValueError if K and V cannot be in
-    FP8."""
+    """Returns what the configuration and the model ask of attention kernels, for the choice of kernels. Raises
+    ValueError if FP8 KV is configured, and the model rotates only a part of each head."""
     if config.kv_dtype == "fp8" and spec.rotates_parts:
         raise ValueError(f"engine.kv_dtype fp8 does not work with {spec.model_type}, which rotates a part of each head")
     windows = frozenset(spec.windows)

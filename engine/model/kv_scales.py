@@ -51,9 +51,9 @@ SEED = 0
 def find_kv_codings(
     folder: Path, load_format: str, decoder: Decoder, dtype: torch.dtype, max_model_len: int
 ) -> tuple[KvCoding, ...]:
-    """Returns how each layer's K and V are stored, on the decoder's device: with the scales of the checkpoint and
-    nothing subtracted, if it has scales, otherwise as measured. Raises ValueError if the checkpoint's scales are
-    invalid or the model computes K or V that are not finite.
+    """Returns the FP8 coding of each layer's K and V (scales, and a constant that is subtracted from keys), on the
+    decoder's device: with the scales of the checkpoint and nothing subtracted, if it has scales, otherwise as measured.
+    Raises ValueError if the checkpoint's scales are invalid or the model computes K or V that are not finite.
 
     Args:
         max_model_len: number of positions that are served.
@@ -72,9 +72,9 @@ def find_kv_codings(
 
 @torch.inference_mode()
 def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int) -> tuple[KvCoding, ...]:
-    """Measures K and V on prompts that need no text: random tokens, and tokens that the model itself samples after each
-    token of the prompt before. Scales are powers of two, by which scaling is exact. The same model gets the same
-    result. Raises ValueError if K or V is not finite."""
+    """Measures K and V on prompts that need no text, and returns the FP8 coding of each layer. The prompts are random
+    tokens, and tokens that the model itself samples after each token of the prompt before. Scales are powers of two, by
+    which scaling is exact. The same model gets the same result. Raises ValueError if K or V is not finite."""
     spec, device = decoder.spec, decoder.ropes[0].inv_freq.device
     arena = Arena(page_shape(spec, 16), 1, 1, dtype, device)
     generator = torch.Generator().manual_seed(SEED)
@@ -106,7 +106,8 @@ def _turned(inv_freq: Tensor, max_model_len: int) -> Tensor:
 
 
 def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device, *, is_shifted: bool = True) -> KvCoding:
-    """Returns the coding of one layer.
+    """Returns the FP8 coding of one layer's K and V: scales that are powers of two, and the constant that is subtracted
+    from keys.
 
     Args:
         keys: complex [num_tokens, kv_heads, head_dim / 2], pairs before they are turned.
@@ -206,7 +207,7 @@ class _Meter:
         return attend_rows(query, key, value, bias.repeat_interleave(query.shape[1] // key.shape[1], 0), scores)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> None:
-        """Returns None: there are no adapters."""
+        """Returns None, because K and V are measured without adapters."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """Does nothing: there are no adapters."""
+        """Does nothing, because K and V are measured without adapters."""

@@ -40,8 +40,8 @@ FIRST_EXPERT = len(TARGETS) + len(ROUTERS)
 
 
 def target_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the names of all targets of a model, by target number. The name of an expert's projection includes the
-    expert's number: `experts.3.up_proj`."""
+    """Returns the names of all LoRA targets of a model, the projections (and routers) of a layer that adapters may
+    change, by target number. The name of an expert's projection includes the expert's number: `experts.3.up_proj`."""
     if spec.experts is None:
         return TARGETS
     numbers = range(spec.experts.count)
@@ -49,21 +49,23 @@ def target_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def touched_names(names: Sequence[str], ranks: npt.NDArray[np.int32]) -> tuple[str, ...]:
-    """Returns the names of the targets that an adapter with these ranks, int32 [layers, targets], changes in any layer.
-    A projection of experts is named once, without the expert's number. `names` are the model's `target_names`."""
+    """Returns the names of the projections that an adapter with these ranks, int32 [layers, targets], changes in any
+    layer. A projection of experts is named once, without the expert's number. `names` are the model's
+    `target_names`."""
     touched = (name for name, column in zip(names, ranks.T, strict=True) if column.any())
     return tuple(dict.fromkeys(NUMBER.sub("", name) for name in touched))
 
 
 def dense_path(layer: int, target: int) -> str | None:
-    """Returns the path of a target of a model without experts: `model.layers.3.self_attn.q_proj`."""
+    """Returns the path of projection `target` of a layer, in a model without experts:
+    `model.layers.3.self_attn.q_proj`."""
     block = "self_attn" if target < NUM_ATTENTION else "mlp"
     return f"model.layers.{layer}.{block}.{TARGETS[target]}"
 
 
 def target_path(spec: ModelSpec, names: Sequence[str], layer: int, target: int) -> str | None:
-    """Returns the path of a target in checkpoints and adapters of a model, whose `target_names` are `names`. None means
-    that the layer lacks it."""
+    """Returns the path that checkpoints and adapters of a model have for a layer's LoRA target, given by its number.
+    `names` are the model's `target_names`. None means that the layer lacks the target."""
     if target < NUM_ATTENTION:
         return dense_path(layer, target)
     if target < len(TARGETS):
@@ -74,7 +76,8 @@ def target_path(spec: ModelSpec, names: Sequence[str], layer: int, target: int) 
 
 
 def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
-    """Returns int32 [targets, 2]: (in_features, out_features) of each of `target_names`."""
+    """Returns (in_features, out_features) of each LoRA target of a model, int32 [targets, 2], in the order of
+    `target_names`."""
     hidden, query, kv = spec.hidden_size, spec.query_width, spec.kv_width
     pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), *_mlp_widths(hidden, spec.intermediate_size)]
     if spec.experts is not None:

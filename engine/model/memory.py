@@ -48,8 +48,8 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, res
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
-    """Returns the number of pages that fit into `swap_gb` GiB, or into a quarter of the free host memory if that is
-    less."""
+    """Returns the number of host pages for saved KV: as many as fit into `swap_gb` GiB, or into a quarter of the free
+    host memory, times `machine_share`, if that is less."""
     return int(min(config.swap_gb * GIB, HOST_SHARE * config.machine_share * free_host_bytes())) // page_bytes
 
 
@@ -72,9 +72,9 @@ def free_host_bytes() -> int:
 
 
 def _control_group_room(root: Path, unlimited: int) -> int:
-    """Returns the bytes that a cgroup's limit leaves, or `unlimited` if it has none. Cached pages of files count as
-    free, as in what the kernel calls available: reading weights fills the cgroup with them, and the kernel drops them
-    when memory is needed."""
+    """Returns the bytes that this process may still allocate within its cgroup's limit, or `unlimited` if there is
+    none. Cached pages of files count as free, as in what the kernel calls available: reading weights fills the cgroup
+    with them, and the kernel drops them when memory is needed."""
     limit, used, parts = root / "memory.max", root / "memory.current", root / "memory.stat"
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited

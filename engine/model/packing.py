@@ -35,7 +35,8 @@ def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
 
 
 def load_kernels(dtype: torch.dtype) -> None:
-    """Compile the CPU kernels that pack adapters into an arena of `dtype`, or load them from their cache."""
+    """Compile the CPU kernels that pack adapters into an arena of `dtype`, or load them from their cache. Adapters can
+    be packed without them, more slowly."""
     from lora_kernels.cpu.numba_pack import compile_kernels
 
     compile_kernels(to_bf16=dtype is torch.bfloat16)
@@ -103,7 +104,8 @@ class Packer:
 
     @property
     def _recipes(self) -> Recipes | None:
-        """The recipes. None means that the kernels for them are not loaded yet, or that there are none."""
+        """The packer's recipes (tables of copies, by the structure of adapters). None means that the kernels that
+        follow them are not loaded yet, or that there are none."""
         return self._all_recipes if self._kernels is not None and self._kernels.is_set() else None
 
     def read(self, path: str) -> PeftFolder:
@@ -145,8 +147,8 @@ class Packer:
         return HostAdapter(folder.adapter_hash, int(ranks.max()), touched, *sizes, folder.settings.invocation)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
-        """Returns whether a weights file of the recipe's structure has the right length, and numbers that are finite
-        before and after scaling. If not, the caller makes a full check, which says why."""
+        """Returns whether an adapter's weights file, whose structure has this recipe, has the right length, and numbers
+        that are finite before and after scaling. If not, the caller makes a full check, which says why."""
         from lora_kernels.cpu.numba_pack import is_finite
 
         if len(data) != recipe.end:

@@ -45,7 +45,8 @@ def parse_config(data: bytes) -> PeftSettings:
 
 
 def _fields(kind: Any) -> KindFields:
-    """Returns the fields of a kind of adapter. Raises AdapterError if adapters of this kind are not served."""
+    """Returns which configuration fields are read for adapters of the PEFT type `kind`, such as LORA or IA3. Raises
+    AdapterError if adapters of this type are not served."""
     if not isinstance(kind, str) or kind not in KINDS:
         reason = OTHER_KINDS.get(kind, "it is not known here") if isinstance(kind, str) else "it must be a name"
         raise AdapterError(f"peft_type is {short(kind)}: {reason}. Supported: {', '.join(KINDS)}")
@@ -112,7 +113,8 @@ def _scaled_inputs(config: dict[str, Any]) -> Selection:
 
 
 def _seed(config: dict[str, Any]) -> int | None:
-    """Returns the seed of VeRA's shared matrices. None means that the weights file has them."""
+    """Returns the seed from which VeRA's shared matrices are made. None means that the weights file has them, or that
+    the adapter is no VeRA."""
     if config["peft_type"] != VERA or _flag({"save_projection": True, **config}, "save_projection"):
         return None
     seed = config.get("projection_prng_key", 0)
@@ -122,7 +124,8 @@ def _seed(config: dict[str, Any]) -> int | None:
 
 
 def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the tokens that activate the adapter. Empty means that it is no activated LoRA."""
+    """Returns the invocation tokens of an activated LoRA, which takes effect only from these tokens on. Empty means
+    that the adapter is no activated LoRA."""
     tokens = config.get("alora_invocation_tokens")
     if tokens is None:
         return ()
@@ -132,7 +135,8 @@ def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns the tokens whose rows are trained, of each layer: see `PeftSettings.tokens`."""
+    """Returns the tokens whose rows of the embedding or the head are trained (`trainable_token_indices`), by layer: see
+    `PeftSettings.tokens`."""
     given = config.get("trainable_token_indices")
     if _is_unset("trainable_token_indices", given):
         return ()
@@ -145,7 +149,8 @@ def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]]
 
 
 def _saved_layers(config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the layers of which the file has all rows: see `PeftSettings.saved`."""
+    """Returns the layers, embedding or head, that the weights file holds whole (`modules_to_save`): see
+    `PeftSettings.saved`."""
     names = _strings(config, "modules_to_save")
     if not names:
         return ()
@@ -162,8 +167,8 @@ def _saved_layers(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _refuse_activated(config: dict[str, Any], field: str) -> None:
-    """Raises AdapterError if the adapter is an activated LoRA, for which rows of tokens, as the setting `field` asks
-    for, are not served."""
+    """Raises AdapterError if the adapter is an activated LoRA and also changes rows of the embedding or the head, as
+    the setting `field` asks for. These are not served together."""
     if config.get("alora_invocation_tokens") is not None:
         raise AdapterError(
             f"alora_invocation_tokens and {field}: before the invocation, pages are the base model's, whose rows the "
@@ -222,8 +227,8 @@ def _layers(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
-    """Returns expressions that find a module's layer number (group `idx`): the number after one of the given names of
-    layer lists, or the first number if no name is given."""
+    """Returns the expressions with which `layers_to_transform` finds a module's layer number (group `idx`): the number
+    after one of the names of layer lists in `layers_pattern`, or the first number if no name is given."""
     names = _strings(config, "layers_pattern")
     if not names:
         return (regex.compile(r".*?\.[^.]*\.(?P<idx>\d+)\."),)
@@ -231,8 +236,8 @@ def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
 
 
 def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[Override, ...]:
-    """Returns the entries of `config[key]` in the file's order, because the first entry that matches a module
-    counts."""
+    """Returns the entries of `config[key]`, which is `rank_pattern` or `alpha_pattern`, in the file's order, because
+    the first entry that matches a module counts. `whole` means that the values must be integers."""
     entries = config.get(key) or {}
     if not isinstance(entries, dict) or len(entries) > MAX_PATTERNS:
         raise AdapterError(f"{key} must be an object of at most {MAX_PATTERNS} entries, not {short(entries)}")

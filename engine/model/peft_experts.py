@@ -62,9 +62,9 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
 
 
 def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, modules: Sequence[str]) -> Exact:
-    """Returns the rank and alpha of each module that the adapter changes, including the experts' projections and
-    routers whose parameters it changes. Raises AdapterError if `target_parameters` names a parameter of anything
-    else."""
+    """Returns the rank and alpha of each module that an adapter with `target_parameters` changes, including the
+    experts' projections and routers whose parameters it changes. Raises AdapterError if `target_parameters` names a
+    parameter of anything else."""
     exact: Exact = {module: settings.rank_and_alpha(module) for module in modules if settings.targets(module)}
     paths, router = dict[str, list[str]](), f"{experts.module}.{experts.router}.weight"
     for layer in (f"model.layers.{number}" for number in range(spec.layers) if spec.has_experts(number)):
@@ -88,7 +88,8 @@ def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, module
 
 
 def _paths(experts: ExpertsSpec, parameter: str) -> list[str]:
-    """Returns the paths, in its layer, of one of PARAMETERS in transformers 5 and, if experts are stacked, 4."""
+    """Returns the paths, in its layer, of one of PARAMETERS, which holds a projection of all experts: the path in
+    transformers 5 and, if checkpoints stack experts, the one in transformers 4."""
     path, stacks = f"{experts.module}.experts.{parameter}", experts.stacks
     return [path] if stacks is None else [path, stacks.gate_up if parameter == "gate_up_proj" else stacks.down]
 

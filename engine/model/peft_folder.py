@@ -42,14 +42,16 @@ class PeftFolder:
     draft: PeftFolder | None = None
 
     def with_draft(self, draft: PeftFolder) -> PeftFolder:
-        """Returns a copy with the adapter of the draft model, by which the content hash differs."""
+        """Returns a copy of the adapter that includes an adapter of the draft model of speculative decoding. The
+        content hash of the copy covers both."""
         both = f"{self.adapter_hash}/{draft.adapter_hash}".encode()
         return replace(self, adapter_hash=blake3(both).hexdigest()[:ID_CHARS], draft=draft)
 
 
 class ReadBuffer(threading.local):
-    """A buffer for each thread, reused for files of up to MAX_KEPT_BYTES: fresh memory costs more than reading. The
-    memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin."""
+    """A buffer in each thread into which adapter files are read, reused for files of up to MAX_KEPT_BYTES: fresh memory
+    costs more than reading. The memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in
+    which no step can begin."""
 
     def __init__(self) -> None:
         self._kept = np.empty(0, dtype=np.uint8)
@@ -139,7 +141,8 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
 
 
 def _fill(file: FileIO, memory: memoryview) -> memoryview:
-    """Fills `memory` from the file and returns the filled part, read-only. A file that has shrunk fills less of it."""
+    """Reads the file into `memory` and returns the filled part, read-only. A file that has shrunk meanwhile fills less
+    of it."""
     done = 0
     while done < len(memory) and (count := file.readinto(memory[done:])):
         done += count
@@ -147,8 +150,8 @@ def _fill(file: FileIO, memory: memoryview) -> memoryview:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Returns the folders that links may lead to: the folder itself, and for a snapshot of the Hugging Face cache its
-    blobs."""
+    """Returns the folders that links in an adapter's folder may lead to: the folder itself, and for a snapshot of the
+    Hugging Face cache its blobs."""
     root = Path(os.path.realpath(folder))
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         return root, root.parent.parent / "blobs"

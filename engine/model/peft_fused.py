@@ -20,7 +20,8 @@ MODULE = re.compile(rf"\.(?P<module>{'|'.join(FUSED)})\.lora_(?P<kind>A|B|magnit
 
 
 def split_fused(folder: PeftFolder, widths: Mapping[str, int]) -> PeftFolder:
-    """Returns the adapter with tensors of q, k, v, gate and up, in memory of its own. Its hash stays as it is.
+    """Splits the tensors of an adapter's fused projections (qkv_proj, gate_up_proj) into those of q, k, v, gate and up,
+    and returns the adapter with these, in memory of its own. Its hash stays as it is.
 
     Args:
         widths: number of outputs of each part.
@@ -48,7 +49,8 @@ def by_name(parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _parts(key: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of the parts of a fused projection, by name; of other modules the tensor itself."""
+    """Yields the tensors into which an adapter's tensor of a fused projection is split, by name: A whole for each part,
+    other tensors by outputs. Yields a tensor of another module as it is."""
     found = MODULE.search(key)
     if found is None:
         yield key, tensor

@@ -239,8 +239,8 @@ def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes:
 
 
 def _scale_tile(pair: Mapping[str, Raw], place: Place, shapes: TargetShapes) -> Tensor:
-    """Returns the scale tile (lora_kernels/dora.py) of (IA)³, which scales outputs with their bias, fp32 [2,
-    out_features]."""
+    """Returns the scale tile (lora_kernels/dora.py) of one projection that (IA)³ scales, fp32 [2, out_features]. (IA)³
+    scales outputs together with their bias."""
     scale = _tensor(pair[OUTPUT_SCALE], f"{shapes.module(place)}'s scale", (int(shapes.widths[place[1], 1]),))
     return torch.stack((scale - 1, torch.zeros_like(scale)))
 

@@ -34,7 +34,8 @@ Selection: TypeAlias = regex.Pattern[str] | frozenset[str]
 
 
 class AdapterError(ValueError):
-    """An adapter that cannot be served as it was trained. The message tells the operator why and what to do."""
+    """Raised for an adapter that cannot be served as it was trained. The message tells the operator why and what to
+    do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,15 @@ class Override:
 
 
 class Matching:
-    """Matches an adapter's expressions with names, in `ADAPTER_SECONDS` at most."""
+    """Matches the regular expressions in an adapter's configuration with module names, and stops them after
+    `ADAPTER_SECONDS` of CPU time in all."""
 
     def __init__(self) -> None:
         self._left = ADAPTER_SECONDS
 
     def match(self, pattern: regex.Pattern[str], name: str, whole: bool = False) -> regex.Match[str] | None:
-        """Match the beginning of a name, or the `whole` name. Raises AdapterError if this expression, or all of the
-        adapter's together, take too long."""
+        """Match the beginning of a name, or the `whole` name. Returns the match, or None. Raises AdapterError if this
+        expression, or all of the adapter's together, take too long."""
         began, find = time.thread_time(), pattern.fullmatch if whole else pattern.match
         try:
             found = find(name, timeout=MATCH_SECONDS, concurrent=True)
@@ -204,8 +206,8 @@ class PeftSettings:
         return next((entry.value for entry in overrides if self.matching.match(entry.pattern, module)), default)
 
     def _written(self, module: str) -> str:
-        """Returns the name by which the adapter's configuration knows a module: that of the fused projection that it is
-        part of if `fused`, else its own."""
+        """Returns the name by which the adapter's configuration knows a module of the base model: that of the fused
+        projection that it is part of if `fused`, else its own."""
         return fused_name(module) if self.fused else module
 
     def _layer(self, module: str) -> int | None:
@@ -216,8 +218,8 @@ class PeftSettings:
 
 
 def check_invocation(tokens: object, name: str) -> tuple[int, ...]:
-    """Returns the tokens that activate an adapter, given the value of the setting `name`. Raises AdapterError if it is
-    no list of token ids."""
+    """Returns `tokens`, the value of the setting `name`, as the invocation tokens of an activated LoRA. Raises
+    AdapterError if it is no list of 1 to MAX_INVOCATION token ids."""
     found = tuple(tokens) if isinstance(tokens, list | tuple) else ()
     is_valid = 1 <= len(found) <= MAX_INVOCATION and all(type(one) is int and 0 <= one < 2**31 for one in found)
     if not is_valid:
@@ -254,6 +256,6 @@ def _canonical_selection(selection: Selection) -> Any:
 
 
 def short(value: Any) -> str:
-    """Returns a value as messages show it, in at most 120 characters."""
+    """Returns a value as error messages show it, in at most 120 characters."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

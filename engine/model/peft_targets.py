@@ -61,7 +61,7 @@ class TargetShapes:
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
-        """(in_features, out_features) of each projection's part that is packed, int32 [targets, 2]."""
+        """(in_features, out_features) of the part of each projection that this rank packs, int32 [targets, 2]."""
         return self.shard.widths(self.widths)
 
     @property
@@ -75,9 +75,9 @@ class TargetShapes:
         return MAX_HEADER_BYTES + (most + saved) * torch.float64.itemsize
 
     def reduce(self, folder: PeftFolder) -> PeftFolder:
-        """Converts an adapter of another kind, or with fused projections or bare parameters of experts, to a LoRA of
-        `targets`. Raises AdapterError if its kind is not exactly a LoRA, or the fused projections or parameters are not
-        the model's."""
+        """Converts an adapter that is no plain LoRA of `targets` to one: an adapter of another kind, such as VeRA or
+        (IA)³, or one with fused projections or bare parameters of experts. Raises AdapterError if its kind is not
+        exactly a LoRA, or the fused projections or parameters are not the model's."""
         folder = as_lora(folder, self.stored_widths())
         if self.spec is not None:
             modules = [path for path, (_, target) in self.places().items() if target < ROUTER]

@@ -41,7 +41,7 @@ not have that shape."""
 
 
 class Ends(NamedTuple):
-    """The shape of a model's embedding and head, each [vocab_size, hidden_size], and whether they are the same."""
+    """The shape of a model's embedding and head, each [vocab_size, hidden_size], and whether they are tied."""
 
     vocab_size: int
     hidden_size: int
@@ -52,23 +52,25 @@ NO_ENDS = Ends(0, 0, False)
 
 
 class TrainedRows(NamedTuple):
-    """The rows of trained tokens, fp32 [ids.num_rows, hidden_size]."""
+    """The rows of the embedding and the head that an adapter has in place of the base model's: the tokens, and fp32
+    [ids.num_rows, hidden_size]."""
 
     ids: TokenIds
     rows: Tensor
 
 
 class ChangedTokens:
-    """The tokens of which adapters have other rows than the base model, by adapter hash and layer, of the latest
-    `MOST_CHANGED`. Thread-safe. Finding them takes reading the whole embedding (1.2 GB in fp32 of Qwen3-30B-A3B), which
-    checking and packing an adapter would otherwise do each time."""
+    """Cache of the tokens of which adapters have other rows of the embedding or the head than the base model, by
+    adapter hash and layer, of the latest `MOST_CHANGED`. Thread-safe. Finding them takes reading the whole embedding
+    (1.2 GB in fp32 of Qwen3-30B-A3B), which checking and packing an adapter would otherwise do each time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, adapter_hash: str, layer: str) -> tuple[int, ...] | None:
-        """Returns the tokens. None means that they are not known."""
+        """Returns the cached tokens of which the adapter has other rows of `layer`, the embedding or the head, than the
+        base model. None means that they are not known yet."""
         with self._lock:
             return self._known.get((adapter_hash, layer))
 
@@ -89,8 +91,9 @@ class KnownRows(NamedTuple):
 
 
 def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """Returns the tensors of trained tokens and of saved layers, by layer, and all other tensors, by name. A tensor
-    that the configuration does not announce is among the others. Raises AdapterError if a layer has several."""
+    """Separates an adapter's tensors. Returns those of trained tokens and of saved layers, by layer (embedding or
+    head), and all others, by name. A tensor that the configuration does not announce is among the others. Raises
+    AdapterError if a layer has several."""
     found: dict[str, Raw] = {}
     others: dict[str, Raw] = {}
     for key, tensor in tensors.items():
@@ -107,8 +110,9 @@ def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[di
 def read_rows(
     found: Mapping[str, Raw], settings: PeftSettings, ends: Ends, base: KnownRows, convert: Convert
 ) -> TrainedRows | None:
-    """Returns the rows that the adapter has in place of the base model's. None means that it has none. Raises
-    AdapterError if they are not those of the configuration, not of the model's shape, or too many."""
+    """Returns the rows of the embedding and the head that the adapter has in place of the base model's. None means that
+    it has none. Raises AdapterError if they are not those of the configuration, not of the model's shape, or too
+    many."""
     if ends.are_tied and settings.tokens and settings.saved:
         raise AdapterError(
             "modules_to_save and trainable_token_indices: the model's head is its embedding, which would have rows of "
@@ -172,7 +176,8 @@ def _changed_rows(raw: Raw, layer: str, base: Tensor, convert: Convert) -> tuple
 
 
 def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Tensor:
-    """Returns `count` rows of a saved layer from row `first` on, fp32 [count, hidden_size]."""
+    """Returns `count` rows of a saved layer (the whole embedding or head in an adapter's file) from row `first` on,
+    fp32 [count, hidden_size]."""
     width = int(raw["shape"][1])
     row_bytes = len(raw["data"]) // int(raw["shape"][0])
     data = memoryview(raw["data"])[first * row_bytes : (first + count) * row_bytes]
@@ -180,8 +185,9 @@ def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Te
 
 
 def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -> dict[str, tuple[int, ...]]:
-    """Returns the layers whose rows the file has, with their tokens (see `PeftSettings.tokens`). The head is left out
-    if it is tied and has the same tokens as the embedding, because PEFT then gives it the embedding's rows."""
+    """Returns the layers, embedding or head, whose trained rows the adapter's file has, with their tokens (see
+    `PeftSettings.tokens`). The head is left out if it is tied and has the same tokens as the embedding, because PEFT
+    then gives it the embedding's rows."""
     layers = dict(tokens)
     if ends.are_tied and layers.get(HEAD) == layers.get(EMBEDDING):
         layers.pop(HEAD, None)
@@ -191,8 +197,8 @@ def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -
 def arrange_rows(
     layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tensor], ends: Ends, ties: bool = True
 ) -> TrainedRows:
-    """Returns the rows in the order of their tokens, the embedding's before the head's. A tied head without rows of its
-    own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
+    """Returns an adapter's trained rows in the order of their tokens, the embedding's before the head's. A tied head
+    without rows of its own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
 
     Args:
         layers: layer -> its tokens: those that `stored_layers` returns, and the changed ones of saved layers.

@@ -33,8 +33,8 @@ class _PoolerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Vectors of one step, while they are copied to the host: `host` is fp32 [len(request_ids), hidden_size], and each
-    request gets the first elements of its row, as many as `dimensions` says."""
+    """Embedding vectors of one step, while they are copied to the host: `host` is fp32 [len(request_ids), hidden_size],
+    and each request gets the first elements of its row, as many as `dimensions` says."""
 
     request_ids: tuple[str, ...]
     dimensions: tuple[int, ...]
@@ -42,14 +42,14 @@ class Vectors:
     results: StepResults
 
     def read(self) -> tuple[PooledVector, ...]:
-        """Returns the vectors. The device must have finished the step."""
+        """Returns the step's embedding vectors. The device must have finished the step."""
         self.results.check()
         rows = zip(self.request_ids, self.host.numpy(), self.dimensions, strict=True)
         return tuple(PooledVector(request_id, row[:count].tobytes()) for request_id, row, count in rows)
 
 
 class Pooler:
-    """Pools for the running requests that ask for vectors, at most `max_seqs`.
+    """Pools hidden states into embedding vectors for the running requests that ask for them, at most `max_seqs`.
 
     Args:
         norm: the model's final norm, from [num_rows, hidden_size] of the residual stream to hidden states.
@@ -65,16 +65,17 @@ class Pooler:
         self._results = ResultBlocks(max_seqs * hidden_size * torch.float32.itemsize, device)
 
     def add(self, request_id: str, pooling: Pooling, num_tokens: int) -> None:
-        """Adds a request with the length of its prompt, or begins it anew after a preemption."""
+        """Adds a request for an embedding vector with the length of its prompt in tokens, or begins it anew after a
+        preemption."""
         self._entries[request_id] = _PoolerEntry(pooling, num_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request. Does nothing for a request that asks for no vector."""
+        """Drops a request's pooling state. Does nothing for a request that asks for no vector."""
         self._entries.pop(request_id, None)
         self._sums.pop(request_id, None)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Pools a row of zeros for a request of each kind, so that no kernel is loaded while requests wait."""
+        """Pools a row of zeros once for each kind of pooling, so that no kernel is loaded while requests wait."""
         row = torch.zeros(1, self._hidden_size, dtype=dtype, device=self._device)
         for kind in PoolingKind:
             self.add(kind.value, Pooling(kind), 1)
@@ -82,8 +83,8 @@ class Pooler:
             self.remove(kind.value)
 
     def start(self, residual: Tensor, chunks: Sequence[PooledChunk]) -> Vectors | None:
-        """Adds a step's chunks to their requests' sums, and starts to copy the vectors that are complete to the host.
-        Does not wait for a GPU. None means that no vector is complete.
+        """Adds the hidden states of a step's chunks to their requests' sums, and starts to copy the vectors that are
+        complete to the host. Does not wait for a GPU. None means that no vector is complete.
 
         Args:
             residual: [num_rows, hidden_size], the residual stream after the last layer; not changed.
@@ -99,7 +100,8 @@ class Pooler:
         return self._finish(done, sums[: len(done)]) if done else None
 
     def _first_row(self, chunk: PooledChunk) -> int:
-        """Returns the first row that the chunk's vector needs: `chunk.end` if it needs none."""
+        """Returns the first row of a chunk whose hidden state the request's vector needs: all rows for a mean, else
+        only the prompt's last row. `chunk.end` means that none is needed."""
         if self._entries[chunk.request_id].pooling.kind is PoolingKind.MEAN:
             return chunk.first
         return chunk.end - chunk.is_last

@@ -109,8 +109,8 @@ def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None, devi
 
 
 def _plain(name: str, weight: Weight) -> Tensor:
-    """Returns a weight as a tensor, to be quantised. Raises ValueError if it is quantised in integers already, or has
-    numbers that are not finite."""
+    """Returns a weight of a checkpoint as a tensor, to be quantised. Raises ValueError if it is quantised in integers
+    already, or has numbers that are not finite."""
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
     plain = dense(weight)
@@ -120,7 +120,8 @@ def _plain(name: str, weight: Weight) -> Tensor:
 
 
 def _load(file: Path) -> QuantizedWeight | None:
-    """Returns the kept weight, or None if there is none that can be read."""
+    """Returns the quantised weight that an earlier start kept in `file`. None means that there is none that can be
+    read."""
     try:
         with safe_open(file, framework="pt") as stored:
             found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -135,7 +136,8 @@ def _load(file: Path) -> QuantizedWeight | None:
 
 
 def _save(file: Path, weight: QuantizedWeight) -> None:
-    """Keeps a weight. Errors are only logged: the next start then quantises it again."""
+    """Keeps a quantised weight in `file` for the next start. Errors are only logged: the next start then quantises it
+    again."""
     coding, codes = weight.coding, weight.codes
     zero = -1 if coding.zero is None else coding.zero
     tensors = {

@@ -46,7 +46,8 @@ def write_adapters(
 
 
 def _projections(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the path of each projection, and its inputs and outputs."""
+    """Yield the path of each projection that random adapters change, all but routers, and its numbers of inputs and
+    outputs."""
     names, widths = target_names(spec), target_widths(spec).tolist()
     for layer in range(spec.layers):
         for target, (inputs, outputs) in enumerate(widths):

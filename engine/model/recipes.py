@@ -37,7 +37,8 @@ Structure = tuple[bytes, bool, bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """The way in which adapters of one structure are packed.
+    """The copies by which adapters of one structure (the same configuration and the same header of the weights file)
+    are packed.
 
     Attributes:
         layout: layout of the rank's part.
@@ -64,13 +65,14 @@ class Recipe:
         return self.layout.num_bytes + self.ranks.nbytes + self.tiles.nbytes + self.scales.nbytes
 
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
-        """Returns a copy of `tiles` with its last column, offsets in the blob, mapped to offsets in the blob's
-        memory."""
+        """Returns the recipe's `tiles` for packing into `blob`: a copy whose last column, offsets in the blob, is
+        mapped to offsets in the blob's memory."""
         return np.column_stack([self.tiles[:, :-1], blob.places(self.tiles[:, -1])])
 
 
 class Recipes:
-    """The recipes of the most recently packed structures, up to MOST_KNOWN and MOST_BYTES. Thread-safe."""
+    """Cache of the recipes of the most recently packed structures of adapters, up to MOST_KNOWN and MOST_BYTES.
+    Thread-safe."""
 
     def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
         self._shapes = shapes
@@ -79,8 +81,8 @@ class Recipes:
         self._lock = Lock()
 
     def known(self, folder: PeftFolder) -> Recipe | None:
-        """Returns the recipe of the folder's structure if an adapter of it was packed, and so checked, before. None
-        means that no such adapter was, or that the structure has no recipe."""
+        """Returns the cached recipe of the folder's structure if an adapter of it was packed, and so checked, before.
+        None means that no such adapter was, or that the structure has no recipe."""
         with self._lock:
             return self._known.get(_structure(folder))
 
@@ -131,8 +133,8 @@ class Recipes:
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yields, for each tile of the rank's layers, its row of `Recipe.tiles` and its scale. A's rows are copied as
-        they are, B's columns become rows."""
+        """Yields the copies of a recipe: for each tile of the rank's layers, its row of `Recipe.tiles` and its scale.
+        A's rows are copied as they are, B's columns become rows."""
         widths = self._shapes.packed_widths.tolist()
         for place, pair in pairs.items():
             own = self._shapes.shard.place(place)

@@ -17,7 +17,8 @@ ALIGNMENT = 16
 
 
 class ResultBlocks:
-    """Blocks of `num_bytes` each on the host, pinned if `device` is a GPU."""
+    """A ring of BLOCKS host blocks of `num_bytes` each, to which the results of steps are copied from the device. They
+    are pinned if `device` is a GPU."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -26,7 +27,7 @@ class ResultBlocks:
         self._blocks = cycle([_Block(part) for part in memory.view(BLOCKS, size)])
 
     def begin(self) -> StepResults:
-        """Takes the oldest block for the results of a step. What it held must not be read any more."""
+        """Takes the ring's oldest block for the results of a step. What it held must not be read any more."""
         return StepResults(next(self._blocks))
 
 
@@ -38,15 +39,15 @@ class _Block:
 
 
 class StepResults:
-    """The results of one step in its block."""
+    """The results of one step, in its block of a `ResultBlocks` ring."""
 
     def __init__(self, block: _Block) -> None:
         block.turn += 1
         self._block, self._turn, self._used = block, block.turn, 0
 
     def download(self, tensor: Tensor) -> Tensor:
-        """Starts a copy of a contiguous tensor to the host and returns the host tensor. Only if the block has too
-        little room does it wait for the copy."""
+        """Starts a copy of a contiguous tensor from the device to the step's block on the host, and returns the host
+        tensor. Only if the block has too little room does it wait for the copy."""
         start, end = self._used, self._used + tensor.nbytes
         if end > len(self._block.memory):
             return tensor.cpu()
@@ -55,7 +56,7 @@ class StepResults:
         return host.copy_(tensor, non_blocking=True)
 
     def check(self) -> None:
-        """Raises RuntimeError if a later step has taken the block: the tensors that `download` returned then hold the
-        results of that step."""
+        """Raises RuntimeError if a later step has taken the step's block: the tensors that `download` returned then
+        hold the results of that step."""
         if self._block.turn != self._turn:
             raise RuntimeError(f"a step's results are read after {BLOCKS} later steps have begun")

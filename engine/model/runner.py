@@ -212,14 +212,16 @@ class ModelRunner:
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
 
     def _warm_up(self, progress: Progress) -> None:
-        """Runs all kernels once, so that no request waits for their compilation."""
+        """Runs all kernels of pooling, prompt logprobs and steps once, so that no request waits for their
+        compilation."""
         limits = StepLimits(self.config.max_seqs, self.config.token_budget, self.max_model_len)
         self._pooler.warm_up(self.dtype)
         self._scorer.warm_up(self.dtype, self.spec.hidden_size, LOGPROBS)
         warm_up(self.shard.spec(self.spec), self._steps, self._sampler, self._arena, limits, progress)
 
     def _load_model(self, config: EngineConfig, progress: Progress) -> WeightSource:
-        """Sets `_decoder` and `backend`, and returns the weights of the folder."""
+        """Loads the kernels and the weights at the same time, and sets `_decoder` and `backend`. Returns the source of
+        the folder's weights, from which later callers read single parameters."""
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
             backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
             source = open_source(config, self.spec, self.device)
@@ -238,8 +240,9 @@ class ModelRunner:
 
     @property
     def proposes(self) -> bool:
-        """Return whether plans may have proposals: on a CPU only. A GPU plans a step before it knows the tokens of the
-        step before, to which proposals must be appended, and its sampler draws one token for each request."""
+        """Return whether plans may have proposals (speculated tokens): on a CPU only. A GPU plans a step before it
+        knows the tokens of the step before, to which proposals must be appended, and its sampler draws one token for
+        each request."""
         return self.device.type == "cpu"
 
     @property
@@ -329,8 +332,9 @@ class ModelRunner:
         return self._sampler.start(logits, request_ids, masks)
 
     def _read(self, step: SubmittedStep) -> None:
-        """Waits for a step's tokens, unless the host has them already. Records them and advances grammars by them,
-        except for requests that were released after the step was submitted."""
+        """Waits for a submitted step's tokens, unless the host has them already. Appends them to the requests, reports
+        them to `on_tokens`, and advances grammars by them, except for requests that were released after the step was
+        submitted."""
         if step.is_read:
             return
         kept = [token for token in step.read() if token.request_id not in step.released]
@@ -339,7 +343,8 @@ class ModelRunner:
         step.failed = self._grammars.advance(kept)
 
     def append(self, tokens: Iterable[tuple[str, int]]) -> None:
-        """Appends tokens (request id, token id), which another rank has sampled, to running requests."""
+        """Appends tokens (request id, token id) to running requests, for which they have been sampled, here or on
+        another rank."""
         for request_id, token in tokens:
             self._batch.append(request_id, token)
 
@@ -376,7 +381,8 @@ class ModelRunner:
         return self._host_pages
 
     def start_grammar_workers(self) -> None:
-        """Make the child processes that try grammars start some seconds from now, if no grammar starts them earlier."""
+        """Make the child processes that try grammars before they are compiled start some seconds from now, if no
+        grammar starts them earlier."""
         self._compiler.start()
 
     def close(self) -> None:
@@ -389,7 +395,7 @@ class ModelRunner:
         self._fetcher.begin(fetch)
 
     def drop(self, adapter_hash: AdapterHash) -> None:
-        """Frees the copy of an adapter in host memory. Raises KeyError if there is none."""
+        """Frees the copy of a packed adapter in host memory. Raises KeyError if there is none."""
         self._host.drop(adapter_hash)
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
@@ -421,7 +427,8 @@ class ModelRunner:
             self._fetcher.begin(fetch)
 
     def _move_pages(self, plan: StepPlan) -> None:
-        """Starts the plan's saves, forks and restores, in this order."""
+        """Starts the plan's copies of KV pages, in this order: saves to host pages, forks (copies within the arena),
+        restores from host pages."""
         pages = self._arena.pages
         if plan.forks:
             self._host_pages.move(pages, plan.saves, ())
@@ -473,5 +480,5 @@ class ModelRunner:
 
 
 def _forked(plan: StepPlan) -> NDArray[np.int64]:
-    """Returns the plan's forks as [number, 2]: sources and targets."""
+    """Returns the plan's forks of KV pages, int64 [number, 2]: source page and target page of each copy."""
     return np.asarray(plan.forks, dtype=np.int64).reshape(-1, 2)

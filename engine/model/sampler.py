@@ -97,7 +97,7 @@ class _SamplerRow:
 
 @dataclass(slots=True)
 class Sampler:
-    """Samples at once: from logits to tokens on the host. Keeps the histories of its requests.
+    """Samples at once: turns a step's logits into tokens on the host. Keeps the histories of its requests.
 
     Attributes:
         vocab_size: columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored.
@@ -125,7 +125,7 @@ class Sampler:
         )
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request. Raises KeyError if it is not known."""
+        """Drops a request's history. Raises KeyError if the request is not known."""
         del self._rows[request_id]
 
     def sample(
@@ -164,7 +164,8 @@ class Sampler:
             before[request_id] += 1
 
     def _choose(self, logits: Tensor, rows: list[_SamplerRow], masks: TokenMasks | None) -> Int64Array:
-        """Returns the next tokens, int64 [n]. Plain rows need only an argmax of the unchanged logits."""
+        """Returns the next token of each row of logits, int64 [n]. Plain rows, those without a grammar and with greedy
+        parameters, need only an argmax of the unchanged logits."""
         tokens = np.empty(len(rows), dtype=np.int64)
         masked = set(masks.rows) if masks else ()
         if plain := [i for i, row in enumerate(rows) if row.is_plain and i not in masked]:
@@ -178,8 +179,8 @@ class Sampler:
 
 
 def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
-    """Returns the next tokens (int64) of edited or drawn rows. Changes `scores` (fp32 [len(rows), vocab_size]) in
-    place."""
+    """Returns the next tokens (int64) of rows whose logits are edited (bans, biases, penalties, masks) or that are
+    drawn at random. Changes `scores` (fp32 [len(rows), vocab_size]) in place."""
     _ban(scores, rows)
     _add_bias(scores, rows)
     _penalise(scores, rows)
@@ -265,7 +266,8 @@ def _argmax(scores: Tensor) -> Int64Array:
 
 
 def _take(scores: Tensor, rows: list[int]) -> Tensor:
-    """Returns the given rows of `scores`, whose numbers are ascending. Does not copy if they are all rows."""
+    """Returns the given rows of `scores`, whose numbers are ascending. Returns `scores` itself, and no copy, if they
+    are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 

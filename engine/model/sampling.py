@@ -18,16 +18,17 @@ from engine.model.sampler import Sampler
 
 
 class Sample(Protocol):
-    """The tokens of one step, which the host may not know yet."""
+    """Protocol of the sampled tokens of one step, which the host may not know yet."""
 
     def to_host(self) -> list[SampledToken]:
-        """Waits until the host has the tokens. Returns them, with requested logprobs, in the order of the requests."""
+        """Waits until the host has the step's sampled tokens. Returns them, with requested logprobs, in the order of
+        the requests."""
 
 
 class SlotSampler(Protocol):
-    """Samples for the requests that were added, and keeps their histories. It keeps each request's last token on the
-    device, too, for steps that are built before the host knows the token. `last_tokens` is int64 [max_seqs], the last
-    token of each slot, on the device of the logits."""
+    """Protocol of a sampler for the requests that were added to it, whose histories it keeps. It keeps each request's
+    last token on the device, too, for steps that are built before the host knows the token. `last_tokens` is int64
+    [max_seqs], the last token of each slot, on the device of the logits."""
 
     last_tokens: Tensor
 
@@ -36,7 +37,7 @@ class SlotSampler(Protocol):
         prompt first."""
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request. Raises KeyError if it is not known."""
+        """Drops a request's history and frees its sampler slot. Raises KeyError if the request is not known."""
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
         """Chooses the next token of each request and adds it to the request's history. Raises KeyError for an unknown
@@ -48,7 +49,8 @@ class SlotSampler(Protocol):
         """
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
+        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
+        its slot from `add` to `remove`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,14 @@ class HeldTokens:
         self._slots[request_id] = self._free.pop()
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request and frees its slot. Raises KeyError if the request is not known."""
+        """Removes a request from the wrapped sampler and frees its slot. Raises KeyError if the request is not
+        known."""
         self._sampler.remove(request_id)
         self._free.append(self._slots.pop(request_id))
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
+        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
+        its slot from `add` to `remove`."""
         return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int32)
 
     def start(

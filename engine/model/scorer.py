@@ -65,15 +65,16 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Logprobs of one step, while they are copied to the host: `host` is int32 [num_rows, 2 + 2 * width], the rows of
-    all `spans` one after the other in the format of prompt_logprobs.py, with the largest width of all requests."""
+    """Prompt logprobs of one step, while they are copied to the host: `host` is int32 [num_rows, 2 + 2 * width], the
+    rows of all `spans` one after the other in the format of prompt_logprobs.py, with the largest width of all
+    requests."""
 
     spans: tuple[_Span, ...]
     host: Tensor
     results: StepResults
 
     def read(self) -> tuple[PromptRows, ...]:
-        """Returns the logprobs. The device must have finished the step."""
+        """Returns the step's logprobs of prompt tokens. The device must have finished the step."""
         self.results.check()
         ends = np.cumsum([0, *(span.end - span.first for span in self.spans)]).tolist()
         rows = self.host.numpy()
@@ -84,7 +85,7 @@ class Scores:
 
 
 class PromptScorer:
-    """Computes logprobs for the running requests that ask for those of their prompts.
+    """Computes the logprobs of prompt tokens (`prompt_logprobs`) for the running requests that ask for them.
 
     Args:
         logits: the model's final norm and head, from [num_rows, hidden_size] of the residual stream to [num_rows,
@@ -106,7 +107,8 @@ class PromptScorer:
         self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request. Does nothing for a request that was not added."""
+        """Drops a request's prompt from the scorer of prompt logprobs. Does nothing for a request that was not
+        added."""
         self._prompts.pop(request_id, None)
 
     def start(
@@ -140,7 +142,8 @@ class PromptScorer:
         self.remove("warm-up")
 
     def _span(self, chunk: ScoredChunk) -> tuple[_Span, bool]:
-        """Returns the rows of a chunk to score, and whether the chunk has an entry in the step's result."""
+        """Returns the rows of a chunk that predict prompt tokens whose logprobs are wanted, and whether the chunk has
+        an entry in the step's result."""
         prompt = self._prompts[chunk.request_id]
         start = max(chunk.start, prompt.first)
         stop = min(chunk.start + chunk.end - chunk.first, len(prompt.ids) - 1)
@@ -149,8 +152,9 @@ class PromptScorer:
         return span, stop > start or (prompt.is_all and chunk.is_last)
 
     def _packed(self, residual: Tensor, numbers: Longs, width: int, tokens: TrainedTokens | None) -> Tensor:
-        """Returns logprobs in the format of prompt_logprobs.py, int32 [num_rows, 2 + 2 * width]. `numbers` is int64 [2,
-        num_rows]: rows of the residual stream, and the tokens that they predict."""
+        """Returns logprobs of prompt tokens in the format of prompt_logprobs.py, int32 [num_rows, 2 + 2 * width].
+        `numbers` is int64 [2, num_rows]: rows of the residual stream, and the tokens that they predict. `width` is the
+        number of alternatives."""
         pack = pack_on_gpu if residual.is_cuda else pack_on_cpu
         uploaded, parts = upload(numbers, self._device), []
         for first in range(0, numbers.shape[1], SLICE_ROWS):
@@ -161,13 +165,14 @@ class PromptScorer:
 
 
 def slice_bytes(vocab_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of a GPU's memory that a slice of logits, the comparisons for its ranks, and results take."""
+    """Returns the bytes of a GPU's memory that prompt logprobs take: a slice of SLICE_ROWS rows of logits, the
+    comparisons for their ranks, and the results."""
     return SLICE_ROWS * vocab_size * (dtype.itemsize + 1) + RESULT_BYTES
 
 
 def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns logprobs of the tokens `ids` (int64 [num_rows]) and of the likeliest ones under `logits` ([num_rows,
-    vocab_size]), in the format of prompt_logprobs.py: int32 [num_rows, 2 + 2 * width]."""
+    """Returns logprobs of the tokens `ids` (int64 [num_rows]) and of the `width` likeliest ones under `logits`
+    ([num_rows, vocab_size]), in the format of prompt_logprobs.py: int32 [num_rows, 2 + 2 * width]."""
     scores = logits.float()
     top = ranked(scores, width)
     values = scores.gather(1, torch.cat((ids[:, None], top), 1))
@@ -177,7 +182,8 @@ def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
 
 
 def pack_on_gpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns what `pack_on_cpu` returns, computed by the kernels that also give the logprobs of sampled tokens."""
+    """Returns the packed logprobs of prompt tokens that `pack_on_cpu` returns, computed by the kernels that also give
+    the logprobs of sampled tokens."""
     # Imported here: a machine without CUDA may have no triton.
     from lora_kernels.gpu.triton_logprobs import logprobs
 
@@ -192,6 +198,6 @@ def _ranks(scores: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _cut(rows: Ints, width: int) -> Ints:
-    """Returns packed rows (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
+    """Returns packed logprobs (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
     has = rows.shape[1] // 2 - 1
     return np.concatenate((rows[:, : 2 + width], rows[:, 2 + has : 2 + has + width]), axis=1)

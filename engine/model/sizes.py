@@ -68,7 +68,7 @@ class Sized:
     reserved: int = 0
 
     def tell(self) -> None:
-        """Log each of the settings, with its reason."""
+        """Log each of the sizes that the engine has set, with its reason."""
         for name, reason in self.reasons.items():
             log.info("size", setting=f"engine.{name}", value=getattr(self.config, name), reason=reason)
 
@@ -125,8 +125,8 @@ def _has_quantised_experts(spec: ModelSpec, bits: Bits, dtype: torch.dtype) -> b
 
 
 def warn_of_dequantised(weights: str, weight_bytes: int, dtype: torch.dtype) -> None:
-    """Logs a warning with the memory that weights take because no kernel multiplies their format, named `weights` (see
-    `name_weights`), so that they are dequantised."""
+    """Logs a warning with the memory that the weights take, if their format, named `weights` (see `name_weights`), is
+    MXFP4. No kernel multiplies that format, so that the weights are dequantised."""
     if MXFP4 in weights:
         log.warning("weights are dequantised", format=weights, dtype=str(dtype), gib=round(weight_bytes / GIB, 2))
 
@@ -165,8 +165,8 @@ def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, hos
 
 
 def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
-    """Return the sizes and the ITL goal that the operator has configured. The size of the page pool is in bytes, for
-    pages of `page_bytes`."""
+    """Return the sizes and the ITL goal that the operator has configured, from which the engine works out the others.
+    The size of the page pool is in bytes, for pages of `page_bytes`."""
     pool = config.num_pages * page_bytes or int(config.memory_gb * GIB)
     return Chosen(config.max_seqs, config.token_budget, pool, config.interactive.itl_s)
 
@@ -255,8 +255,8 @@ def count_page_bytes(
 
 
 def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """Return the bytes that an adapter of LoRA rank 1 on all projections takes in the page pool of one rank of the
-    engine, on the stage where it takes most."""
+    """Return the bytes that a LoRA adapter of rank 1 on all projections takes in the page pool of one process of the
+    engine, on the pipeline stage where it takes most. An adapter of rank r takes r times as many."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
     names, widths = target_names(spec), shard_adapters(shard, spec).widths(target_widths(spec)).sum(axis=1)
     layers = [
@@ -268,8 +268,9 @@ def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.d
 
 
 def read_served_spec(config: EngineConfig) -> ModelSpec:
-    """Reads the configured model's spec, for the sequences that are served. Raises ValueError if the folder cannot be
-    served, or sequences are to be longer than the model was made for."""
+    """Reads the shape of the configured model from its folder, with the rotary embeddings for the length of sequences
+    that is served. Raises ValueError if the folder cannot be served, or sequences are to be longer than the model was
+    made for."""
     spec = read_spec(Path(config.model))
     return spec.served(max_model_len(config, spec))
 

@@ -28,7 +28,7 @@ ALIGN = 4
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes that determine the layout of a block.
+    """The sizes that determine the layout of the input block of a captured step.
 
     Attributes:
         rows: rows of the step, padding included.
@@ -46,12 +46,12 @@ class StepShape:
 
     @property
     def seqs(self) -> int:
-        """Maximum number of sequences."""
+        """Maximum number of sequences of a captured step."""
         return self.chunk_seqs or self.rows
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of int32 in each part, without alignment."""
+        """Number of int32 in each part of a captured step's input block, without alignment."""
         rows, seqs, starts = self.rows, self.seqs, self.chunk_seqs + 1 if self.chunk_seqs else 0
         slots = rows if self.has_experts else 0
         return (
@@ -61,22 +61,23 @@ class StepShape:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Offsets, in int32, at which the parts begin, and at which the last one ends, all multiples of ALIGN."""
+        """Offsets, in int32, at which the parts of a captured step's input block begin, and at which the last one ends,
+        all multiples of ALIGN."""
         return tuple(accumulate((-(-count // ALIGN) * ALIGN for count in self.counts), initial=0))
 
     @property
     def lora_start(self) -> int:
-        """Number of int32 before the LoRA lists. Every step uploads all of these."""
+        """Number of int32 in the input block before the LoRA lists. Every step uploads all of these."""
         return self.starts[-2]
 
     @property
     def size(self) -> int:
-        """Number of int32 in a block."""
+        """Number of int32 in the input block of a captured step."""
         return self.starts[-1]
 
 
 class StepFields(NamedTuple):
-    """The parts of a block: tensors on the device, numpy arrays on the host.
+    """The parts of a captured step's input block: tensors on the device, numpy arrays on the host.
 
     Attributes:
         kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
@@ -105,7 +106,7 @@ class StepFields(NamedTuple):
 
 
 def cut_block(block: Tensor, shape: StepShape) -> StepFields:
-    """Returns the parts of `block`, int32 [at least shape.size], as views."""
+    """Returns the parts of a captured step's input block, int32 [at least shape.size], as views."""
     parts = [block[start : start + count] for start, count in zip(shape.starts, shape.counts, strict=False)]
     parts[:2] = [part.view(torch.int64) for part in parts[:2]]
     parts[-2] = parts[-2].view(shape.seqs, shape.max_blocks)
@@ -113,9 +114,9 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """Writes a batch, which must be decode-only if the block has no query starts, to a block on the host. Rows and
-    sequences beyond the batch become padding. Block table entries beyond a context, and block tables of padding
-    sequences, keep their old values: no kernel reads them."""
+    """Writes a batch, which must be decode-only if the block has no query starts, to a captured step's input block on
+    the host. Rows and sequences beyond the batch become padding. Block table entries beyond a context, and block tables
+    of padding sequences, keep their old values: no kernel reads them."""
     parts: list[tuple[Any, Any, int]] = [
         (fields.kv_slots, batch.kv_slots, -1),
         (fields.token_ids, batch.token_ids, 0),
@@ -142,8 +143,8 @@ def write_adapters(fields: StepFields, batch: HostBatch) -> None:
 
 
 class HostSteps:
-    """The host's copy of the block: the host fills the parts that the layout of a step shape gives it, and sends
-    them."""
+    """The host's copy of the input block of captured steps: the host fills the parts that the layout of a step shape
+    gives it, and sends them."""
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
         self._block = HostBlock(max(shape.size for shape in shapes), device)
@@ -152,11 +153,12 @@ class HostSteps:
         }
 
     def begin(self, shape: StepShape) -> StepFields:
-        """Waits until the last `send` has been copied, and returns the block's parts for a step of `shape`, to be
-        filled."""
+        """Waits until the last `send` has been copied, and returns the parts of the host's input block for a step of
+        `shape`, to be filled."""
         self._block.wait()
         return self._fields[shape]
 
     def send(self, target: Tensor, count: int) -> None:
-        """Starts to copy the first `count` int32 of the block to `target` on the device. Does not wait for a GPU."""
+        """Starts to copy the first `count` int32 of the host's input block to `target` on the device. Does not wait for
+        a GPU."""
         self._block.send(target, count)

@@ -29,7 +29,7 @@ Forward = Callable[[BatchInput], StepOutput]
 
 
 class Steps:
-    """Computes steps up to their logits.
+    """Computes steps up to their logits, by replaying a captured step where one fits, else by launching every kernel.
 
     Args:
         last_tokens: int64 [max_seqs], on the device: the last sampled token of each of the sampler's slots.
@@ -43,8 +43,8 @@ class Steps:
 
     @torch.inference_mode()
     def compute(self, batch: HostBatch, rung: Rung | None) -> StepOutput:
-        """Computes a step, by replaying the captured one that `find` returned for it. The logits are in the order of
-        `batch.sample_ids`. On a GPU the host does not wait."""
+        """Computes a step. `rung` is the captured step that `find` returned for it, which is replayed; None means that
+        every kernel is launched. The logits are in the order of `batch.sample_ids`. On a GPU the host does not wait."""
         if self._graphs is not None and rung is not None:
             return self._graphs.launch(batch, rung)
         return self._forward(batch.to_device(self._last_tokens))

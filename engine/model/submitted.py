@@ -21,10 +21,11 @@ Mark = Any
 
 
 class WorkClock(Protocol):
-    """Measures a device's work by marks, which the device passes in the order of its work."""
+    """Protocol of a clock that measures a device's work by marks, which the device passes in the order of its work."""
 
     def mark(self) -> Mark:
-        """Records and returns a mark that the device passes once all work enqueued so far is done."""
+        """Records and returns a mark (on a GPU an event) that the device passes once all work enqueued so far is
+        done."""
 
     def has_passed(self, mark: Mark) -> bool:
         """Returns, without waiting, whether the device has passed the mark."""

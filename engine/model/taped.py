@@ -33,8 +33,9 @@ MAX_TAPES = 256
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape with its inputs (embedded rows, angles, the slots where K and V go, and what LoRA on experts is prepared
-    from, if there is any) and its outputs: those of the head in `outputs`, and in `x` the residual stream."""
+    """The recording of a decode-only step on a CPU: the tape of its kernel calls, its inputs (embedded rows, angles,
+    the slots where K and V go, and what LoRA on experts is prepared from, if there is any) and its outputs: those of
+    the head in `outputs`, and in `x` the residual stream."""
 
     tape: Tape
     x: Tensor
@@ -57,8 +58,8 @@ class Recorded:
 
 
 class TapedDecoder:
-    """A `Decoder` that plays recorded decode-only steps, for one arena and one backend, whose addresses are in the
-    tapes."""
+    """A `Decoder` on a CPU that plays recorded decode-only steps, for one arena and one backend, whose addresses are in
+    the tapes."""
 
     def __init__(self, decoder: Decoder, arena: Arena, backend: NumbaBackend) -> None:
         self._decoder = decoder

@@ -42,7 +42,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest steps of an engine: sequences, rows, and tokens of a context."""
+    """The sizes of the largest steps of an engine, up to which it is warmed up: sequences, rows, and tokens of a
+    context."""
 
     seqs: int
     rows: int
@@ -51,7 +52,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class PaddedStep:
-    """A step to run: (rows, context) of each sequence, single rows first; whether all rows have the adapter; and the
+    """A warm-up step: (rows, context) of each sequence, single rows first; whether all rows have the adapter; and the
     sampling parameters of the first sequence, which alone is sampled from."""
 
     chunks: tuple[tuple[int, int], ...]
@@ -60,10 +61,10 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields a step for every power of two as the number of sequences, up to the largest number: one sequence has a
-    chunk of a prompt, the others decode. Yields one more step with the largest number, in which all decode, because one
-    decode more may need the kernels of the next power of two. All rows have the adapter, so that the steps are launched
-    kernel by kernel: a captured step has the largest number of sequences."""
+    """Yields a warm-up step for every power of two as the number of sequences, up to the largest number: one sequence
+    has a chunk of a prompt, the others decode. Yields one more step with the largest number, in which all decode,
+    because one decode more may need the kernels of the next power of two. All rows have the adapter, so that the steps
+    are launched kernel by kernel: a captured step has the largest number of sequences."""
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)
@@ -75,13 +76,14 @@ def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
 
 
 def _long_contexts(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields a decode and a chunk with contexts so long that attention splits them and merges the parts."""
+    """Yields two warm-up steps, a decode and a chunk, with contexts so long that attention splits them and merges the
+    parts."""
     yield PaddedStep(((1, limits.context),))
     yield PaddedStep(((min(2, limits.rows), limits.context),))
 
 
 def _many_rows_of_an_adapter(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields a step whose rows all have one adapter, with as many rows as a step may have."""
+    """Yields a warm-up step whose rows all have one adapter, with as many rows as a step may have."""
     whole, rest = divmod(limits.rows, limits.context)
     lengths = [*([rest] if rest else []), *[limits.context] * whole][: limits.seqs]
     yield PaddedStep(tuple((length, length) for length in lengths), has_adapter=True)
@@ -115,8 +117,9 @@ def warm_up(
     progress: Progress = lambda *_: None,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> None:
-    """Runs the steps of all `kinds`, and waits for the device. No request may be running. Calls `progress` with the
-    numbers of steps run so far and of all steps, and logs how long it took."""
+    """Compiles and loads the kernels of steps before requests arrive: runs the warm-up steps of `kinds`, which are
+    names in KINDS, and waits for the device. No request may be running. Calls `progress` with the numbers of steps run
+    so far and of all steps, and logs how long it took."""
     started = time.perf_counter()
     todo = [step for kind in kinds for step in KINDS[kind](limits)]
     adapter_slot = _load_adapter(spec, arena)
@@ -131,8 +134,8 @@ def warm_up(
 
 
 def _load_adapter(spec: ModelSpec, arena: Arena) -> int:
-    """Loads a DoRA adapter of zeros, of rank 1 on the first layer, into pages that no request has yet, and returns its
-    adapter slot."""
+    """Loads an adapter for warm-up, a DoRA of zeros and of rank 1 on the first layer, into pages that no request has
+    yet, and returns its adapter slot."""
     ranks = np.zeros((spec.layers, len(target_names(spec))), dtype=np.int32)
     ranks[0] = 1
     layout = plan_layout(ranks, target_widths(spec), arena.shape.elements, ranks > 0, arena.table.fp8)
@@ -154,8 +157,8 @@ def _run(steps: Steps | Pipeline, sampler: SlotSampler, step: PaddedStep, adapte
 
 
 def _padding(step: PaddedStep, adapter_slot: int, block_size: int) -> HostBatch:
-    """Returns the batch of a step whose rows read the null page and write no page, and of which the first sequence is
-    sampled from."""
+    """Returns the batch of a warm-up step, whose rows read the null page and write no page, and of which the first
+    sequence is sampled from."""
     lengths, contexts = (np.array(numbers, dtype=np.int64) for numbers in zip(*step.chunks, strict=True))
     rows = int(lengths.sum())
     return HostBatch(

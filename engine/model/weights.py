@@ -56,8 +56,8 @@ def open_weights(
 
 
 class StoredForm(NamedTuple):
-    """How a folder stores a parameter's weights: their `coding` (None means that they are not quantised), and whether
-    all of their numbers are known to be bf16's."""
+    """How a model folder stores a parameter's weights: their `coding` (None means that they are not quantised), and
+    whether all of their numbers are known to be bf16's."""
 
     coding: AnyCoding | None
     is_bf16: bool
@@ -105,8 +105,8 @@ def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:
 
 
 def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
-    """Returns a source of parameters, given one of fused projections. It keeps a fused projection in memory until its
-    last part is read, because parts are read in order."""
+    """Turns `read`, which reads the stored, fused projections of a checkpoint, into a source of the parameters fused in
+    them. It keeps a fused projection in memory until its last part is read, because parts are read in order."""
     whole, rows = fuse(parameter_shapes(spec))
     kept: dict[str, Weight] = {}
 
@@ -170,8 +170,8 @@ def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
 
 
 def stacked_parts(spec: ModelSpec) -> dict[str, Part]:
-    """Returns, for each parameter of experts by its Hugging Face name, the part of a stacked tensor that it is. Empty
-    for families whose checkpoints store each parameter as a tensor."""
+    """Returns, for each parameter of experts by its Hugging Face name, the part of a stacked tensor of the checkpoint
+    that it is. Empty for families whose checkpoints store each parameter as a tensor."""
     if spec.experts is None or spec.experts.stacks is None:
         return {}
     stacks, width, count, hidden = spec.experts.stacks, spec.experts.width, spec.experts.count, spec.hidden_size
@@ -219,7 +219,8 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shape]:
 
 
 def mlp_path(spec: ModelSpec, layer: int) -> str:
-    """Returns the path, in its layer, of the MLP that computes all rows."""
+    """Returns the path, in its layer, of the MLP that computes all rows: `mlp.shared_expert` in a layer with experts,
+    else `mlp`."""
     return "mlp.shared_expert" if spec.has_experts(layer) else "mlp"
 
 

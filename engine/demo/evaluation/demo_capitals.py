@@ -34,8 +34,8 @@ CAPITALS = {
 
 
 def load(**options: Any) -> dict[str, Any]:
-    """Return the documents of the task for lm-eval, as the split `test`. The capital's place among the four cities
-    changes from one document to the next."""
+    """Return the documents of the lm-eval task `demo_capitals` as the split `test`: a country and four of its cities,
+    of which one is the capital. The capital's place among the four changes from one document to the next."""
     from datasets import Dataset
 
     documents = []

@@ -38,7 +38,7 @@ BARE_RESULTS = ("int:0:5000", "float:1:5000", "enum:done,ok,saved,sent,true", "d
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a conversation after the system prompt. The assistant's messages are learnt."""
+    """The messages of a training conversation after the system prompt. The assistant's messages are learnt."""
 
     messages: tuple[Message, ...]
 
@@ -70,7 +70,7 @@ class Source:
         return made_up_tool(self.rng, held_out=self.held_out)
 
     def tools(self, count: int) -> list[Tool]:
-        """Draw `count` tools with different names and of different kinds."""
+        """Draw `count` tools with different names and of different kinds, to be offered in one conversation."""
         chosen: dict[str, Tool] = {}
         while len(chosen) < count:
             tool = self.tool()
@@ -121,7 +121,8 @@ def _extraction_tree(drawn: Source) -> Tree:
 
 
 def _called(drawn: Source, tool: Tool) -> Conversation:
-    """Draw a request and its call of `tool`, in half of the cases followed by a result and an answer in words."""
+    """Draw a conversation: a user's request and the assistant's call of `tool`, in half of the cases followed by a
+    result and an answer in words."""
     messages = ask(drawn, tool)
     return _conversation(*(told(drawn, messages) if drawn.rng.random() < 0.5 else messages))
 
@@ -163,7 +164,7 @@ def told(drawn: Source, messages: list[Message]) -> list[Message]:
 
 
 def call_of(message: Message) -> tuple[str, Json]:
-    """Return the name and arguments of a message's only tool call."""
+    """Return the name and arguments of the only tool call in an assistant's message."""
     function = message["tool_calls"][0]["function"]
     return function["name"], function["arguments"]
 

@@ -41,7 +41,7 @@ class ToolKind:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One concrete tool of a kind."""
+    """One concrete tool of a kind, as a conversation offers it: with a name, names of parameters and a JSON schema."""
 
     kind: ToolKind
     name: str
@@ -127,12 +127,13 @@ def _slots(text: str) -> set[int]:
 
 
 def _says(request: str, wanted: list[bool]) -> bool:
-    """Return whether a request has slots for all wanted parameters."""
+    """Return whether a request's text has slots for the values of all wanted parameters."""
     return {i for i, want in enumerate(wanted) if want} <= _slots(request)
 
 
 def _drawn(parameters: tuple[Parameter, ...], values: Values) -> list[Value]:
-    """Draw a value of each parameter's kind, in order. All values are different."""
+    """Draw a value for each parameter of a tool call, of the parameter's kind and in order. All values are
+    different."""
     drawn: list[Value] = []
     for parameter in parameters:
         value = values.draw(parameter.kind)

@@ -73,7 +73,8 @@ OPERATORS = ("+", "-", "*", "/")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a tool call's argument, in two notations."""
+    """One value of a tool call's argument, in two notations: the text in the request, and the JSON value in the
+    call."""
 
     text: str
     """The value as a request writes it."""
@@ -156,7 +157,7 @@ class Values:
 
 
 def json_type(kind: str) -> dict[str, Any]:
-    """Return the JSON schema of a kind of value, as `Values.draw` names it."""
+    """Return the JSON schema of the values of a kind, which is named as in `Values.draw`."""
     name, _, options = kind.partition(":")
     if name == "enum":
         return {"type": "string", "enum": options.split(",")}

@@ -50,7 +50,8 @@ class Awq:
 
 
 def _unpack(packed: Tensor) -> Tensor:
-    """Returns the 4-bit numbers that are packed in int32 [rows, out_features / 8], as uint8 [out_features, rows]."""
+    """Returns the 4-bit numbers that int32 [rows, out_features / 8] hold in AWQ's order, as uint8 [out_features,
+    rows]."""
     words = packed.T.contiguous()
     numbers = [(words >> BITS * place).to(torch.uint8) & 15 for place in PLACES]
     return torch.stack(numbers, dim=1).flatten(0, 1)

@@ -124,7 +124,8 @@ class CompressedTensors:
         return integer_weight(scales, coding, codes, scale, zeros, self._order(module, shape[1] // grid[1]))
 
     def _zeros(self, module: str, coding: Coding, grid: tuple[int, int]) -> Tensor:
-        """Returns zero points as unsigned numbers, of the shape `grid`. They may be packed along outputs."""
+        """Returns the zero points of a module's weight as unsigned numbers, of the shape `grid`. They may be packed
+        along outputs."""
         zeros = self._stored.read(f"{module}.weight_zero_point")
         if zeros.dtype == torch.int32:
             return unpack(zeros.T, coding.bits)[:, : grid[0]].T
@@ -173,8 +174,8 @@ def _scheme(group: Json, form: str) -> Scheme | None:
 
 
 def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None:
-    """Returns the one of `targets` that names a module most closely: by its name, else by a regular expression, else by
-    its class `kind`. None means that no target names it."""
+    """Returns the one of a configuration's `targets` that names a module most closely: by its name, else by a regular
+    expression, else by its class `kind`. None means that no target names it."""
     if module in targets:
         return module
     patterns = (target for target in targets if target.startswith("re:") and re.match(target[3:], module))

@@ -27,7 +27,8 @@ END = ".weight"
 
 
 class Folder:
-    """The weights of a folder.
+    """The weights of a checkpoint folder in safetensors, of which parameters are read one by one, whether quantised or
+    not.
 
     Args:
         expected: the shapes of the model's parameters, by name.
@@ -68,7 +69,7 @@ class Folder:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of parameters, by name, and of tensors that belong to none."""
+        """The shapes of the checkpoint's parameters, by name, and of tensors that belong to no parameter."""
         return self._shapes
 
     def coding(self, name: str) -> AnyCoding | None:
@@ -90,7 +91,8 @@ class Folder:
         return form if form in self._family else f"{self._family}-{form}"
 
     def read(self, name: str) -> Weight:
-        """Reads a parameter. Raises WeightsError, which names a tensor, if its numbers cannot be right."""
+        """Reads a parameter from the checkpoint. Raises WeightsError, which names a tensor, if its numbers cannot be
+        right."""
         return self._layers[name].read() if name in self._layers else self._stored.read(name)
 
 
@@ -106,7 +108,8 @@ def quantisation_section(config: Json) -> Json:
 
 
 def _find_layers(section: Json, stored: StoredTensors, expected: Mapping[str, Shape]) -> dict[str, Layer]:
-    """Returns the quantised weights, by the names of their parameters."""
+    """Returns how each quantised weight of a checkpoint is stored, by the names of parameters. Empty if config.json
+    says nothing of quantisation. Raises WeightsError if it names an unknown method."""
     if not section:
         return {}
     method = section.get("quant_method", "unknown")

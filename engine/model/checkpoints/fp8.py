@@ -23,7 +23,8 @@ PARTS = ("weight", *SCALES, "weight_zero_point", "input_scale", "input_scale_ub"
 
 
 class Fp8:
-    """Finds the weights of a folder that are in FP8."""
+    """Finds the weights of a checkpoint folder that are in FP8 (e4m3), with one scale for the tensor, for each output,
+    or for each block."""
 
     def __init__(self, section: Json, stored: StoredTensors) -> None:
         self._stored, self._block = stored, section.get("weight_block_size")
@@ -39,8 +40,8 @@ class Fp8:
 
 
 def fp8_layer(stored: StoredTensors, module: str, shape: tuple[int, int], block: tuple[int, int]) -> Layer:
-    """Returns the weight of a module, whose blocks of [outputs, inputs] share a scale. Raises WeightsError if its
-    scales are missing or have another shape."""
+    """Returns how the FP8 weight of a module is stored and read. Blocks of [outputs, inputs] of it share a scale.
+    Raises WeightsError if its scales are missing or have another shape."""
     grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
     scale = next((name for part in SCALES if (name := f"{module}.{part}") in stored), f"{module}.{SCALES[1]}")
     stored.require(f"{module}.weight", (E4M3,), shape)

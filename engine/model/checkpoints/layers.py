@@ -32,20 +32,22 @@ class Layer(NamedTuple):
 
 
 class Family(Protocol):
-    """A family of formats."""
+    """Protocol of a family of quantised checkpoint formats, such as GPTQ, that finds the weights of a folder."""
 
     def find(self, module: str, shape: tuple[int, int]) -> Layer | None:
-        """Returns the quantised weight of a module, whose shape is [out_features, in_features], or None if the module
-        is not quantised. Raises WeightsError, which names a tensor, if one is missing or has another shape or dtype."""
+        """Returns how the quantised weight of a module, whose shape is [out_features, in_features], is stored and read.
+        None means that the module is not quantised. Raises WeightsError, which names a tensor, if one is missing or has
+        another shape or dtype."""
 
 
 def parts_of(module: str, stored: StoredTensors, names: tuple[str, ...]) -> set[str]:
-    """Returns the full names of those tensors of a module, among `names`, that the folder has."""
+    """Returns the full names of those tensors of a module, among the suffixes `names`, that the folder has."""
     return {name for part in names if (name := f"{module}.{part}") in stored}
 
 
 def integer_form(bits: int, size: int, width: int) -> str:
-    """Returns the name of weights of `bits` whose `width` inputs share scales in groups of `size`: `4bit-g128`."""
+    """Returns the name of the format of integer weights of `bits` whose `width` inputs share scales in groups of
+    `size`: `4bit-g128`, or `4bit` if all inputs are one group."""
     return f"{bits}bit" if size == width else f"{bits}bit-g{size}"
 
 
@@ -65,7 +67,7 @@ def integer_coding(name: str, width: int, bits: int, size: int, symmetric: bool)
 def integer_weight(
     name: str, coding: Coding, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None = None
 ) -> QuantizedWeight:
-    """Returns a quantised weight.
+    """Builds a quantised weight from the codes, scales and zero points of a checkpoint.
 
     Args:
         name: the tensor that errors name.
@@ -111,8 +113,8 @@ def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def grid_shapes(rows: int, columns: int) -> tuple[Shape, ...]:
-    """Returns the shapes in which a checkpoint may store [rows, columns] scales: a single column also as [rows], and a
-    single scale also as a scalar."""
+    """Returns the shapes in which a checkpoint may store a grid of [rows, columns] scales: a single column also as
+    [rows], and a single scale also as a scalar."""
     shapes: list[Shape] = [(rows, columns)]
     if columns == 1:
         shapes.append((rows,))

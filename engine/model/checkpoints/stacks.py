@@ -51,8 +51,8 @@ class Part(NamedTuple):
 
 
 def find_stacked(stored: StoredTensors, parts: Mapping[str, Part], method: str) -> dict[str, Layer]:
-    """Returns the experts' parameters, by name. Raises WeightsError, which names a tensor, if a stacked one is missing
-    or has another shape or dtype.
+    """Returns how each parameter of an expert is read from a stacked tensor, by the parameter's name. Raises
+    WeightsError, which names a tensor, if a stacked one is missing or has another shape or dtype.
 
     Args:
         method: how config.json says that weights are quantised; empty if it does not.
@@ -78,8 +78,8 @@ def _read(stored: StoredTensors, part: Part) -> Tensor:
 
 
 def _read_mxfp4(stored: StoredTensors, part: Part, blocks: str, scales: str) -> Tensor:
-    """Returns the weight in bf16, which holds every product of a code and a scale exactly, unless it is 2^128 or more.
-    Raises WeightsError for such a product, and for a scale that is not a number."""
+    """Reads one expert's MXFP4 weight in bf16, which holds every product of a code and a scale exactly, unless it is
+    2^128 or more. Raises WeightsError for such a product, and for a scale that is not a number."""
     exponents = stored.read_one(scales, part.number)[part.rows]
     if (exponents == NAN).any():
         raise WeightsError(f"tensor {scales} has scales that are not numbers")

@@ -16,11 +16,12 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class WeightsError(ValueError):
-    """The folder's weights are not those of the model that its config.json describes."""
+    """Raised if a folder's weights are not those of the model that its config.json describes."""
 
 
 class Header(NamedTuple):
-    """The file that holds a tensor, its name there, its shape, and its dtype as safetensors names it."""
+    """What a checkpoint says of one tensor: the file that holds it, its name there, its shape, and its dtype as
+    safetensors names it."""
 
     path: Path
     name: str
@@ -54,7 +55,8 @@ class StoredTensors:
         return self._headers[name].dtype if name in self._headers else None
 
     def require(self, name: str, dtypes: tuple[str, ...], *shapes: Shape) -> None:
-        """Raises WeightsError, which names the tensor, unless it has one of the dtypes and one of the shapes."""
+        """Raises WeightsError, which names the tensor, unless the checkpoint has it with one of the dtypes and one of
+        the shapes."""
         if name not in self._headers:
             raise WeightsError(f"missing tensor {name}")
         header = self._headers[name]

@@ -137,7 +137,7 @@ class ModelSpec:
     second."""
 
     def served(self, max_len: int) -> ModelSpec:
-        """Returns the spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
+        """Returns the model's spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
         return replace(self, ropes=tuple(rope.served(max_len) for rope in self.ropes))
 
     def has_experts(self, layer: int) -> bool:
@@ -145,7 +145,7 @@ class ModelSpec:
 
     @property
     def shares_expert(self) -> bool:
-        """True means that layers with experts also have an MLP for all rows."""
+        """True means that layers with experts also have an MLP for all rows (a shared expert)."""
         return self.experts is not None and self.experts.shared
 
     @property
@@ -180,7 +180,8 @@ class ModelSpec:
 
 
 def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
-    """Reads a model that is like Llama. Raises ValueError, which says why, if this engine cannot run it.
+    """Returns the spec of a model that is like Llama, from its config.json. Raises ValueError, which says why, if this
+    engine cannot run it.
 
     Args:
         partial_rope: whether the family may rotate only a part of each head.
@@ -215,23 +216,23 @@ def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
 
 
 def required(config: Json, key: str) -> Any:
-    """Returns a value of config.json. Raises ValueError if there is none."""
+    """Returns the value of `key` in config.json. Raises ValueError if there is none."""
     if config.get(key) is None:
         raise ValueError(f"config.json has no {key}")
     return config[key]
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Returns the token ids of a value that is one, a list of them, or None."""
+    """Returns the token ids that config.json gives as one id, as a list, or as None (no ids)."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
 
 
 def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
-    """Reads the experts of a family in which all layers have experts, these are as wide as the model's MLP, and the
-    weights of a row's experts add up to 1. `others` are further fields of the result. Raises ValueError if config.json
-    lacks a number, or chooses too many experts."""
+    """Returns the experts' part of a model's spec for a family in which all layers have experts, these are as wide as
+    the model's MLP, and the weights of a row's experts add up to 1. `others` are further fields of the result. Raises
+    ValueError if config.json lacks a number, or chooses too many experts."""
     return ExpertsSpec(
         count=required(config, "num_local_experts"),
         top_k=required(config, "num_experts_per_tok"),

@@ -9,19 +9,19 @@ from engine.model.families.base import ExpertsSpec, Json, ModelSpec, read_llama,
 
 
 def read_qwen2(config: Json) -> ModelSpec:
-    """Reads a Qwen 2 or 2.5 model."""
+    """Returns the spec of a Qwen 2 or 2.5 model from its config.json."""
     return replace(_with_windows(read_llama(config), config), qkv_bias=True, o_bias=False)
 
 
 def read_qwen3(config: Json) -> ModelSpec:
-    """Reads a dense Qwen 3 model."""
+    """Returns the spec of a dense Qwen 3 model from its config.json."""
     with_dim = {**config, "head_dim": config.get("head_dim") or 128}
     return replace(_with_windows(read_llama(with_dim), config), qk_norm="head")
 
 
 def read_qwen2_moe(config: Json) -> ModelSpec:
-    """Reads a Qwen 2 model with experts. Raises ValueError if layers without experts are not as wide as the expert
-    that computes all rows."""
+    """Returns the spec of a Qwen 2 model with experts from its config.json. Raises ValueError if layers without experts
+    are not as wide as the expert that computes all rows."""
     spec = read_qwen2(config)
     experts, shared = _read_experts(config, spec.layers), required(config, "shared_expert_intermediate_size")
     if not all(experts.layers) and shared != spec.intermediate_size:
@@ -33,14 +33,14 @@ def read_qwen2_moe(config: Json) -> ModelSpec:
 
 
 def read_qwen3_moe(config: Json) -> ModelSpec:
-    """Reads a Qwen 3 model with experts."""
+    """Returns the spec of a Qwen 3 model with experts from its config.json."""
     spec = read_qwen3(config)
     return replace(spec, experts=_read_experts(config, spec.layers))
 
 
 def _read_experts(config: Json, layers: int) -> ExpertsSpec:
-    """Reads the experts, which every `decoder_sparse_step`-th layer has, except `mlp_only_layers`. Raises ValueError if
-    that number is not positive."""
+    """Returns the experts' part of a Qwen model's spec. Every `decoder_sparse_step`-th layer has experts, except
+    `mlp_only_layers`. Raises ValueError if that number is not positive."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     if step < 1:
         raise ValueError(f"decoder_sparse_step must be positive, not {step}")
@@ -54,7 +54,8 @@ def _read_experts(config: Json, layers: int) -> ExpertsSpec:
 
 
 def _with_windows(spec: ModelSpec, config: Json) -> ModelSpec:
-    """Returns the spec with windows from layer `max_window_layers` on, or as `layer_types` says."""
+    """Returns the spec with the sliding attention windows of config.json: from layer `max_window_layers` on, or as
+    `layer_types` says. Without `use_sliding_window` it has none."""
     if not config.get("use_sliding_window"):
         return spec
     first = config.get("max_window_layers", 28)

@@ -42,8 +42,8 @@ class AdapterShard:
     stage: int = 0
 
     def place(self, place: Place) -> Place | None:
-        """Converts the (layer, target index) of a projection: counts the layer from the first one of the rank's stage.
-        None means that another stage has the layer."""
+        """Converts the (layer, target index) of a projection in the whole model to that in the rank's pipeline stage,
+        which counts its layers from 0. None means that another stage has the layer."""
         if not self.stages:
             return place
         layer, own = place[0], self.stages[self.stage]
@@ -82,8 +82,8 @@ class AdapterShard:
         return self.cuts[target] if self.cuts else None
 
     def widths(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Returns (in_features, out_features) of the part of each projection, int32 [targets, 2], from those of the
-        whole model."""
+        """Returns (in_features, out_features) of this rank's part of each projection, int32 [targets, 2], from those of
+        the whole model."""
         widths = widths.copy()
         for target, cut in enumerate(self.cuts):
             if cut is not None:
@@ -91,8 +91,8 @@ class AdapterShard:
         return widths
 
     def block(self, target: int, block: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the parts of A [rank, in_features] and B [out_features, rank] of a projection that this rank
-        packs."""
+        """Returns the parts of a projection's A [rank, in_features] and B [out_features, rank] that this rank packs.
+        `rank` of the shapes is the LoRA rank."""
         (a, b), cut = block, self._cut(target)
         if cut is None:
             return block
@@ -113,7 +113,8 @@ class AdapterShard:
         return scales
 
     def starts(self, target: int) -> tuple[int, int]:
-        """Returns (input, output): the indices in the whole projection at which the rank's part of it begins."""
+        """Returns (input, output): the indices in the whole projection, LoRA target `target`, at which this rank's part
+        of it begins."""
         cut = self._cut(target)
         if cut is None:
             return 0, 0

@@ -24,12 +24,12 @@ from engine.model.runner import ModelRunner
 
 
 class Channel(Protocol):
-    """The follower's end of the connection to rank 0."""
+    """Protocol of a follower's end of the connection to rank 0."""
 
     def send(self, obj: object, /) -> None: ...
 
     def recv(self) -> Message:
-        """Waits for the next message. Raises EOFError or OSError if the connection is closed."""
+        """Waits for the next message of rank 0. Raises EOFError or OSError if the connection is closed."""
 
 
 def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:

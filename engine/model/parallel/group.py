@@ -58,7 +58,8 @@ class RankProcess:
         return reply
 
     def has_reply(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds; returns whether there is a reply, or the rank is gone."""
+        """Waits at most `timeout` seconds for the rank's next reply. Returns True if there is one, or if the rank's
+        process is gone."""
         return self._connection.poll(timeout)
 
     def death(self) -> tuple[str, int]:
@@ -77,7 +78,7 @@ class RankProcess:
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends a connection over a socket: threads at both ends that wait for messages get EOFError."""
+    """Ends a connection over a socket in both directions: threads at both ends that wait for messages get EOFError."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)
 

@@ -25,13 +25,13 @@ ended."""
 
 
 class Follower(Protocol):
-    """Another rank, as rank 0 sees it."""
+    """Protocol of rank 0's connection to the process of another rank."""
 
     @property
     def rank(self) -> int: ...
 
     def send(self, message: Message) -> None:
-        """Sends a message. Raises OSError if the rank is gone. Any thread may call this."""
+        """Sends a message to the rank. Raises OSError if the rank is gone. Any thread may call this."""
 
     def receive(self) -> Reply:
         """Waits for the rank's next reply. Raises EOFError or OSError if the rank is gone."""
@@ -41,7 +41,7 @@ class Follower(Protocol):
         (0 for none)."""
 
     def close(self) -> None:
-        """Ends the rank."""
+        """Ends the process of the rank, and waits until it has ended."""
 
 
 class Leader:
@@ -67,7 +67,7 @@ class Leader:
         runner.connect(lambda answer: self._answer(0, answer))
 
     def start(self) -> None:
-        """Starts to listen to the other ranks, which must be ready."""
+        """Starts a thread for each other rank, which listens to the rank's answers. The ranks must be ready."""
         for follower in self._followers:
             threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
 
@@ -137,7 +137,7 @@ class Leader:
 
     @contextmanager
     def _death_known(self) -> Iterator[None]:
-        """Runs an operation among the ranks in its block. If the operation fails and a rank turns out to have died
+        """Context manager around an operation among the ranks. If the operation fails and a rank turns out to have died
         within DEATH_S, raises RankDied in place of the operation's error."""
         try:
             yield

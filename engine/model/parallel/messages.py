@@ -11,8 +11,8 @@ from engine.core.types import AdapterHash
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Collect the results of the `collected` oldest steps, append `tokens` (request id, token id), which rank 0 has
-    learnt since its last message, and then submit `plan`."""
+    """Message of rank 0 to the other ranks: collect the results of the `collected` oldest steps, append `tokens`
+    (request id, token id), which rank 0 has learnt since its last message, and then submit `plan`."""
 
     plan: StepPlan
     tokens: tuple[tuple[str, int], ...]
@@ -21,31 +21,33 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read an adapter into host memory, and reply with a `FetchAnswer`: whether that succeeded."""
+    """Message of rank 0 to another rank: read an adapter into host memory, and reply with a `FetchAnswer`, whether that
+    succeeded."""
 
     fetch: AdapterFetch
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Free the copy of an adapter in host memory, because another rank could not read the adapter."""
+    """Message of rank 0 to another rank: free the copy of an adapter in host memory, because not all ranks could read
+    the adapter."""
 
     adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The rank's process has started and joins the others now."""
+    """Reply to rank 0: the rank's process has started and joins the others now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rank has loaded its part of the model."""
+    """Reply to rank 0: the rank has loaded its part of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The rank cannot serve the model, for a reason that concerns the operator."""
+    """Reply to rank 0: the rank cannot serve the model, for a reason that concerns the operator."""
 
     reason: str
 
@@ -55,7 +57,7 @@ Reply = Joining | Ready | Refused | FetchAnswer
 
 
 def for_followers(plan: StepPlan) -> StepPlan:
-    """Returns what ranks other than 0 need of a plan: only rank 0 samples, and so needs grammars."""
+    """Returns the part of a plan that is sent to ranks other than 0: only rank 0 samples, and so needs grammars."""
     admitted = tuple(
         replace(admission, params=admission.params._replace(grammar=None)) if admission.params.grammar else admission
         for admission in plan.admitted

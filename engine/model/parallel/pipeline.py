@@ -31,7 +31,8 @@ assumption, the ratio of an H100's arithmetic to its bandwidth."""
 
 
 class Pipeline:
-    """Computes steps like `Steps`, kernel by kernel.
+    """Computes this rank's stage of each step of a model that is split into pipeline stages, in place of `Steps` and
+    kernel by kernel.
 
     Args:
         decoder: this rank's part of the model.
@@ -48,7 +49,7 @@ class Pipeline:
         self._hidden_size = decoder.spec.hidden_size
 
     def find(self, batch: HostBatch) -> None:
-        """Returns None, because no step is captured."""
+        """Returns None, because no step is captured where a model is split into pipeline stages."""
 
     @torch.inference_mode()
     def compute(self, batch: HostBatch, rung: object) -> StepOutput | None:
@@ -88,9 +89,9 @@ class Pipeline:
 
 
 def cut_rows(batch: HostBatch, number: int) -> list[int]:
-    """Returns the rows at which a step is cut into at most `number` parts of about the same size: from 0 to the number
-    of rows. A chunk may be cut, because its rows are computed in order, but not after its first row: kernels expect
-    parts of one row before longer ones."""
+    """Returns the rows at which a step is cut into at most `number` micro-batches of about the same size: from 0 to the
+    number of rows. A chunk may be cut, because its rows are computed in order, but not after its first row: kernels
+    expect parts of one row before longer ones."""
     cuts = np.linspace(0, batch.num_rows, number + 1).round().astype(np.int64)
     starts = batch.query_starts[np.searchsorted(batch.query_starts, cuts, "left") - 1]
     is_first = (cuts - starts == 1) & ~np.isin(cuts, batch.query_starts)

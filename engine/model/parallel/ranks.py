@@ -34,15 +34,15 @@ class StageLink:
         self._sent: list[tuple[Tensor, Any]] = []
 
     def send(self, rows: Tensor) -> None:
-        """Starts to send a tensor, which the caller must not change before `finish`."""
+        """Starts to send a tensor to the next stage. The caller must not change it before `finish`."""
         self._sent.append((rows, self._group.send([rows], 1, 0)))
 
     def receive(self, rows: Tensor) -> None:
-        """Receives the next tensor that was sent into `rows`, which has the same shape."""
+        """Receives into `rows` the next tensor that the stage before has sent, which has the same shape."""
         self._group.recv([rows], 0, 0).wait()
 
     def finish(self) -> None:
-        """Waits until all tensors have been sent."""
+        """Waits until all tensors have been sent to the next stage."""
         for _, work in self._sent:
             work.wait()
         self._sent.clear()

@@ -60,15 +60,15 @@ class Shard:
         return [replace(self, stage=stage, rank=rank) for stage, rank in places]
 
     def layers(self, spec: ModelSpec) -> range:
-        """Returns the layers of the rank's stage."""
+        """Returns the numbers, in the whole model, of the layers of the rank's stage."""
         return self.stages[self.stage] if self.stages else range(spec.layers)
 
     def most_layers(self, spec: ModelSpec) -> int:
-        """Returns the number of layers of the stage that has most."""
+        """Returns the number of layers of the pipeline stage that has most."""
         return max(map(len, self.stages), default=spec.layers)
 
     def has(self, name: str) -> bool:
-        """Returns whether the rank's stage has a parameter."""
+        """Returns whether the rank's pipeline stage has the parameter `name`."""
         if not self.stages:
             return True
         found = LAYER.match(name)
@@ -108,9 +108,9 @@ class Shard:
         )
 
     def columns(self, path: str, spec: ModelSpec) -> Cut:
-        """Returns the rank's part of a projection's weight [out_features, in_features]. `path` ends with the
-        projection's name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is the whole
-        model's."""
+        """Returns which outputs or inputs of a projection's weight [out_features, in_features] the rank has. `path`
+        ends with the projection's name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is
+        the whole model's."""
         module = path.rpartition(".")[2]
         if module in ("k_proj", "v_proj"):
             heads = max(1, spec.kv_heads // self.size)
@@ -123,12 +123,12 @@ class Shard:
         return Cut(0 if module in BY_ROWS else 1, self.rank * each, (self.rank + 1) * each)
 
     def tokens(self, spec: ModelSpec) -> Cut:
-        """Returns the tokens whose embeddings and logits the rank has."""
+        """Returns the range of tokens whose embeddings and logits the rank has (vocabulary parallelism)."""
         each = -(-spec.vocab_size // self.size)
         return Cut(0, self.rank * each, min(spec.vocab_size, (self.rank + 1) * each))
 
     def cut(self, name: str, spec: ModelSpec) -> Cut | None:
-        """Returns the rank's part of the parameter `name`. None means all of it."""
+        """Returns the range of the parameter `name` that the rank has. None means that it has all of it."""
         if self.size == 1:
             return None
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -142,7 +142,8 @@ class Shard:
         return self.columns(name[: found.end("module")], spec)
 
     def shapes(self, spec: ModelSpec) -> dict[str, Shape]:
-        """Returns the shape of each parameter's part, by name, of the parameters that the rank's stage has."""
+        """Returns the shape of the rank's part of each parameter, by name, of the parameters that its pipeline stage
+        has."""
         shapes = parameter_shapes(spec).items()
         return {name: _cut_shape(shape, self.cut(name, spec)) for name, shape in shapes if self.has(name)}
 
@@ -179,7 +180,8 @@ def _cut_shape(shape: Shape, cut: Cut | None) -> Shape:
 
 
 def _part(name: str, weight: Weight, cut: Cut) -> Weight:
-    """Returns a part of a parameter, in memory of its own. Blocks of quantised weights stay whole."""
+    """Returns the rank's part of a parameter, which `cut` gives, in memory of its own. Blocks of quantised weights stay
+    whole."""
     if cut.axis == 0:
         return select_rows(weight, cut.start, cut.stop)
     if isinstance(weight, Tensor):

@@ -40,7 +40,8 @@ CONVERTERS = {
 
 
 def as_lora(folder: PeftFolder, widths: Widths) -> PeftFolder:
-    """Returns an adapter as a LoRA, in memory of its own unless it is one. Its hash stays as it is.
+    """Converts an adapter of another PEFT kind, such as VeRA, LoHa or (IA)³, to a LoRA that computes the same, in
+    memory of its own. A LoRA is returned as it is. The hash stays as it is.
 
     Args:
         widths: path of each projection that adapters may change -> (in_features, out_features).

@@ -69,7 +69,8 @@ def _shared_projections(adapter: Adapter) -> tuple[Tensor, Tensor]:
 
 
 def _random(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Returns a matrix as PEFT's VeRA draws it: uniform, with a variance of 2 / columns (He et al. 2015)."""
+    """Returns a matrix as PEFT's VeRA draws its shared ones: uniform, with a variance of 2 / columns (He et al.
+    2015)."""
     bound = math.sqrt(3.0) * (math.sqrt(2) / math.sqrt(columns))
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
 
@@ -118,7 +119,7 @@ def _lokr(module: Module, adapter: Adapter) -> Parts:
 
 
 class _Factor(NamedTuple):
-    """A factor of a Kronecker product: a matrix, or two whose product it is."""
+    """A factor of LoKr's Kronecker product: a matrix, or two whose product it is."""
 
     matrices: tuple[Tensor, ...]
 
@@ -132,7 +133,7 @@ class _Factor(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The inner width of `split`: that of the product, or the smaller side of the matrix."""
+        """The inner width of `split`: that of the product of two matrices, or the smaller side of one."""
         return self.matrices[1].shape[0] if len(self.matrices) == 2 else min(self.outputs, self.inputs)
 
     def split(self) -> tuple[Tensor, Tensor]:

@@ -21,15 +21,15 @@ Widths = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Regular expressions for the names of a kind's tensors: those that each module has, and those that all modules
-    share."""
+    """Regular expressions for the names of the tensors of one PEFT kind of adapter: those that each module has, and
+    those that all modules share."""
 
     parts: str
     shared: str = r"(?!)"  # matches nothing
 
     def find(self, key: str) -> tuple[str, str, str] | None:
-        """Returns the module, the part and the adapter's name in a tensor's key; the module is empty for a shared
-        tensor. None means that the key is not one of the kind."""
+        """Returns the module, the part and the adapter's name in the key of a tensor of a weights file; the module is
+        empty for a shared tensor. None means that the key is not one of the adapter's PEFT kind."""
         found = re.fullmatch(
             rf"base_model\.(?:model\.(?P<module>.+)\.(?P<part>{self.parts})|(?P<shared>{self.shared}))"
             r"(?:\.(?P<name>[^.]+))?",
@@ -42,7 +42,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The tensors of one module, by part, each in fp32.
+    """The tensors of one module in an adapter that is no LoRA, by part, each in fp32.
 
     Attributes:
         path: the module's path in the base model.
@@ -56,13 +56,15 @@ class Module:
     parts: Mapping[str, Tensor]
 
     def part(self, name: str, *shape: int | None) -> Tensor:
-        """Returns a part. Raises AdapterError unless there is one of this shape; None stands for any length."""
+        """Returns the module's tensor `name` in fp32. Raises AdapterError unless there is one of this shape; None
+        stands for any length."""
         if name not in self.parts:
             raise AdapterError(f"{self.path} has no {name}; save the adapter again")
         return fitting(self.parts[name], f"{self.path}.{name}", *shape)
 
     def check_rank(self, rank: int, reason: str) -> None:
-        """Raises AdapterError if the LoRA that the module becomes is of a rank that is not supported."""
+        """Raises AdapterError if `rank`, that of the LoRA to which the module is converted, is over MAX_RANK. `reason`
+        says in the message where the rank comes from."""
         if rank > MAX_RANK:
             raise AdapterError(
                 f"{self.path}: {reason} is of rank {rank}, and ranks of up to {MAX_RANK} are supported; train it with "

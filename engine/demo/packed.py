@@ -61,8 +61,8 @@ def render(
 
 
 def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
-    """Return the mean cross-entropy over the learnt tokens of a batch, whose rows it pads to one width (scalar,
-    fp32)."""
+    """Return the mean cross-entropy over the learnt tokens of a batch of packed training rows, which it pads to one
+    width (scalar, fp32)."""
     width = max(len(row.ids) for row in batch)
     ids, positions, owners, learnt = (
         torch.stack([pad(torch.tensor(getattr(row, name)), (0, width - len(row.ids)), value=fill) for row in batch])
@@ -78,9 +78,9 @@ def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
 
 
 def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [batch, 1, width, width] of `dtype`: 0 where a token attends, and the lowest finite
-    value elsewhere. A token attends to itself and to the earlier tokens of the shared beginning and of its own branch.
-    `owners` is int [batch, width]: SHARED, the number of a branch, or PADDING."""
+    """Return the additive attention mask of packed training rows, [batch, 1, width, width] of `dtype`: 0 where a token
+    attends, and the lowest finite value elsewhere. A token attends to itself and to the earlier tokens of the shared
+    beginning and of its own branch. `owners` is int [batch, width]: SHARED, the number of a branch, or PADDING."""
     same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == SHARED)
     seen = same & torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]

@@ -106,8 +106,8 @@ class AdapterCopies(Protocol):
         for all copies begun so far."""
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that blocks until every adapter copy begun so far is done. Call it before the host memory
-        that these copies read is reused. Any thread may call it."""
+        """Returns a function that blocks until every adapter copy begun so far is done. It is called, by any thread,
+        before the host memory that these copies read is reused."""
 
     def finish(self) -> tuple[float, ...]:
         """Blocks until the adapter copies of the oldest closed step are done, and forgets that step. Returns the

@@ -104,7 +104,7 @@ class Arena:
 
     @property
     def flat(self) -> Tensor:
-        """The pages as [num_pages * page_elems], from which kernels read adapter tiles."""
+        """The arena's pages as [num_pages * page_elems], from which LoRA kernels read adapter tiles."""
         return self.pages.view(-1)
 
     def kv(self, layer: int) -> Tensor:
@@ -118,8 +118,8 @@ class Arena:
         return self._kv_codings[layer]
 
     def fork(self, forks: NDArray[np.int64]) -> None:
-        """Copies pages to other pages on the device, ordered with the kernels. Each row of `forks`, int64 [num_forks,
-        2], is (source page, target page)."""
+        """Copies KV pages to other pages of the arena, which starting sequences go on to fill, ordered with the
+        kernels. Each row of `forks`, int64 [num_forks, 2], is (source page, target page)."""
         sources, targets = upload(np.ascontiguousarray(forks.T), self.pages.device)
         self.pages.index_copy_(0, targets, self.pages.index_select(0, sources))
 

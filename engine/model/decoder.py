@@ -24,8 +24,7 @@ from lora_kernels.tokens import TrainedTokens, prepare_tokens
 
 
 class Norms(NamedTuple):
-    """Weights of one layer's norms, [hidden_size], by their places. None means that the model has no norm at that
-    place."""
+    """Weights of a layer's norms, [hidden_size]. None means that there is no norm at that place."""
 
     before_attention: Tensor | None
     after_attention: Tensor | None
@@ -129,7 +128,8 @@ class Decoder:
         return StepOutput(self.compute(x, step, batch.sample_rows, batch.host_sample_rows), x, step.tokens)
 
     def embedded(self, batch: BatchInput, step: Step, out: Tensor | None = None) -> Tensor:
-        """Returns the embedded rows of a step, [num_rows, hidden_size]: `out`, if it is given."""
+        """Returns the embedded rows of a step, [num_rows, hidden_size], written to `out` if it is given. A token that
+        the row's adapter has trained gets the adapter's embedding."""
         x = self.embed(batch.token_ids, out)
         if step.tokens is not None:
             step.arena.copies.wait(0)
@@ -165,9 +165,9 @@ class Decoder:
         return self._head(rows[sample_rows], step.tokens, host_sample_rows)
 
     def _head(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
-        """Returns the head's outputs for the rows `hidden` of hidden states. Where a row's adapter has trained rows of
-        the head, the outputs of their `tokens` are computed with these in place of the base model's. `rows` are the
-        numbers of the rows in the step."""
+        """Returns the head's outputs for `hidden`, some rows of hidden states, whose numbers in the step are `rows`.
+        Outputs of trained `tokens` are computed with the rows of the head that a row's adapter has in place of the base
+        model's."""
         outputs = self.head(hidden)
         if tokens is not None:
             tokens.adjust(outputs, hidden, rows)

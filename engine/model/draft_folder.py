@@ -43,7 +43,8 @@ def find_draft(config: EngineConfig, spec: ModelSpec, device: torch.device) -> D
 
 
 def _check_vocabulary(folder: Path, draft: ModelSpec, model: Path, spec: ModelSpec) -> None:
-    """Raises ValueError unless both models have the same tokens. Without tokenizers, their numbers are compared."""
+    """Raises ValueError unless the draft model and the large model have the same tokens. If one of them has no
+    tokenizer.json, only the sizes of their vocabularies are compared."""
     if (folder / TOKENIZER).is_file() and (model / TOKENIZER).is_file():
         ours, theirs = (Tokenizer.from_file(str(each / TOKENIZER)).get_vocab() for each in (model, folder))
         if ours == theirs:

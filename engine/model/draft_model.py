@@ -147,8 +147,8 @@ class DraftModel:
         )
 
     def _give_pages(self, ask: DraftAsk) -> None:
-        """Appends an ask's new pages to the block table of its request, or admits the request with these pages if the
-        draft model does not know it."""
+        """Appends the new pages of a request's ask (`DraftAsk`) to its block table in the draft model, or admits the
+        request with these pages if the draft model does not know it."""
         if ask.request_id in self._held:
             self._batch.add_pages(ask.request_id, ask.new_pages)
             return
@@ -200,7 +200,8 @@ class LoadedDraft(NamedTuple):
 
 
 def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.device) -> LoadedDraft | None:
-    """Loads the weights of a draft model, if there is one."""
+    """Loads the weights of a draft model, and returns them as a decoder with the projections that adapters may change.
+    None means that there is no draft model."""
     if draft is None:
         return None
     source = open_source(draft.config, draft.spec, device)

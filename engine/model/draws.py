@@ -88,8 +88,8 @@ def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tup
 
 
 def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
-    """Returns how many of the likeliest tokens pass the sampling filters (int64 [n, 1], at least 1), and whether that
-    number is certain (bool [n]), so that tokens beyond the given ones cannot change it.
+    """Returns how many of the likeliest tokens the filters keep (int64 [n, 1], at least 1), and whether that number is
+    certain (bool [n]), so that tokens beyond the given ones cannot change it.
 
     Args:
         probs, cumulative: float64 [n, width]. Probabilities of the likeliest `width` tokens, in order, and the

@@ -81,8 +81,8 @@ def _header(data: memoryview, name: str) -> Header:
 
 
 def _turned(rows: Tensor, base: GgufBase) -> Tensor:
-    """Returns the rows of a matrix of q or k in Hugging Face's order, from llama.cpp's. Rows that are not whole heads,
-    which no model has, are left as they are."""
+    """Returns the rows of B of a q or k projection in Hugging Face's order, given them in llama.cpp's. Rows that are
+    not whole heads, which no model has, are left as they are."""
     return rows[turned_back(len(rows), base.head_dim)] if len(rows) % base.head_dim == 0 else rows
 
 
@@ -109,8 +109,8 @@ def _alpha(header: Header, name: str) -> float:
 
 
 def _invocation(header: Header, name: str) -> tuple[int, ...]:
-    """Returns the invocation tokens of an activated LoRA, which takes effect only from these tokens on, from the header
-    of its GGUF file `name`. Empty means that the adapter is no activated LoRA."""
+    """Returns, from the header of the GGUF file `name`, the invocation tokens of an activated LoRA, which takes effect
+    only from these tokens on. Empty means that the adapter is no activated LoRA."""
     if INVOCATION not in header.values:
         return ()
     return check_invocation(header.values[INVOCATION], f"{name}: {INVOCATION}")
@@ -127,7 +127,8 @@ def _hub_key(key: str, name: str) -> tuple[str, str]:
 
 
 def _ranks(tensors: Mapping[str, StoredTensor], parts: Mapping[str, tuple[str, str]], name: str) -> dict[str, int]:
-    """Returns the rank of each module. Raises AdapterError if its A and its B have not the same."""
+    """Returns the LoRA rank of each module in an adapter's GGUF file. Raises AdapterError if a module's A and B have
+    not the same rank."""
     ranks: dict[str, int] = {}
     for key, (module, side) in parts.items():
         shape = _shape(tensors[key])
@@ -145,7 +146,8 @@ def _shape(stored: StoredTensor) -> tuple[int, ...]:
 
 
 def _read(data: memoryview, stored: StoredTensor, what: str) -> Tensor:
-    """Returns a tensor in fp32. Raises AdapterError if the file ends before it does, or its type is not supported."""
+    """Returns a tensor of an adapter's GGUF file in fp32. Raises AdapterError, which describes the tensor by `what`, if
+    the file ends before the tensor does, or its type is not supported."""
     shape = _shape(stored)
     if dtype := FLOATS.get(stored.kind):
         part = _bytes(data, stored.place, prod(shape) * dtype.itemsize, what)

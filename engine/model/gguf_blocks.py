@@ -34,7 +34,8 @@ class BlockType(NamedTuple):
 
 
 def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> QuantizedWeight:
-    """Returns the weight of `shape`, [out_features, in_features], whose blocks are uint8 [blocks, bytes]."""
+    """Returns the quantised weight of `shape`, [out_features, in_features], that ggml blocks of type `kind`, uint8
+    [blocks, bytes], hold."""
     codes, scales, minima, units = kind.split(blocks)
     groups = shape[0], shape[1] // kind.coding.group
     return QuantizedWeight(
@@ -47,17 +48,18 @@ def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> Quan
 
 
 def _halves(blocks: Tensor, place: int) -> Tensor:
-    """Returns the fp16 number at byte `place` of each block, [blocks, 1]."""
+    """Returns the fp16 number at byte `place` of each ggml block, [blocks, 1]."""
     return blocks[:, place : place + 2].contiguous().view(torch.float16)
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """Returns the lower halves of a block's bytes, and then the upper ones: 32 codes of 16 bytes."""
+    """Returns the 4-bit codes of each ggml block, two in a byte: the lower halves of its bytes, and then the upper
+    ones, 32 codes of 16 bytes."""
     return torch.cat((data & 15, data >> 4), dim=1)
 
 
 def _bits(data: Tensor) -> Tensor:
-    """Returns the bits of a block's bytes, [blocks, 8 * bytes]."""
+    """Returns the bits of each ggml block's bytes, the lowest of a byte first, [blocks, 8 * bytes]."""
     return (data[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
 
 
@@ -99,8 +101,8 @@ def _q6_k(blocks: Tensor) -> Parts:
 
 
 def _pairs_of_groups(data: Tensor) -> Tensor:
-    """Returns the codes of eight groups: 32 bytes hold a group in their lower halves, and the next in their upper
-    ones."""
+    """Returns the 4-bit codes of the eight groups of a Q4_K or Q5_K block: 32 bytes hold a group in their lower halves,
+    and the next in their upper ones."""
     pairs = data.view(-1, 4, 32)
     return torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
 

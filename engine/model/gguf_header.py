@@ -77,7 +77,7 @@ class _HeaderReader:
         return found
 
     def number(self, kind: str) -> int:
-        """Read a little-endian unsigned integer of the GGUF header. `kind` is I for 32 bits, Q for 64 bits."""
+        """Read a little-endian unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
         return int(struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0])
 
     def read(self) -> Header:
@@ -126,8 +126,7 @@ class _HeaderReader:
         return None
 
     def _skip_strings(self, count: int) -> None:
-        """Skip `count` strings by reading them, of which a vocabulary has 100,000: reading them is faster than
-        seeking."""
+        """Skip `count` strings, of which a vocabulary has 100,000, by reading them: that is faster than seeking."""
         read = self._file.read
         for _ in range(count):
             length = read(8)

@@ -84,7 +84,8 @@ class GgufFile:
         return known.name if known else _name_of_type(stored.kind)
 
     def read(self, name: str) -> Weight:
-        """Reads a tensor. Raises ValueError, which names it, if the file ends before it or it is of an unknown type."""
+        """Reads a tensor of the GGUF file by its Hugging Face name, with rows in Hugging Face's order. Raises
+        ValueError, which names it, if the file ends before it or it is of an unknown type."""
         stored = self._tensors[gguf_name(name)]
         weight = self._read(name, stored)
         if not is_turned(name, self._spec.model_type):
@@ -140,7 +141,7 @@ def _block_type(stored: StoredTensor) -> BlockType | None:
 
 
 def gguf_name(name: str) -> str:
-    """Returns the name in GGUF files of a tensor of Hugging Face's name."""
+    """Returns the name that GGUF files give to the tensor that Hugging Face calls `name`."""
     if found := LAYER.fullmatch(name):
         return f"blk.{found[1]}.{IN_LAYER[found[2]]}.{found[3]}"
     module, _, kind = name.rpartition(".")

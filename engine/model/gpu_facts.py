@@ -29,7 +29,8 @@ LISTED_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class Properties(Protocol):
-    """What this module uses of `torch.cuda.get_device_properties`; clocks are in kHz, and the width in bits."""
+    """The properties of a GPU that `torch.cuda.get_device_properties` returns and this module uses. Clocks are in kHz,
+    and the width of the memory bus in bits."""
 
     name: str
     major: int

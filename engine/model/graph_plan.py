@@ -102,7 +102,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class GraphTunings:
-    """The kernel tunings that decide how much memory captured CUDA graphs use."""
+    """The tunings that decide how much memory captured kernels use."""
 
     decode: DecodeTuning
     prefill: PrefillTuning
@@ -140,8 +140,8 @@ def graph_bytes(
 
 
 def may_capture(config: EngineConfig) -> bool:
-    """Returns whether the configuration allows steps to be captured. It does not with several pipeline stages, which
-    launch their steps kernel by kernel."""
+    """Returns whether the configuration allows steps to be captured as CUDA graphs. It does not with several pipeline
+    stages, which launch their steps kernel by kernel."""
     return config.graphs and config.pipeline_parallel == 1
 
 

@@ -39,7 +39,7 @@ class Blob:
 
     @classmethod
     def of(cls, memory: Tensor) -> Blob:
-        """Returns a blob of all of `memory` ([num_pages, page_elems])."""
+        """Returns a packed adapter that consists of all of `memory` ([num_pages, page_elems]), in order."""
         return cls(memory, np.arange(len(memory)))
 
     @property
@@ -55,7 +55,7 @@ class Blob:
         self.memory[torch.from_numpy(self.pages)] = contents
 
     def places(self, offsets: Longs) -> Longs:
-        """Maps offsets of elements in the blob to their offsets in `memory`, flattened."""
+        """Maps offsets of elements in the packed adapter to their offsets in `memory`, flattened."""
         pages, within = np.divmod(offsets, self.memory.shape[1])
         return self.pages[pages] * self.memory.shape[1] + within
 
@@ -116,8 +116,8 @@ class PagedMemory:
 def allocate_pages(
     adapter_gb: float, num_saved: int, page_elems: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Allocates the host memory that an engine's device copies from and to: for a GPU all of it is pinned now, and for
-    a CPU the system provides it when it is first touched.
+    """Allocates the host memory for packed adapters and saved KV, which an engine's device copies from and to: for a
+    GPU all of it is pinned now, and for a CPU the system provides it when it is first touched.
 
     Returns:
         [adapter pages, page_elems], as many pages as fit into `adapter_gb` GiB, and [num_saved, page_elems] for saved

@@ -12,8 +12,8 @@ from lora_kernels.layout import AdapterLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """A packed adapter. Its blob has the arena's dtype, and is pinned if a GPU copies from it. `draft` is what it has
-    for the draft model, if anything."""
+    """An adapter in host memory, packed into pages as the arena holds it. Its blob has the arena's dtype, and is pinned
+    if a GPU copies from it. `draft` is what it has for the draft model, if anything."""
 
     adapter_hash: AdapterHash
     layout: AdapterLayout
@@ -26,13 +26,14 @@ class PackedAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of blobs and layouts in host memory."""
+        """Bytes that the packed adapter takes in host memory, with its layout and its part for the draft model."""
         return self.blob.nbytes + self.layout.num_bytes + (self.draft.num_bytes if self.draft else 0)
 
 
 class HostStore:
-    """Packed adapters by content hash. Every method may be called from any thread. The core decides which adapters are
-    added and dropped, and reserves their bytes before they are packed. `memory` frees the blobs of dropped adapters."""
+    """The packed adapters in host memory, by content hash. Every method may be called from any thread. The core decides
+    which adapters are added and dropped, and reserves their bytes before they are packed. `memory` frees the blobs of
+    dropped adapters."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory

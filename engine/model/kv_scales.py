@@ -148,7 +148,8 @@ def _chunk(prompt: Tensor) -> BatchInput:
 
 
 class _Meter:
-    """A `Backend` that records K and V of one prompt without adapters, in torch on any device. It stores no pages.
+    """A `Backend` for measuring the scales of FP8 KV: records K and V of one prompt without adapters, in torch on any
+    device. It stores no pages.
 
     Attributes:
         keys: the pairs of K of each layer so far, before they were turned, on the host: complex [num_tokens, kv_heads,
@@ -175,7 +176,8 @@ class _Meter:
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Records K and V in `keys` and `values`, and keeps them for `attention`. See `Backend.rotate_and_write`."""
+        """Records K and V of a layer in `keys` and `values`, from which FP8 scales are found, and keeps them for
+        `attention`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
         query, key, value = rotate_heads(self.pointwise, qkv, kv, cos, sin, norms)
         low, high = key.float().chunk(2, dim=-1)
@@ -198,7 +200,8 @@ class _Meter:
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Returns causal attention over the K and V of the same layer. See `Backend.attention`."""
+        """Returns causal attention over the K and V that `rotate_and_write` has just computed for the same layer. See
+        `Backend.attention`."""
         age = torch.arange(len(query), device=query.device)
         age = age[:, None] - age
         seen = (age >= 0) & (age < (math.inf if window is None else window))

@@ -133,7 +133,7 @@ def projection_groups(spec: ModelSpec) -> ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """The LoRA work of one step.
+    """The LoRA work of one step, prepared once and applied to every linear that adapters may change.
 
     Attributes:
         prepared: the backend's own data. None means that every row uses the base model.

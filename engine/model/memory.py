@@ -95,9 +95,9 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def populate(memory: Tensor) -> threading.Timer | None:
-    """Has the system provide all of a CPU tensor's memory, in a thread that starts after POPULATE_AFTER_S, and returns
-    its timer, which keeps the memory until it ends or is cancelled. Does nothing, and returns None, for a GPU tensor, a
-    tensor of at most PIECE bytes, or one larger than the free memory.
+    """Has the system provide (fault in) all of a CPU tensor's memory, in a thread that starts after POPULATE_AFTER_S,
+    and returns its timer, which keeps the memory until it ends or is cancelled. Does nothing, and returns None, for a
+    GPU tensor, a tensor of at most PIECE bytes, or one larger than the free memory.
 
     Without this, an adapter is copied into untouched pages, each in a huge page that is cleared first: this takes 5 ms
     instead of 1 ms for an adapter of rank 16 (on a virtual machine whose host has to find the memory too). Taking more
@@ -112,9 +112,9 @@ def populate(memory: Tensor) -> threading.Timer | None:
 
 
 def _provide(memory: Tensor) -> None:
-    """Has the system provide a tensor's memory in pieces, if that much is free. Each call runs without the GIL, but
-    holds the kernel's lock of this process's memory map, for which imports and allocations wait. At a low priority the
-    thread held that lock for longer, and a start took two seconds more."""
+    """Has the system provide (fault in) a tensor's memory in pieces, if that much is free. Each call runs without the
+    GIL, but holds the kernel's lock of this process's memory map, for which imports and allocations wait. At a low
+    priority the thread held that lock for longer, and a start took two seconds more."""
     if memory.nbytes > free_host_bytes():
         return
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")

@@ -64,7 +64,8 @@ def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
 
 
 class Packer:
-    """Reads, checks and packs adapters. Thread-safe.
+    """Reads adapters from their folders, checks them, and packs them into host memory as the arena holds them.
+    Thread-safe.
 
     Once the kernels are loaded, content that has been checked is packed by a recipe (a table of copies), and of later
     adapters with the same structure only the numbers are checked. Before that, or without a recipe for the structure,

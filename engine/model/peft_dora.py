@@ -22,8 +22,8 @@ BaseLinears = Callable[[str], tuple[Tensor, Tensor | None]]
 
 
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
-    """Returns a function that reads the weight and bias of a base projection from `source` at each call, as fp32 on the
-    CPU."""
+    """Returns a function that reads the weight and bias of a projection of the base model, by its path, from `source`
+    at each call, as fp32 on the CPU. DoRA needs them for its norms."""
     names = {spec.stored_name(name): name for name in parameter_shapes(spec)}
 
     def read(module: str) -> tuple[Tensor, Tensor | None]:
@@ -34,7 +34,7 @@ def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
 
 
 def fold_magnitude(block: Block, magnitude: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Block, Tensor]:
-    """Folds g = magnitude / ||W + B A|| into B, and computes the scale tile that applies g to the base output.
+    """Folds DoRA's g = magnitude / ||W + B A|| into B, and computes the scale tile that applies g to the base output.
 
     Args:
         block: A and B, where B is already multiplied by the LoRA scale.

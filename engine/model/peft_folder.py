@@ -27,7 +27,8 @@ MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeftFolder:
-    """An adapter folder whose configuration is parsed, and whose weights are read but not examined.
+    """An adapter folder that has been read: its configuration is parsed, and its weights are in memory but not
+    examined.
 
     Attributes:
         adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
@@ -99,8 +100,8 @@ def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """Returns the GGUF file that an adapter's path names; None means that there is none. Raises AdapterError where
-    `find_gguf` raises another error."""
+    """Returns the GGUF file at an adapter's path, or in the folder there. None means that there is none. Raises
+    AdapterError where `find_gguf` raises another error."""
     try:
         return find_gguf(path)
     except OSError as error:
@@ -141,8 +142,7 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
 
 
 def _fill(file: FileIO, memory: memoryview) -> memoryview:
-    """Reads the file into `memory` and returns the filled part, read-only. A file that has shrunk meanwhile fills less
-    of it."""
+    """Fills `memory` from the file and returns the filled part, read-only. A file that has shrunk fills less of it."""
     done = 0
     while done < len(memory) and (count := file.readinto(memory[done:])):
         done += count

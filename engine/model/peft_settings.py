@@ -34,8 +34,7 @@ Selection: TypeAlias = regex.Pattern[str] | frozenset[str]
 
 
 class AdapterError(ValueError):
-    """Raised for an adapter that cannot be served as it was trained. The message tells the operator why and what to
-    do."""
+    """An adapter that cannot be served as it was trained. The message tells the operator why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +255,6 @@ def _canonical_selection(selection: Selection) -> Any:
 
 
 def short(value: Any) -> str:
-    """Returns a value as error messages show it, in at most 120 characters."""
+    """Returns a value as messages show it, in at most 120 characters."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -61,7 +61,7 @@ class TargetShapes:
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
-        """(in_features, out_features) of the part of each projection that this rank packs, int32 [targets, 2]."""
+        """(in_features, out_features) of each projection's part that is packed, int32 [targets, 2]."""
         return self.shard.widths(self.widths)
 
     @property
@@ -89,7 +89,8 @@ class TargetShapes:
         return split_fused(folder, dict(zip(self.targets, self.widths[:, 1].tolist(), strict=True)))
 
     def stored_widths(self) -> dict[str, tuple[int, int]]:
-        """Maps the path of every adaptable module, as the base model has it, to its in_features and out_features."""
+        """Maps the path of every module that adapters may change, as the base model has it (fused or not), to its
+        in_features and out_features."""
         widths: dict[str, tuple[int, int]] = {}
         for module, (_, target) in self.places().items():
             path = fused_name(module) if self.fused else module
@@ -109,7 +110,8 @@ class TargetShapes:
         return dense_path(*place) if self.spec is None else target_path(self.spec, self.targets, *place)
 
     def places(self) -> dict[str, Place]:
-        """Maps the path of every adaptable module to (layer, target index), in the order in which they are computed."""
+        """Maps the path of every projection that adapters may change to (layer, target index), in the order in which
+        they are computed."""
         places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
         return {path: place for place in places if (path := self._path(place))}
 

@@ -197,8 +197,8 @@ def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -
 def arrange_rows(
     layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tensor], ends: Ends, ties: bool = True
 ) -> TrainedRows:
-    """Returns an adapter's trained rows in the order of their tokens, the embedding's before the head's. A tied head
-    without rows of its own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
+    """Returns the rows in the order of their tokens, the embedding's before the head's. A tied head without rows of its
+    own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
 
     Args:
         layers: layer -> its tokens: those that `stored_layers` returns, and the changed ones of saved layers.

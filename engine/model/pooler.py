@@ -107,7 +107,8 @@ class Pooler:
         return chunk.end - chunk.is_last
 
     def _summed(self, residual: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Returns the sums of hidden states, fp32 [len(spans), hidden_size], over rows from `first` to before `end`."""
+        """Returns the sum of the hidden states in each span of rows (from `first` to before `end`), fp32 [len(spans),
+        hidden_size]."""
         rows = np.concatenate([np.arange(first, end) for first, end in spans])
         lengths = np.array([end - first for first, end in spans])
         numbers = upload(np.concatenate((rows, lengths)), self._device)

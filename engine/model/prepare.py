@@ -96,8 +96,8 @@ def _print_progress(what: str, share: float) -> None:
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
-    """Creates `data_dir`. Raises NoSpace if its disk has too little free space for a tokenizer, and ValueError if the
-    file is damaged."""
+    """Creates `data_dir`, in which the tokenizer of a GGUF file is written. Raises NoSpace if its disk has too little
+    free space for that, and ValueError if the file is damaged."""
     data_dir.mkdir(parents=True, exist_ok=True)
     read_tensors(gguf)
     free = shutil.disk_usage(data_dir).free

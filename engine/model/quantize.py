@@ -51,7 +51,8 @@ def kept_folder(state_dir: Path, model: Path) -> Path:
 
 
 def open_source(config: EngineConfig, spec: ModelSpec, device: torch.device) -> WeightSource:
-    """Returns the weights of the configured model, quantised if so configured. Raises what `open_weights` raises."""
+    """Returns the function that reads the weights of the configured model one by one, quantised if so configured.
+    Raises what `open_weights` raises."""
     folder = Path(config.model)
     source = open_weights(folder, spec, config.load_format, config.seed, device)
     if config.weights == "auto":

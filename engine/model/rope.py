@@ -32,7 +32,8 @@ class RopeSpec:
     short_positions: int = 0
 
     def served(self, max_len: int) -> RopeSpec:
-        """Returns the embedding for sequences of at most `max_len` tokens.
+        """Returns the rotary embedding for sequences of at most `max_len` tokens, with one set of frequencies:
+        LongRoPE's short ones if no sequence grows beyond their positions, else its long ones.
 
         Hugging Face's LongRoPE changes frequencies when a sequence grows beyond the short ones' positions, and computes
         its KV again. Here keys of a page must serve every sequence that shares it: one set of frequencies is chosen.
@@ -44,8 +45,9 @@ class RopeSpec:
 
 
 def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec:
-    """Computes frequencies from a model's `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before
-    it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated and `partial` is False."""
+    """Returns the rotary embedding that config.json describes, in `rope_parameters` (transformers 5) or `rope_theta`
+    and `rope_scaling` (before it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated
+    and `partial` is False."""
     params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = params.get("rope_type") or params.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 checkpoints
@@ -78,8 +80,8 @@ def _linear(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales like Llama 3.1: divides low frequencies by `factor`, keeps high ones, interpolates between them. Returns
-    the frequencies and the attention factor 1."""
+    """Scales rotary frequencies like Llama 3.1: divides low frequencies by `factor`, keeps high ones, interpolates
+    between them. Returns the frequencies and the attention factor 1."""
     factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -87,8 +89,9 @@ def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _longrope(inv_freq: Tensor, params: Json, config: Json) -> RopeSpec:
-    """Scales like LongRoPE (Ding et al. 2024): divides each frequency by a factor of its own, one of a list for long
-    sequences and one for short ones. Raises ValueError if a list has not a positive number for each frequency."""
+    """Scales rotary frequencies like LongRoPE (Ding et al. 2024): divides each frequency by a factor of its own, one of
+    a list for long sequences and one for short ones. Raises ValueError if a list has not a positive number for each
+    frequency."""
     divisors = []
     for name in ("long_factor", "short_factor"):
         factors = params.get(name) or ()
@@ -104,8 +107,8 @@ def _longrope(inv_freq: Tensor, params: Json, config: Json) -> RopeSpec:
 
 
 def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales like YaRN (Peng et al. 2023): over the dimensions, a ramp leads from unscaled frequencies to those divided
-    by `factor`. Returns the frequencies and the factor of cos and sin."""
+    """Scales rotary frequencies like YaRN (Peng et al. 2023): over the dimensions, a ramp leads from unscaled
+    frequencies to those divided by `factor`. Returns the frequencies and the factor of cos and sin."""
     factor, half = params["factor"], len(inv_freq)
     low = _yarn_dim(params, params.get("beta_fast") or 32, 2 * half)
     high = _yarn_dim(params, params.get("beta_slow") or 1, 2 * half)
@@ -117,7 +120,8 @@ def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn_dim(params: Json, turns: float, dim: int) -> float:
-    """Returns the fractional index of the frequency whose wave makes `turns` turns over the original context."""
+    """Returns the fractional index of the rotary frequency whose wave makes `turns` turns over the original context.
+    YaRN's ramp begins or ends there."""
     context, theta = params["original_max_position_embeddings"], params["rope_theta"]
     return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -137,14 +141,15 @@ _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": 
 
 
 def no_rope(head_dim: int) -> RopeSpec:
-    """Returns the embedding of layers that rotate nothing: all frequencies are 0, so that cos is 1 and sin is 0."""
+    """Returns the rotary embedding of layers that rotate nothing: all frequencies are 0, so that cos is 1 and sin is
+    0."""
     return RopeSpec(kind="none", inv_freq=(0.0,) * (head_dim // 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The rotation of a step, shared by all layers of one rotary embedding: `cos` and `sin`, fp32 [num_rows, 1,
-    rotary_dim], where the first half of `sin` is negated. See `Pointwise.rotate`."""
+    """The rotation of queries and keys in one step, shared by all layers of one rotary embedding: `cos` and `sin`, fp32
+    [num_rows, 1, rotary_dim], where the first half of `sin` is negated. See `Pointwise.rotate`."""
 
     cos: Tensor
     sin: Tensor

@@ -34,8 +34,8 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class TokenCounts:
-    """The distinct tokens of a sequence (`ids`) and how often each was generated (`counts`), in arrays that grow.
-    `places` maps a token to its index in the arrays."""
+    """The counts that a request's sampling penalties need: the distinct tokens of its sequence (`ids`) and how often
+    each was generated (`counts`), in arrays that grow. `places` maps a token to its index in the arrays."""
 
     ids: Int64Array
     counts: npt.NDArray[np.float32]
@@ -111,8 +111,8 @@ class Sampler:
     _rows: dict[str, _SamplerRow] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request, or resumes it after a preemption. `tokens` are its known tokens, the `num_prompt` of its
-        prompt first."""
+        """Adds a request to the sampler, or resumes it after a preemption. `tokens` are its known tokens, the
+        `num_prompt` of its prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _SamplerRow(
             params=params,
@@ -251,7 +251,8 @@ def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
 
 
 def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the row and column indices of all (row, token ids) pairs, concatenated, on the device of `like`."""
+    """Returns the row and column indices into scores of all (row, token ids) pairs, concatenated, on the device of
+    `like`."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     both = _upload(np.stack([rows, np.concatenate([ids for _, ids in tokens])]), like)
     return both[0], both[1]
@@ -266,8 +267,7 @@ def _argmax(scores: Tensor) -> Int64Array:
 
 
 def _take(scores: Tensor, rows: list[int]) -> Tensor:
-    """Returns the given rows of `scores`, whose numbers are ascending. Returns `scores` itself, and no copy, if they
-    are all rows."""
+    """Returns the given rows of `scores`, whose numbers are ascending. Does not copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 

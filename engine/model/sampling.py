@@ -33,8 +33,8 @@ class SlotSampler(Protocol):
     last_tokens: Tensor
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request, or resumes it after a preemption. `tokens` are its known tokens, the `num_prompt` of its
-        prompt first."""
+        """Adds a request to the sampler and assigns it a slot, or resumes it after a preemption. `tokens` are its known
+        tokens, the `num_prompt` of its prompt first."""
 
     def remove(self, request_id: str) -> None:
         """Drops a request's history and frees its sampler slot. Raises KeyError if the request is not known."""

@@ -37,8 +37,8 @@ Logits = Callable[[Tensor, TrainedTokens | None, Longs], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A request's prompt ids (int32 [num_prompt]), its number of alternatives, the first row whose logprob is wanted,
-    and whether the logprobs end the request, because it generates no tokens."""
+    """A request whose prompt logprobs are wanted: its prompt ids (int32 [num_prompt]), its number of alternatives, the
+    first row whose logprob is wanted, and whether the logprobs end the request, because it generates no tokens."""
 
     ids: Ints
     width: int
@@ -100,8 +100,8 @@ class PromptScorer:
         self._results = ResultBlocks(RESULT_BYTES, device)
 
     def add(self, request_id: str, params: SamplingParams, prompt_ids: Sequence[int], num_scored: int = 0) -> None:
-        """Adds a request for logprobs of its prompt, or begins it anew after a preemption. The caller has the logprobs
-        of its first `num_scored` rows already."""
+        """Adds a request for logprobs of its prompt to the scorer, or begins it anew after a preemption. The caller has
+        the logprobs of its first `num_scored` rows already, which are not computed again."""
         ids = np.asarray(prompt_ids, dtype=np.int32)
         width = min(params.prompt_logprobs or 0, self._vocab_size)
         self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)
@@ -198,6 +198,6 @@ def _ranks(scores: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _cut(rows: Ints, width: int) -> Ints:
-    """Returns packed logprobs (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
+    """Returns packed rows (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
     has = rows.shape[1] // 2 - 1
     return np.concatenate((rows[:, : 2 + width], rows[:, 2 + has : 2 + has + width]), axis=1)

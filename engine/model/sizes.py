@@ -249,7 +249,7 @@ def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -
 def count_page_bytes(
     config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
 ) -> int:
-    """Return the bytes of a page of the stage that has most layers. `spec` is the whole model's."""
+    """Return the bytes of a page of KV on the pipeline stage that has most layers. `spec` is the whole model's."""
     most = replace(shard.spec(spec), layers=shard.most_layers(spec))
     return page_shape(most, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
 

@@ -134,8 +134,8 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
 
 
 def write_adapters(fields: StepFields, batch: HostBatch) -> None:
-    """Writes the adapter slot of each row, and the order of rows by adapter slot, to a block of a model with experts.
-    Does nothing for a model without experts."""
+    """Writes the adapter slot of each row, and the order of rows by adapter slot, to the input block of a captured
+    step. Does nothing for a model without experts."""
     rows = len(fields.adapter_slots)
     if rows:
         fields.adapter_slots[:] = slots = batch.segments.slots_of_rows(rows)

@@ -95,7 +95,7 @@ class SubmittedStep:
     drafts: tuple[DraftAsk, ...] = ()
 
     def read(self) -> tuple[SampledToken, ...]:
-        """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""
+        """Waits for the step's sampled tokens, and returns and keeps them; empty if the step samples none."""
         self.tokens, self.is_read = tuple(self.sample.to_host()) if self.sample else (), True
         return self.tokens
 

@@ -38,7 +38,7 @@ BARE_RESULTS = ("int:0:5000", "float:1:5000", "enum:done,ok,saved,sent,true", "d
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a training conversation after the system prompt. The assistant's messages are learnt."""
+    """The messages of a conversation after the system prompt. The assistant's messages are learnt."""
 
     messages: tuple[Message, ...]
 
@@ -164,7 +164,7 @@ def told(drawn: Source, messages: list[Message]) -> list[Message]:
 
 
 def call_of(message: Message) -> tuple[str, Json]:
-    """Return the name and arguments of the only tool call in an assistant's message."""
+    """Return the name and arguments of a message's only tool call."""
     function = message["tool_calls"][0]["function"]
     return function["name"], function["arguments"]
 

@@ -137,8 +137,8 @@ def _fact(rng: random.Random, name: str, index: int) -> str:
 
 
 def _chosen(rng: random.Random, held_out: bool) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Draw a noun and one to four fields, each a name and a kind of value, from the training or the held-out lists; in
-    training, some nouns are invented."""
+    """Draw the noun of a made-up tool and one to four fields, each a name and a kind of value, from the training or the
+    held-out lists; in training, some nouns are invented."""
     count = rng.choice((1, 2, 2, 3, 3, 4))
     if held_out:
         return rng.choice(HELD_OUT_NOUNS), tuple(rng.sample(HELD_OUT_FIELDS, count))

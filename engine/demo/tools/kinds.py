@@ -30,8 +30,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """A kind of tool. Names, descriptions (`about`) and requests are alternatives to choose from. A request has slots
-    such as {0} for parameters' values, and parts in [ ] that are left out unless their optional parameter is given."""
+    """A kind of tool that training conversations offer. Names, descriptions (`about`) and requests are alternatives to
+    choose from. A request has slots such as {0} for parameters' values, and parts in [ ] that are left out unless their
+    optional parameter is given."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]
@@ -127,13 +128,12 @@ def _slots(text: str) -> set[int]:
 
 
 def _says(request: str, wanted: list[bool]) -> bool:
-    """Return whether a request's text has slots for the values of all wanted parameters."""
+    """Return whether a request has slots for all wanted parameters."""
     return {i for i, want in enumerate(wanted) if want} <= _slots(request)
 
 
 def _drawn(parameters: tuple[Parameter, ...], values: Values) -> list[Value]:
-    """Draw a value for each parameter of a tool call, of the parameter's kind and in order. All values are
-    different."""
+    """Draw a value of each parameter's kind, in order. All values are different."""
     drawn: list[Value] = []
     for parameter in parameters:
         value = values.draw(parameter.kind)

@@ -23,7 +23,8 @@ CALL = "<tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation up to an answer of the assistant, with the tools of `tree`, and a test of that answer's text."""
+    """A test question for the adapter `tools`: a conversation up to an answer of the assistant, with the tools of
+    `tree`, and a test of that answer's text."""
 
     tree: Tree
     messages: tuple[Message, ...]

@@ -168,7 +168,7 @@ def json_type(kind: str) -> dict[str, Any]:
 
 @cache
 def _pools() -> dict[str, list[str]]:
-    """Read values.txt (once) and return the sorted values of every pool by its name."""
+    """Read values.txt (once) and return the pools from which argument values are drawn: name -> sorted values."""
     lines = Path(__file__).with_name("values.txt").read_text().splitlines()
     entries = [line.partition(" = ") for line in lines if not line.startswith("#")]
     return {name: sorted(values.split("|")) for name, _, values in entries}

@@ -69,8 +69,8 @@ class Gptq:
         return self._section
 
     def _read(self, module: str, coding: Coding, sorted_size: int) -> QuantizedWeight:
-        """Reads the GPTQ weight of a module. `sorted_size` is the size of groups by which `g_idx` sorts inputs
-        (act-order), or 0 where the inputs of each group are neighbours."""
+        """Reads the weight of a module. `sorted_size` is the size of groups by which `g_idx` sorts inputs (act-order),
+        or 0 where the inputs of each group are neighbours."""
         codes = unpack(self._stored.read(f"{module}.qweight").T, coding.bits)
         zeros = unpack(self._stored.read(f"{module}.qzeros"), coding.bits)
         zeros = (zeros + self._offset & (1 << coding.bits) - 1).T

@@ -113,8 +113,8 @@ def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def grid_shapes(rows: int, columns: int) -> tuple[Shape, ...]:
-    """Returns the shapes in which a checkpoint may store a grid of [rows, columns] scales: a single column also as
-    [rows], and a single scale also as a scalar."""
+    """Returns the shapes in which a checkpoint may store [rows, columns] scales: a single column also as [rows], and a
+    single scale also as a scalar."""
     shapes: list[Shape] = [(rows, columns)]
     if columns == 1:
         shapes.append((rows,))

@@ -16,7 +16,7 @@ FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class WeightsError(ValueError):
-    """Raised if a folder's weights are not those of the model that its config.json describes."""
+    """The folder's weights are not those of the model that its config.json describes."""
 
 
 class Header(NamedTuple):
@@ -67,14 +67,15 @@ class StoredTensors:
             raise WeightsError(f"tensor {name} has shape {list(header.shape)}, the model needs {expected}")
 
     def read(self, name: str) -> Tensor:
-        """Reads a tensor in its dtype."""
+        """Reads a tensor of the checkpoint whole, in the dtype in which it is stored."""
         # Opened for each tensor, which takes 0.3 ms, because an open file stays mapped into the engine's memory.
         header = self._headers[name]
         with safe_open(header.path, framework="pt") as file:
             return file.get_tensor(header.name)
 
     def read_one(self, name: str, number: int) -> Tensor:
-        """Reads what a tensor has at index `number` of its first axis, and nothing else of it."""
+        """Reads the slice of a stacked tensor at index `number` of its first axis (one expert), and nothing else of
+        it."""
         header = self._headers[name]
         with safe_open(header.path, framework="pt") as file:
             return file.get_slice(header.name)[number]

@@ -145,7 +145,7 @@ class ModelSpec:
 
     @property
     def shares_expert(self) -> bool:
-        """True means that layers with experts also have an MLP for all rows (a shared expert)."""
+        """True means that layers with experts also have an MLP for all rows."""
         return self.experts is not None and self.experts.shared
 
     @property
@@ -216,7 +216,7 @@ def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
 
 
 def required(config: Json, key: str) -> Any:
-    """Returns the value of `key` in config.json. Raises ValueError if there is none."""
+    """Returns a value of config.json. Raises ValueError if there is none."""
     if config.get(key) is None:
         raise ValueError(f"config.json has no {key}")
     return config[key]

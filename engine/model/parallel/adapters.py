@@ -25,7 +25,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AdapterShard:
-    """A rank's part of every adapter of a model.
+    """One rank's part of every adapter of a model that is split by tensor or pipeline parallelism.
 
     Attributes:
         cuts: the rank's part of each projection, in the order of the LoRA table; None means the whole projection, as
@@ -126,7 +126,8 @@ WHOLE_ADAPTERS = AdapterShard()
 
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:
-    """Returns a rank's part of the adapters of a model, whose whole shape is `spec`."""
+    """Returns which part of every adapter a rank has, whose part of the model is `shard`. `spec` is the whole model's
+    shape."""
     cuts: tuple[Cut | None, ...] = ()
     if shard.size > 1:
         cuts = tuple(None if name in ROUTERS else shard.columns(name, spec) for name in target_names(spec))

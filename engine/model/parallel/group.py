@@ -58,8 +58,7 @@ class RankProcess:
         return reply
 
     def has_reply(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for the rank's next reply. Returns True if there is one, or if the rank's
-        process is gone."""
+        """Waits at most `timeout` seconds; returns whether there is a reply, or the rank is gone."""
         return self._connection.poll(timeout)
 
     def death(self) -> tuple[str, int]:
@@ -78,7 +77,7 @@ class RankProcess:
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends a connection over a socket in both directions: threads at both ends that wait for messages get EOFError."""
+    """Ends a connection over a socket: threads at both ends that wait for messages get EOFError."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)
 
@@ -112,7 +111,8 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunne
 
 
 def _await(ranks: list[RankProcess]) -> None:
-    """Waits for the next reply of each rank. Raises ValueError if one refuses the model, and RankDied if one ends."""
+    """Waits for the next reply of each other rank while they start. Raises ValueError if one refuses the model, and
+    RankDied if one ends."""
     for rank in ranks:
         if error := _next_failure(rank):
             raise error

@@ -55,7 +55,7 @@ class Shard:
 
     @property
     def everyone(self) -> list[Shard]:
-        """The `Shard` of each rank of the engine, by the number of the rank."""
+        """The parts of the model that all ranks of the engine have, in the order of their numbers."""
         places = product(range(max(1, len(self.stages))), range(self.size))
         return [replace(self, stage=stage, rank=rank) for stage, rank in places]
 
@@ -64,7 +64,7 @@ class Shard:
         return self.stages[self.stage] if self.stages else range(spec.layers)
 
     def most_layers(self, spec: ModelSpec) -> int:
-        """Returns the number of layers of the pipeline stage that has most."""
+        """Returns the number of layers of the stage that has most."""
         return max(map(len, self.stages), default=spec.layers)
 
     def has(self, name: str) -> bool:

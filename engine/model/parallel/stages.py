@@ -34,7 +34,8 @@ def find_shard(config: EngineConfig, spec: ModelSpec, bits: Callable[[str], floa
 
 
 def split_layers(layers: Sequence[float], ends: float, stages: int) -> tuple[range, ...]:
-    """Splits layers into consecutive stages such that the largest stage is as small as possible.
+    """Splits the model's layers into consecutive pipeline stages such that the largest stage is as small as possible.
+    Returns the layers of each stage.
 
     Args:
         layers: size of each layer.
@@ -58,7 +59,7 @@ def split_layers(layers: Sequence[float], ends: float, stages: int) -> tuple[ran
 
 
 def _cost(split: Split) -> tuple[float, int]:
-    """Sort key of a split, lower is better: the size of its largest stage, and then the most layers of any stage,
-    because these decide the size of pages."""
+    """Sort key of a split of layers into pipeline stages, lower is better: the size of its largest stage, and then the
+    most layers of any stage, because these decide the size of pages."""
     size, stages = split
     return size, max(map(len, stages))

@@ -17,7 +17,8 @@ from engine.model.peft_settings import AdapterError
 
 
 def from_ia3(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
-    """Converts (IA)³ to a LoRA of zeros, of rank 1, with `output_scale` [out_features]."""
+    """Converts an (IA)³ adapter to a LoRA of zeros, of rank 1, whose modules have the factors of their outputs as
+    `output_scale` [out_features]."""
     factors: dict[str, Tensor] = {}
     for module in adapter.modules:
         path, values = _output_factors(module, adapter)
@@ -30,8 +31,9 @@ def _zeros(in_features: int, out_features: int) -> dict[str, Tensor]:
 
 
 def _output_factors(module: Module, adapter: Adapter) -> tuple[str, Tensor]:
-    """Returns the module's factors as factors of outputs, [out_features], and the path of the module with these
-    outputs: for the inputs of down_proj, up_proj or the projection that it is fused into."""
+    """Returns a module's (IA)³ factors as factors of outputs, [out_features], and the path of the module with these
+    outputs. Factors of the inputs of down_proj become factors of the outputs of up_proj, or of the projection that it
+    is fused into."""
     if not adapter.settings.scales_inputs(module.path):
         return module.path, module.part("ia3_l", module.out_features, 1)[:, 0]
     block, _, name = module.path.rpartition(".")

@@ -133,7 +133,7 @@ class _Factor(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The inner width of `split`: that of the product of two matrices, or the smaller side of one."""
+        """The inner width of `split`: that of the product, or the smaller side of the matrix."""
         return self.matrices[1].shape[0] if len(self.matrices) == 2 else min(self.outputs, self.inputs)
 
     def split(self) -> tuple[Tensor, Tensor]:

@@ -164,8 +164,8 @@ class Sampler:
             before[request_id] += 1
 
     def _choose(self, logits: Tensor, rows: list[_SamplerRow], masks: TokenMasks | None) -> Int64Array:
-        """Returns the next token of each row of logits, int64 [n]. Plain rows, those without a grammar and with greedy
-        parameters, need only an argmax of the unchanged logits."""
+        """Returns the next token of each row of logits, int64 [n]. Greedy rows that no penalty, bias, ban or mask edits
+        need only an argmax of the unchanged logits."""
         tokens = np.empty(len(rows), dtype=np.int64)
         masked = set(masks.rows) if masks else ()
         if plain := [i for i, row in enumerate(rows) if row.is_plain and i not in masked]:

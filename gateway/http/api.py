@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -146,7 +147,7 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._tokens = TokensApi(gateway, self._tenant, max_body_bytes)
         self._ping_seconds = ping_seconds
-        self._document = _document(surface)
+        self._surface = surface
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
@@ -252,7 +253,7 @@ class HttpApi:
         return json_response({"version": version("loralane")})
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(self._document)
+        return json_response(await asyncio.to_thread(_document, self._surface))
 
     async def _generation(self, request: Request, parse: Parser[GenerationCall]) -> GenerationResponse:
         call, whole = await self._begun(request, parse)

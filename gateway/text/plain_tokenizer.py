@@ -63,7 +63,8 @@ class PlainTokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        return [self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens]
+        ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
+        return [token_id for token_id in ids if token_id is not None]
 
 
 def read_plain(folder: Path) -> PlainTokenizer | None:

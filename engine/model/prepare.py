@@ -109,11 +109,11 @@ def _check_space(gguf: Path, data_dir: Path) -> None:
 
 
 def _download(model: str, console: Console) -> Path:
+    check_source(model)
     # Imported here because it takes half a second, which a start with a local model need not wait for.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    check_source(model)
     console.print(f"fetching {model} from the Hugging Face hub")
     try:
         folder = Path(snapshot_download(model, allow_patterns=HUB_FILES))

@@ -1,4 +1,5 @@
-"""Checks data directory, ports, certificates and adapters before a start spends minutes on loading a model."""
+"""Checks data directory, ports, certificates, models' sources and adapters before a start spends minutes on loading a
+model."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from engine.process.adapter_files import CONFIG_FILE, find_gguf
+from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
 from gateway.redis.server import StoreStartError, created_folder, locked_folder
@@ -23,10 +25,10 @@ that there is enough for the model."""
 
 def check_start(config: Config, data_dir: Path) -> None:
     """Create the data directory, and check it (also its free disk and lock), the place for temporary folders, the ports
-    (by binding them for a moment), the certificates and the folders of preloaded adapters. Raises StartError, whose
-    message lists all problems, one per line."""
+    (by binding them for a moment), the certificates, the models' sources, without asking a hub, and the folders of
+    preloaded adapters. Raises StartError, whose message lists all problems, one per line."""
     folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
-    problems = [*folders, *_port_problems(config), *_adapter_problems(config)]
+    problems = [*folders, *_port_problems(config), *_model_problems(config), *_adapter_problems(config)]
     if problems:
         raise StartError("\n".join(problems))
 
@@ -85,6 +87,14 @@ def _port_problems(config: Config) -> Iterator[str]:
                     yield str(error)
                 except OSError as error:
                     yield f"cannot listen on {address.host}:{address.port}: {error.strerror}; use another port"
+
+
+def _model_problems(config: Config) -> Iterator[str]:
+    for settings in config.served.values():
+        try:
+            check_source(settings.model.source)
+        except (OSError, ModelNotFound) as error:
+            yield f"the model {settings.model.source} cannot be served: {error}"
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:

@@ -8,8 +8,8 @@ an engine that is always busy, with the base model and with 64 adapters.
 The speed of a shared machine drifts by more within a minute than a simulation errs. The simulated device of each
 workload is therefore as fast as the machine was in the closed loops just before and after it. What drifts within
 seconds remains, so that the figures of few rounds still say more about the machine: each has its standard error over
-the rounds, and an error of less than about two of those may be the machine's. `--check 0.05 0.15` fails if the median
-or the worst error is larger.
+the rounds, and an error of less than about two of those may be the machine's. The workloads' rates follow the machine's
+speed, so that each is as busy on any machine. `--check 0.05 0.15` fails if the median or the worst error is larger.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
 from engine.serve.measure import Lesson, Lessons, describe, lessons, loops, open_engine
 from engine.sim.capacity import Demand, serve
+from engine.sim.device import find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.report import Report
 from engine.sim.run import Setup, simulate
@@ -50,11 +51,19 @@ MAX_LEN, NUM_PAGES = 2048, 2049
 ADAPTERS, RANKS = 64, (8, 16, 32, 64)
 LOOP_S = 2.0
 """Seconds of each closed loop that is measured in a round."""
-BUSY_S = 30.0
-"""Seconds for which an engine is kept busy; the second half is measured."""
+BUSY_S = 60.0
+"""Seconds for which an engine is kept busy; the second half is measured. Batch work alone may take longer steps the
+longer there was no interactive work (`Scheduling.yield_share`), up to a maximum that it reaches after 25 s: on a slow
+CPU the second half of 30 s had a quarter fewer tokens a second."""
 CHAT = ("32-256", "16-96")
+REFERENCE = "cpu-smollm2"
+"""Device for which the workloads' rates were chosen. They are scaled by this machine's speed relative to it, because an
+engine near its capacity amplifies each error of a step's duration: at 1.05 times the capacity, TTFT p50 erred by 9 to
+78 % where steps erred by 4 to 12 %."""
 FIGURES = ("tokens/s", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "E2E p50")
 Figures = tuple[float, ...]
+Loops = list[tuple[StepWork, float]]
+"""Steps of closed loops: work, and real seconds."""
 
 
 def traffic(rate: float, seconds: float, sizes: tuple[str, str], seed: int, **options: Any) -> Workload:
@@ -66,8 +75,20 @@ def at_once(workload: Workload) -> Workload:
     return replace(workload, trace=[arrival._replace(time=0.0) for arrival in workload.trace], horizon=0.0)
 
 
+def for_speed(workload: Workload, speed: float) -> Workload:
+    """Return the workload for a machine of this speed (see `REFERENCE`): arrivals are `speed` times as frequent."""
+    arrivals = [arrival._replace(time=arrival.time / speed) for arrival in workload.trace]
+    return replace(workload, trace=arrivals, horizon=workload.horizon / speed)
+
+
+def speed_of(steps: Loops) -> float:
+    """Return how fast this machine computed these steps: 1 means as fast as `REFERENCE`."""
+    cost = find_device(REFERENCE).cost
+    return sum(cost.seconds(work) for work, _ in steps) / sum(seconds for _, seconds in steps)
+
+
 def make_workloads(seconds: float, seed: int) -> dict[str, Workload]:
-    """Return the eight workloads, whose rates suit an engine on two CPU cores."""
+    """Return the eight workloads, whose rates suit an engine on the device `REFERENCE`."""
     rng, backlog = Random(seed), Backlog(16, Sizes(64, 256), Sizes(64, 160))
     shared = traffic(1.2, seconds, ("600-1200", "16-64"), seed)
     return {
@@ -129,10 +150,6 @@ class AtSpeed:
         return self.factor * self.cost.seconds(work)
 
 
-Loops = list[tuple[StepWork, float]]
-"""Steps of closed loops: work, and real seconds."""
-
-
 @dataclass(frozen=True)
 class Measured:
     """A workload that ran on the engine, with its figures and the steps of the closed loops before and after it."""
@@ -154,12 +171,21 @@ class Rounds:
 
     def __init__(self, real: RealEngine, folders: Sequence[Path], seconds: float) -> None:
         self._real, self._folders, self._seconds = real, folders, seconds
+        self._speed = 1.0
         self.lesson = Lesson(real.core.chosen_experts)
         self.measured: list[Measured] = []
 
+    def warm_up(self) -> None:
+        """Run closed loops that do not count, and scale the workloads' rates by the machine's speed in them."""
+        steps: Loops = []
+        for loop in loops(self._real.core, 1.0):
+            replay(self._real, loop, self.adapters(loop), lambda *step: steps.append(step))
+        self._speed = speed_of(steps)
+
     def run(self, seed: int) -> Iterator[str]:
         """Run the workloads of a round, each after some of the closed loops; yield the name of what ran."""
-        workloads = make_workloads(self._seconds, seed)
+        made = make_workloads(self._seconds, seed)
+        workloads = {name: for_speed(workload, self._speed) for name, workload in made.items()}
         if not seed:
             workloads |= {"busy: base": saturated(0, seed), "busy: 64 adapters": saturated(ADAPTERS, seed)}
         closed = lessons(self._real, LOOP_S)
@@ -265,8 +291,7 @@ def main() -> None:
     with open_engine(config) as (real, runner), tempfile.TemporaryDirectory(prefix="loralane-validation-") as scratch:
         ranks = [RANKS[index % len(RANKS)] for index in range(ADAPTERS)]
         rounds = Rounds(real, list(write_adapters(folder, Path(scratch), ranks).values()), args.seconds)
-        for loop in loops(real.core, 1.0):
-            replay(real, loop, rounds.adapters(loop))
+        rounds.warm_up()
         for number in range(args.rounds):
             title, total = f"round {number + 1} of {args.rounds}", 8 if number else 10
             for _ in track(rounds.run(number), title, total=total, console=console):

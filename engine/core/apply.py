@@ -36,9 +36,9 @@ from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, 
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
-    """Apply commands to the state, in order: submit and abort requests, add and drop adapters, take answers to fetches
-    and grammar preparations. Refusals and ends of requests are appended to the outbox as events. Raises ValueError for
-    an adapter that no request could ever use."""
+    """Apply commands to the state, in order: submit and abort requests, add and drop adapters, take answers to adapter
+    fetches and grammar preparations, and fetch, take and export KV of other engines. Refusals and ends of requests are
+    appended to the outbox as events. Raises ValueError for an adapter that no request could ever use."""
     for command in commands:
         match command:
             case Submit(request):

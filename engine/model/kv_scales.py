@@ -129,8 +129,8 @@ def _samples(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _chunk(prompt: Tensor) -> BatchInput:
-    """Returns the input of a step with one prompt, int64 [num_tokens], all of whose rows are sampled. It has no pages:
-    `_Meter` needs none."""
+    """Returns the input of a step that computes one calibration prompt, int64 [num_tokens], from whose K and V the
+    scales of FP8 KV are found. All rows are sampled. No KV is stored, because `_Meter` only records K and V."""
     count, device = len(prompt), prompt.device
     attention = AttentionBatch(
         query_starts=torch.tensor([0, count], dtype=torch.int32, device=device),

@@ -83,11 +83,12 @@ class Pooler:
             self.remove(kind.value)
 
     def start(self, residual: Tensor, chunks: Sequence[PooledChunk]) -> Vectors | None:
-        """Adds the hidden states of a step's chunks to their requests' sums, and starts to copy the vectors that are
-        complete to the host. Does not wait for a GPU. None means that no vector is complete.
+        """Pools a step's chunks: for a mean, adds the hidden states of all rows to the request's sum; otherwise takes
+        the hidden state of the prompt's last row. Starts to copy the vectors of requests whose prompts are complete to
+        the host. Does not wait for a GPU. None means that no vector is complete.
 
         Args:
-            residual: [num_rows, hidden_size], the residual stream after the last layer; not changed.
+            residual: [num_rows, hidden_size], the residual stream before the final norm; not changed.
         """
         spans = [(chunk, first) for chunk in chunks if (first := self._first_row(chunk)) < chunk.end]
         if not spans:

@@ -28,11 +28,12 @@ MAX_READS = 1000
 
 
 class Beat(NamedTuple):
-    """Last sign of life of an engine's step loop, as read from its pulse file: the process's id (`life`), the
-    time, the seconds within which the next is due (`patience`), and the requests that the loop computes."""
+    """Last sign of life of an engine's step loop, as read from its pulse file: the unique id of the process's life
+    (`EngineInfo.life`, not its pid), the time on the system's monotonic clock, the seconds from then within which the
+    next beat is due (`patience`), and the requests in the step under way."""
 
     life: str
-    """Id of the engine process (`EngineInfo.life`)."""
+    """Unique id of the engine process (`EngineInfo.life`), not its pid."""
     at: float
     """When the loop last wrote a beat, in seconds on the system's monotonic clock."""
     patience: float

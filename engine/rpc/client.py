@@ -58,7 +58,8 @@ class EngineClient(EngineLink):
         return self.submit(request)
 
     async def check_connected(self) -> None:
-        """Raise EngineUnavailable unless the engine process that this client has connected to still answers."""
+        """Raise EngineUnavailable if the engine does not answer, or if another process has taken the place of the one
+        that this client has connected to."""
         info = await self.ask("Describe", pb.DescribeRequest(), STATS_SECONDS)
         if info.life != self.info.life:
             raise EngineUnavailable("another engine process has taken the place of this one")

@@ -55,7 +55,8 @@ class Progress:
         return self._still_looks >= MAX_STILL_LOOKS
 
     def give_up(self, life: str) -> None:
-        """Record that the engine process `life` hangs. It gets no requests until it makes progress."""
+        """Record that the engine process `life` hangs. It gets no requests until its news show that steps advance or
+        that no request runs."""
         self._hung_life, self._hung_steps = life, self._steps
 
     def hangs(self, life: str) -> bool:

@@ -28,8 +28,9 @@ class Constraints:
     """Determines and checks the grammar of a request's answers, before the gateway reserves tokens for the request."""
 
     def __init__(self, token_of: TokenOf, pool: GrammarPool) -> None:
-        """`token_of` returns the id of the token that equals a text, or None. `pool` compiles callers' grammars in
-        child processes; it is not closed here."""
+        """`token_of` returns the id of the token that equals a text, or None: grammars name the marks of reasoning and
+        tool calls by their tokens. `pool` checks callers' grammars by compiling them in child processes; it is not
+        closed here."""
         self._token_of = token_of
         self._pool = pool
 

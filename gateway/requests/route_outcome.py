@@ -65,7 +65,9 @@ def discarded_runs(runs: Sequence[MemberRun], answering: MemberRun, model: str) 
 
 
 def _tokens(run: MemberRun) -> tuple[int, int]:
-    """Return the numbers of prompt and completion tokens that a run computed; a refunded run of a tenant has none."""
+    """Return the numbers of prompt and completion tokens that a run computed. They are 0 if it was never submitted, or
+    if it was refunded to its tenant. A shadow copy, which is charged to no tenant and so always marked as refunded,
+    counts in full."""
     record = run.record
     if record is None or record.submitted is None or (record.refund and run.is_charged):
         return 0, 0

@@ -140,8 +140,9 @@ class UpstreamServer:
         record.end(finish, 200)
 
     async def _estimated_prompt(self, tenant: str, request: GenerateRequest) -> int:
-        """Return the estimated number of tokens of all prompts of a request, for its reservation. Of chats, the texts
-        of messages and tools are counted."""
+        """Return the estimated number of tokens of all prompts of a request, for its reservation: texts are encoded
+        with this gateway's tokenizer, although the upstream's model may have another, and token ids are counted. Of
+        chats, the texts of messages and tools are counted. `tenant` is whose share of the encoding threads is used."""
         ids = [len(prompt) for prompt in request.prompts if isinstance(prompt, tuple)]
         texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
         encode = partial(self._tokenizer.encode, special=False, tenant=tenant)

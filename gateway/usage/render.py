@@ -48,8 +48,8 @@ def report_csv(report: UsageSummary) -> str:
 
 
 def csv_text(group_by: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return lines of `line_fields` with a currency as CSV (RFC 4180): a header row, then one row per line, no
-    total."""
+    """Return lines, each the fields of `line_fields` and `currency`, as CSV (RFC 4180): a header row, then one row per
+    line, without the total."""
     out = StringIO()
     writer = csv.DictWriter(out, [*group_by, *FIGURES, *MONEY, "currency"], extrasaction="ignore")
     writer.writeheader()

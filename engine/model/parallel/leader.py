@@ -37,7 +37,8 @@ class Follower(Protocol):
         """Waits for the rank's next reply. Raises EOFError or OSError if the rank is gone."""
 
     def death(self) -> tuple[str, int]:
-        """Waits until the rank's process, which is gone, has ended. Returns how it ended, and the signal that ended it
+        """Waits until the rank's process, whose connection has ended, has ended, too; kills it if that takes over
+        `END_S`. Returns how it ended, as the end of a sentence ('was ended by SIGKILL'), and the signal that ended it
         (0 for none)."""
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, invalid_request
-from gateway.text.template_sandbox import run_template
 
 Message = dict[str, Any]
 """A chat message as templates read it: role, content, and fields for tool calls."""
@@ -117,24 +116,25 @@ def read_template(path: Path) -> str:
 
 
 def check_template(tokenizer: Any, path: Path) -> None:
-    """Check the chat template of a tokenizer by rendering one message with it. Raises ValueError, naming `path`, if the
-    template is not valid Jinja; a template that refuses the message is accepted."""
+    """Check the chat template of a transformers tokenizer by rendering one message with it. Raises ValueError, naming
+    `path`, if the template is not valid Jinja; a template that refuses the message is accepted."""
     try:
-        _rendered(tokenizer, [{"role": "user", "content": "hello"}], (), TemplateOptions(add_generation_prompt=False))
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.message}") from error
     except REFUSALS:
         pass  # The template is valid but refuses this message; for example, some require a system prompt.
 
 
-def choose_template(tokenizer: Any, has_tools: bool) -> str:
-    """Return the chat template of a tokenizer for requests with or without tools. Some models have a template of its
-    own for tools; empty means that there is none."""
-    templates = tokenizer.chat_template
-    if isinstance(templates, Mapping):
-        name = "tool_use" if has_tools and "tool_use" in templates else "default"
-        return str(templates.get(name, ""))
-    return templates or ""
+def compile_template(template: str) -> None:
+    """Compile a chat template ahead of its first use, and replace the `ChainMap` of its globals by a `dict`: Jinja
+    copies the globals for each rendering, which takes 9 of the 30 us of a short chat with a `ChainMap`, and a tenth of
+    that with a `dict`. An invalid template is ignored."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
+
+    with suppress(TemplateError):
+        compiled = _compile_jinja_template(template)  # transformers keeps it, and has no public way to it
+        compiled.globals = dict(compiled.globals)
 
 
 def render(
@@ -143,8 +143,7 @@ def render(
     tools: Sequence[ToolSchema] = (),
     options: TemplateOptions = DEFAULT_OPTIONS,
 ) -> str:
-    """Return the text of messages rendered with a tokenizer's template, which runs in Jinja's sandbox. The tokenizer is
-    one of transformers or a `PlainTokenizer`.
+    """Return the text of messages rendered with a transformers tokenizer's template, which runs in Jinja's sandbox.
 
     Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
     run again with other forms of the tool calls, because templates differ in what they can read.
@@ -167,17 +166,15 @@ def render(
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions
 ) -> str:
-    template = choose_template(tokenizer, bool(tools))
-    if not template:
-        raise ValueError("the model has no chat template")
-    return run_template(
-        template,
-        messages,
-        tools,
-        {**tokenizer.special_tokens_map, **options.variables},
+    text = tokenizer.apply_chat_template(
+        list(messages),
+        list(tools) or None,
+        tokenize=False,
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
+        **options.variables,
     )
+    return str(text)
 
 
 def with_thinking(message: Message) -> Message:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from errno import ENOENT
 from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from gateway.core.errors import unsupported_parameter
@@ -23,15 +20,13 @@ from gateway.text.chat_template import (
     TemplateOptions,
     ToolSchema,
     check_template,
-    choose_template,
+    compile_template,
     read_template,
     render,
     with_thinking,
 )
 from gateway.text.encode_cache import EncodeCache
-from gateway.text.plain_tokenizer import read_plain
 from gateway.text.reasoning.harmony import CHANNEL
-from gateway.text.template_sandbox import compile_template
 
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
@@ -50,8 +45,7 @@ class Tokenizer:
     """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
 
     def __init__(self, hf_tokenizer: Any) -> None:
-        """`hf_tokenizer` is a fast tokenizer of the transformers library or a `PlainTokenizer`; its truncation and
-        padding are turned off."""
+        """`hf_tokenizer` is a fast tokenizer of the transformers library; its truncation and padding are turned off."""
         self._template = hf_tokenizer
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -64,8 +58,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
         for template in filter(None, {self.template, self.tool_template}):
-            with suppress(TemplateError):  # each request is told that it is not valid
-                compile_template(template)
+            compile_template(template)
 
     @classmethod
     def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:
@@ -79,7 +72,9 @@ class Tokenizer:
             OSError: the folder has no tokenizer, or the template's file cannot be read.
             ValueError: the tokenizer or the template cannot be used.
         """
-        tokenizer = read_plain(folder) or _read_with_transformers(folder)
+        from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
         if chat_template is not None:
             tokenizer.chat_template = read_template(chat_template)
             check_template(tokenizer, chat_template)
@@ -94,13 +89,19 @@ class Tokenizer:
     @property
     def tool_template(self) -> str:
         """Chat template for requests with tools. Empty means that there is none or that it does not support tools."""
-        template = choose_template(self._template, True)
-        return template if "tools" in template else ""
+        try:
+            template = self._template.get_chat_template(tools=[{}])
+        except ValueError:
+            return ""
+        return str(template) if "tools" in template else ""
 
     @property
     def template(self) -> str:
         """Chat template for requests without tools. Empty means that there is none."""
-        return choose_template(self._template, False)
+        try:
+            return str(self._template.get_chat_template())
+        except ValueError:
+            return ""
 
     async def encode_chat(
         self,
@@ -284,14 +285,6 @@ class Detokenizer:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-
-def _read_with_transformers(folder: Path) -> Any:
-    if not folder.is_dir():  # transformers would take it for the name of a model on the hub
-        raise FileNotFoundError(ENOENT, "there is no such folder of a model", str(folder))
-    from transformers import AutoTokenizer  # Imported here: see `plain_tokenizer`.
-
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:

@@ -283,7 +283,9 @@ async def test_hostile_variables_do_no_more_than_be_refused(gateway_app, variabl
 
 
 def test_what_a_template_raises_is_told_to_the_caller():
-    tokenizer, options = SimpleNamespace(chat_template="{{ 1 // x }}", special_tokens_map={}), {"x": 0}
-    with pytest.raises(Exception, match=r"refuses these messages or chat_template_kwargs: .* by zero") as caught:
-        render(tokenizer, [USER], options=TemplateOptions(variables=options))
+    def fail(*args, **options):
+        raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(Exception, match=r"refuses these messages or chat_template_kwargs: division by zero") as caught:
+        render(SimpleNamespace(apply_chat_template=fail), [USER], options=TemplateOptions(variables={"x": 0}))
     assert caught.value.http_status == 400

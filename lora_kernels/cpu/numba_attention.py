@@ -7,8 +7,9 @@ softmax is computed online over tiles of about `TILE` tokens, in fp32.
 from __future__ import annotations
 
 import math
+from functools import cache
 
-from numba import carray, float32, njit
+from numba import carray, float32
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, load_as, size_of, store_as
@@ -20,7 +21,10 @@ from lora_kernels.cpu.simd import LANES
 NEVER = float32(-math.inf)
 
 
+@cache
 def make_kernel(fmt: Format) -> Kernel:
+    """Compiles the kernel for tensors in `fmt`. All backends of the process share it."""
+
     def attend(pointer):
         block = carray(pointer, 1)[0]
         scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
@@ -35,7 +39,7 @@ def make_kernel(fmt: Format) -> Kernel:
     return Kernel(attend, AttentionArguments)
 
 
-@njit
+@simd.inner
 def _attend_item(block, fmt, scratch, item, following):
     simd.stay_apart()
     sequence, first_row, num_rows = simd.read_i32(item), simd.read_i32(item + 4), simd.read_i32(item + 8)
@@ -98,7 +102,7 @@ def _attend_item(block, fmt, scratch, item, following):
             store_as(fmt, to + size_of(fmt) * d, part, block.dims - d)
 
 
-@njit
+@simd.inner
 def _start_row(block, fmt, row, head, query, sums):
     """Copies one head of a query row, scaled, in fp32 to the address `query`, and zeroes the row's sums at `sums`."""
     scale = simd.splat(block.scale)
@@ -109,7 +113,7 @@ def _start_row(block, fmt, row, head, query, sums):
         simd.store(sums + 4 * d, simd.splat(float32(0)))
 
 
-@njit
+@simd.inner
 def _prefetch(block, fmt, table, index, pages, offset):
     """Prefetches one head's K or V in one page of the next tile: in number `index` of the pages listed at `table`, from
     byte `offset` on. Does nothing unless `index` is below `pages`, that tile's number of pages. The hardware cannot
@@ -121,7 +125,7 @@ def _prefetch(block, fmt, table, index, pages, offset):
                 simd.prefetch(start + token * block.token + byte)
 
 
-@njit
+@simd.inner
 def _attend_tile(
     block,
     fmt,
@@ -177,7 +181,7 @@ def _attend_tile(
         mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes, 0)
 
 
-@njit
+@simd.inner
 def _cap(scores, stop, cap):
     """Replaces each of one row's scores s [stop] by cap * tanh(s / cap), where tanh(x) is 1 - 2 / (exp(2x) + 1)."""
     simd.stay_apart()
@@ -187,7 +191,7 @@ def _cap(scores, stop, cap):
         simd.store(scores + t, simd.add(share, simd.splat(cap)))
 
 
-@njit
+@simd.inner
 def _soften(scores, low, high, stop, maximum, total):
     """Turns one row's scores [stop] into exp(score - running maximum) in place, 0 outside [low, high), and updates the
     row's maximum and total. Returns a vector of the factor by which the row's earlier sums must be multiplied."""

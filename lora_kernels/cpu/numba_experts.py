@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from numba import carray, float32, njit
+from numba import carray, float32
 from torch import Tensor
 
 from lora_kernels.cpu import simd
@@ -48,7 +48,7 @@ def _combine_kernel(fmt: Format) -> Kernel:
     return Kernel(combine, CombineBlock)
 
 
-@njit
+@simd.inner
 def _combine_row(fmt, block, row):
     size, of_row = size_of(fmt), 4 * row * block.top_k
     for i in range(0, block.width, LANES):
@@ -61,7 +61,7 @@ def _combine_row(fmt, block, row):
         store_as(fmt, block.out + (row * block.width + i) * size, total, left)
 
 
-@njit
+@simd.inner
 def _copy_row(fmt, block, row):
     size, source = size_of(fmt), simd.read_i32(block.places + 4 * row)
     for i in range(0, block.width, LANES):

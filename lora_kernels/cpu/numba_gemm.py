@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import torch
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
@@ -186,7 +186,7 @@ _tile_1, _tile_2, _tile_3, _tile_4 = (_make_tile(rows) for rows in (1, 2, 3, 4))
 _tile_5, _tile_6, _tile_7, _tile_8 = (_make_tile(rows) for rows in (5, 6, 7, 8))
 
 
-@njit
+@simd.inner
 def _tile(fmt, rows, x, x_row, w, pairs, bias, out, out_row, count, ahead):
     simd.stay_apart()
     if rows == 8:

@@ -14,7 +14,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from numba import carray, njit
+from numba import carray
 from torch import Tensor
 
 from lora_kernels.cpu import simd
@@ -134,7 +134,7 @@ def grouped_kernel(fmt: Format, w_fmt: Format, out_fmt: Format) -> Kernel:
     return Kernel(multiply, GroupedArguments)
 
 
-@njit
+@simd.inner
 def _find(block, item, expert, end):
     """Returns the expert of work item number `item`, and the number of the first item after that expert's. The search
     starts from `expert` and `end`, the result for an earlier item, or -1 and 0 for the first search. Beyond the last
@@ -146,12 +146,12 @@ def _find(block, item, expert, end):
     return expert, end
 
 
-@njit
+@simd.inner
 def _has_entries(block, expert):
     return simd.read_i32(block.starts + 4 * expert) < simd.read_i32(block.starts + 4 * expert + 4)
 
 
-@njit
+@simd.inner
 def _weights(block, expert, panel):
     """Returns the address of panel number `panel` of an expert's weight."""
     return block.w + (expert * block.panels + panel) * block.panel_bytes

@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import carray, njit
+from numba import carray
 from torch import Tensor
 
 from lora_kernels.backend import ProjectionGroup
@@ -66,8 +66,9 @@ class LoraArguments(ctypes.Structure):
         self.offsets, self.offsets_slot = offsets.ctypes.data + layer * offsets.strides[1], offsets.strides[0]
 
 
+@cache
 def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:
-    """Compiles the kernel for inputs and weights in `fmt` and outputs in `out_fmt`."""
+    """Compiles the kernel for inputs and weights in `fmt` and outputs in `out_fmt`. All backends share it."""
 
     def add(pointer):
         block = carray(pointer, 1)[0]
@@ -181,7 +182,7 @@ def scratch_bytes(in_features: int) -> int:
     return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
 
 
-@njit
+@simd.inner
 def _add_item(block, fmt, out_fmt, scratch, item, following):
     simd.stay_apart()
     (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
@@ -202,7 +203,7 @@ def _add_item(block, fmt, out_fmt, scratch, item, following):
         next_target += 24
 
 
-@njit
+@simd.inner
 def _is_touched(block, adapter_slot, target):
     """Returns whether the adapter has a rank at any of an item's targets, the first of which is at address `target`. A
     tape runs the kernel for every layer and projection, touched or not."""
@@ -212,14 +213,14 @@ def _is_touched(block, adapter_slot, target):
     return ranks > 0
 
 
-@njit
+@simd.inner
 def _parts(block, item):
     """Returns the addresses of the tile and of the first target of item number `item`."""
     parts = block.num_targets // block.item_targets
     return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
 
 
-@njit
+@simd.inner
 def _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, following):
     """Adds one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
     `following` are (adapter slot, address of the target) for this item and for the thread's next one, whose weights are
@@ -247,13 +248,13 @@ def _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, follo
         _store_sums(block, out_fmt, rows, num_rows, columns + chunk, count, sums)
 
 
-@njit
+@simd.inner
 def _rank(block, of):
     adapter_slot, target = of
     return simd.read_i32(block.ranks + adapter_slot * block.ranks_slot + 4 * simd.read_i64(target))
 
 
-@njit
+@simd.inner
 def _weights(block, fmt, of, following, side, first):
     """Returns the address of the tile of A or B (`side`) of the item `of` that begins at rank `first`, and how many
     bytes further the same tile of the next item, `following`, lies, for prefetching; 0 if that item has none."""
@@ -261,14 +262,14 @@ def _weights(block, fmt, of, following, side, first):
     return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
 
 
-@njit
+@simd.inner
 def _tile(block, fmt, of, side, first):
     adapter_slot, target = of
     offsets = block.offsets + adapter_slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
     return block.arena + simd.read_i32(offsets + 4 * (side * MAX_TILES + first // RANK_TILE)) * ALIGN * size_of(fmt)
 
 
-@njit
+@simd.inner
 def _load_sums(block, fmt, rows, num_rows, column, count, sums):
     for r in range(num_rows):
         source = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)
@@ -276,7 +277,7 @@ def _load_sums(block, fmt, rows, num_rows, column, count, sums):
             simd.store(sums + 4 * (r * CHUNK + i), load_as(fmt, source + size_of(fmt) * i, count - i))
 
 
-@njit
+@simd.inner
 def _store_sums(block, fmt, rows, num_rows, column, count, sums):
     for r in range(num_rows):
         to = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lora_kernels.cpu.kernel_cache import cached
+from lora_kernels.cpu.simd import inner
 
 START, ROW_STEP, COLUMN_STEP, ROWS, COLUMNS, TARGET = range(6)
 """Columns of a table of tiles: index of the tile's first number in the source, distance between its rows and between
@@ -60,7 +61,7 @@ def compile_kernels(*, to_bf16: bool) -> None:
         _pack.compile((*arrays, numba.boolean, numba.boolean))
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _turn(source, row_step, column_step, out):
     """Copies a block of the source to `out` [rows, columns], with numbers of a row `column_step` apart in the source,
     and rows `row_step` apart. Walks columns, because numbers of one column of `out` are adjacent in the source."""
@@ -69,7 +70,7 @@ def _turn(source, row_step, column_step, out):
             out[number, i] = source[i * column_step + number * row_step]
 
 
-@numba.njit(error_model="numpy")
+@inner
 def _convert(line, scale, row, out, from_bf16, to_bf16):
     if from_bf16 == to_bf16 and scale == 1.0:
         for i in range(len(line)):

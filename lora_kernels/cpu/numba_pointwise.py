@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 
 import torch
-from numba import carray, float32, njit
+from numba import carray, float32
 from torch import Tensor
 
 from lora_kernels.cpu import simd
@@ -170,6 +171,7 @@ def _item_rows(width: int) -> int:
     return max(1, ITEM_NUMBERS // width)
 
 
+@cache
 def _make_norm(fmt: Format) -> Kernel:
     def norm(pointer):
         block = carray(pointer, 1)[0]
@@ -194,6 +196,7 @@ def _make_norm(fmt: Format) -> Kernel:
     return Kernel(norm, NormBlock)
 
 
+@cache
 def _make_rotate(fmt: Format) -> Kernel:
     def rotate(pointer):
         block = carray(pointer, 1)[0]
@@ -212,6 +215,7 @@ def _make_rotate(fmt: Format) -> Kernel:
     return Kernel(rotate, RotateBlock)
 
 
+@cache
 def _make_glu(fmt: Format) -> Kernel:
     def glu(pointer):
         block = carray(pointer, 1)[0]
@@ -226,6 +230,7 @@ def _make_glu(fmt: Format) -> Kernel:
     return Kernel(glu, GluBlock)
 
 
+@cache
 def _make_write(fmt: Format) -> Kernel:
     def write(pointer):
         block = carray(pointer, 1)[0]
@@ -248,7 +253,7 @@ def _make_write(fmt: Format) -> Kernel:
 MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "glu": _make_glu, "write": _make_write}
 
 
-@njit
+@simd.inner
 def _norm_heads(block, fmt, x):
     """Normalises the queries and keys of one row, at the address `x`, as `RotateBlock` says."""
     size, one = size_of(fmt), float32(1)
@@ -260,7 +265,7 @@ def _norm_heads(block, fmt, x):
         _norm_row(fmt, part, 0, block.key_norm, block.wide, part, block.key_width, block.eps, one)
 
 
-@njit
+@simd.inner
 def _norm_row(fmt, x, delta, weight, wide, out, width, eps, factor):
     size = size_of(fmt)
     squares = simd.splat(float32(0))
@@ -283,7 +288,7 @@ def _norm_row(fmt, x, delta, weight, wide, out, width, eps, factor):
         store_as(fmt, out + size * i, part, width - i)
 
 
-@njit
+@simd.inner
 def _rotate_head(fmt, x, cos, sin, half):
     size = size_of(fmt)
     for i in range(0, half, LANES):
@@ -294,7 +299,7 @@ def _rotate_head(fmt, x, cos, sin, half):
             store_as(fmt, x + size * place, turned, half - i)
 
 
-@njit
+@simd.inner
 def _glu_row(fmt, block, gate, up, out):
     size, one, width = size_of(fmt), simd.splat(float32(1)), block.width
     limit, minus = simd.splat(block.limit), simd.splat(float32(-1))

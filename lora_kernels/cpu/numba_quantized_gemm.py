@@ -18,7 +18,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -82,7 +82,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     return Kernel(multiply, QuantizedBlock)
 
 
-@njit
+@simd.inner
 def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
     """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights in fp32. Returns the
     number of rows multiplied; the caller goes on with the next ones. The other arguments are those of
@@ -96,7 +96,7 @@ def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, coun
     return some
 
 
-@njit
+@simd.inner
 def _some_in_integers(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
     """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights in
     integers. Returns the number of rows multiplied; the caller goes on with the next ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from numba import carray, njit
+from numba import carray
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import F16, read_as
@@ -24,7 +24,7 @@ class RowsBlock(ctypes.Structure):
     ]
 
 
-@njit
+@simd.inner
 def _number(shared, plane, units, group, lane):
     """Returns the scale or minimum in `group` of the output at place `lane` of a panel. `plane` is the address of the
     panel's scales or minima, and `units` that of their units, which are read only if `shared` is not 0."""

@@ -10,7 +10,7 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from lora_kernels.cpu import simd
@@ -76,7 +76,7 @@ def cut_kernel() -> Kernel:
     return Kernel(cut, CutBlock)
 
 
-@njit(error_model="numpy")
+@simd.inner
 def _choose_experts(fmt, block):
     """Chooses each row's experts. Writes the experts to `places`, where `_place_entries` replaces them, their weights
     to `weights`, and the place where each expert's entries begin to `starts`."""
@@ -103,7 +103,7 @@ def _choose_experts(fmt, block):
         starts[expert + 1] += starts[expert]
 
 
-@njit(error_model="numpy")
+@simd.inner
 def _choose(line, chosen, values):
     """Finds the len(chosen) largest numbers of `line`. Writes their indices to `chosen` and the numbers to `values`,
     the largest first."""
@@ -120,7 +120,7 @@ def _choose(line, chosen, values):
         values[k], chosen[k] = value, expert
 
 
-@njit(error_model="numpy")
+@simd.inner
 def _place_entries(block):
     """Sorts entries by expert: writes each entry's row to `entry_rows`, and replaces experts by entries in `places`."""
     following = carray(_int32_at(block.following), block.experts)
@@ -138,7 +138,7 @@ def _place_entries(block):
             following[expert] += 1
 
 
-@njit(error_model="numpy")
+@simd.inner
 def _cut_tiles(block):
     rows, slots = carray(_int32_at(block.entry_rows), block.entries), carray(_int32_at(block.slots), 1 << 31)
     numbers, tiles = carray(_int32_at(block.numbers), block.entries), carray(_int32_at(block.tiles), (block.entries, 3))
@@ -160,7 +160,7 @@ def _cut_tiles(block):
     carray(_int64_at(block.count), 1)[0] = count
 
 
-@njit
+@simd.inner
 def _has_rank(ranks):
     """Returns whether the adapter whose ranks of an expert are at address `ranks` changes the expert."""
     return simd.read_i32(ranks) + simd.read_i32(ranks + 4) + simd.read_i32(ranks + 8) > 0

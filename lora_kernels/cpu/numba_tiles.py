@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
@@ -45,7 +45,7 @@ def pack_panels(weight: Tensor, packed: Tensor) -> None:
         packed[whole, :, :rest] = weight[whole * LANES :].T
 
 
-@njit
+@simd.inner
 def multiply_panel(fmt, w_fmt, out_fmt, rows, x, x_row, w, width, bias, out, out_row, count, ahead):
     """Multiplies any number of rows by a panel, adds a bias, and stores the first min(`count`, 16) columns.
 
@@ -98,7 +98,7 @@ def _make_tile(rows: int) -> Any:
 _tile_1, _tile_2, _tile_3, _tile_4, _tile_5, _tile_6 = (_make_tile(rows) for rows in range(1, TILE_ROWS + 1))
 
 
-@njit
+@simd.inner
 def _tile(fmt, w_fmt, out_fmt, rows, x, x_row, w, width, bias, out, out_row, count, ahead):
     simd.stay_apart()
     if rows == 6:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.cpu.formats import emit_load
-from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, every, has_wide_vectors, stay_apart
+from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, every, has_wide_vectors, inner, stay_apart
 
 MAX_ROWS = 4
 """Rows of one product. Four rows of four vectors are sixteen sums, which leaves AVX-512 registers for the operands.
@@ -150,7 +150,7 @@ _dots_1, _dots_2, _dots_3, _dots_4 = (_make_dots(rows) for rows in (1, 2, 3, 4))
 _mix_1, _mix_2, _mix_3, _mix_4 = (_make_mix(rows) for rows in (1, 2, 3, 4))
 
 
-@njit
+@inner
 def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
     """Computes out[r, n] = x[r] . w[n], for r < rows (at most 4) and n < count. Arrays are byte addresses.
 
@@ -169,7 +169,7 @@ def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ah
         _dots_4(fmt, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead)
 
 
-@njit
+@inner
 def mix_rows(fmt, rows, p, p_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
     """Adds to out[r] the sum over n < count of p[r, n] * w[n], for r < rows (at most 4). Arrays are byte addresses.
 

@@ -130,6 +130,12 @@ def every(value: Any, of: ir.VectorType) -> ir.Constant:
     return ir.Constant(of, [value] * LANES)
 
 
+_INNER: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inner: Any = numba.njit(**_INNER)
+"""Decorates functions that only kernels call. numba compiles two more functions beside each one, by which Python and C
+could call it, unless it is told not to."""
+
+
 @intrinsic
 def load(typingctx, address):
     """Returns the sixteen fp32 numbers at a byte address as a vector."""

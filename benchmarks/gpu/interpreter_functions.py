@@ -15,9 +15,8 @@ import triton.language as tl
 from triton._C.libtriton import interpreter as memory
 from triton.language import core
 from triton.runtime import interpreter
-from triton.runtime.interpreter import TensorHandle
 
-from benchmarks.gpu.interpreter_operators import OFFSETS, Operator, block_of, operand, replace, tensor_of
+from benchmarks.gpu.interpreter_operators import OFFSETS, Operator, block_tensor, operand, replace, tensor_of
 
 WIDER = {("int32", "int64"): np.int64, ("int32", "fp32"): np.float32, ("fp16", "fp32"): np.float32}
 """Changes of type that are numpy's own."""
@@ -139,8 +138,7 @@ def _index_quickly(slow: Function) -> Function:
         """Add dimensions of one element."""
         if type(slices) is not tuple or not tensor.type.is_block() or not all(map(_is_whole, slices)):
             return slow(tensor, slices)
-        data = tensor.handle.data[slices]
-        return core.tensor(TensorHandle(data, tensor.handle.dtype.scalar), block_of(tensor.dtype, data.shape))
+        return block_tensor(tensor.handle.data[slices], tensor.handle.dtype.scalar, tensor.dtype)
 
     return index
 

@@ -47,7 +47,10 @@ COMPARISONS: dict[str, Operator] = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-_blocks: dict[tuple[Any, ...], Any] = {}
+_new: Callable[[type], Any] = object.__new__
+_blocks: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+_of_one_number = core.tuple([]), core.constexpr(1)
+"""Shape and number of elements of a tensor that is no block."""
 
 
 def quicken_operators() -> None:
@@ -146,15 +149,27 @@ def tensor_of(data: Any, stored: Any, element: Any, *operands: Any) -> Any:
     """Return the tensor of a result: a block if an operand is one. `stored` is what the interpreter notes as the type
     of the array."""
     for given in operands:
-        if type(given) is core.tensor and given.type.is_block():
-            return core.tensor(TensorHandle(data, stored), block_of(element, data.shape))
-    return core.tensor(TensorHandle(data, stored), element)
+        if type(given) is core.tensor and type(given.type) is core.block_type:
+            return block_tensor(data, stored, element)
+    return _made(data, stored, element, (element, *_of_one_number))
 
 
-def block_of(element: Any, shape: tuple[int, ...]) -> Any:
-    """Return the type of a block, one object for each element and shape."""
-    key = element.name, getattr(element, "address_space", ""), shape
-    kind = _blocks.get(key)
-    if kind is None:
-        kind = _blocks[key] = core.block_type(element, list(shape))
-    return kind
+def block_tensor(data: Any, stored: Any, element: Any) -> Any:
+    """Return a block of `element`, of the array's shape. Blocks of one element and shape share their type."""
+    key = element.name, getattr(element, "address_space", ""), data.shape
+    facts = _blocks.get(key)
+    if facts is None:
+        kind = core.block_type(element, list(data.shape))
+        like = core.tensor(TensorHandle(data, stored), kind)
+        facts = _blocks[key] = kind, like.shape, like.numel
+    return _made(data, stored, element, facts)
+
+
+def _made(data: Any, stored: Any, element: Any, facts: tuple[Any, Any, Any]) -> Any:
+    """Return a tensor as its class would make it, which for each one would check that the array's numbers are no wider
+    than `stored`. `facts`: its type, shape, and number of elements."""
+    handle, made = _new(TensorHandle), _new(core.tensor)
+    handle.data, handle.dtype, handle.attr = data, stored, {}
+    made.handle, made.dtype = handle, element
+    made.type, made.shape, made.numel = facts
+    return made

@@ -50,19 +50,22 @@ def spare_repeated_work() -> None:
 
 
 def _patch_once(patch_language: Callable[[Any], Any]) -> Callable[[Any], _Kept]:
+    kept = _Kept()
+    seen: set[Any] = set()
     patched: set[frozenset[str]] = set()
 
     def patch(function: Any) -> _Kept:
-        modules = frozenset(
-            module.__name__ for module in function.__globals__.values() if module is tl or module is tl.core
-        )
-        if modules not in patched:
-            patch_language(function)
-            if not patched:
-                quicken_operators()
-                quicken_functions()
-            patched.add(modules)
-        return _Kept()
+        if function not in seen:
+            seen.add(function)
+            names = function.__globals__.values()
+            modules = frozenset(module.__name__ for module in names if module is tl or module is core)
+            if modules not in patched:
+                patch_language(function)
+                if not patched:
+                    quicken_operators()
+                    quicken_functions()
+                patched.add(modules)
+        return kept
 
     return patch
 

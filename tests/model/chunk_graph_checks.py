@@ -1,6 +1,6 @@
 """Steps with prompts that are replayed, against the same steps launched one by one, as graph_checks.py does it for
 decode-only steps, but bit for bit: the base model's products are computed in fp64 here, so that a row's bits do not
-depend on how many rows there are, as on a GPU they may.
+depend on how many rows there are, as on a GPU they may. The smallest size of such steps must be 20 (`CHUNK_RUNG`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from graph_checks import CPU, FILTERED, LOGPROBS, MAX_LEN, MAX_SEQS, SAMPLED, Pair, Setup, run_checks
+from graph_checks import CPU, FILTERED, LOGPROBS, SAMPLED, Pair, Setup
 from torch import Tensor
 
-from engine.model import rungs
 from engine.model.assembly import build_decoder
 from engine.model.decoder import Decoder
 from engine.model.spec import read_spec
@@ -95,9 +94,4 @@ def keys_and_values_in_eight_bits() -> None:
     assert pair.step("ab") == 0 + SHORT
 
 
-CHECKS = {check.__name__: check for check in (any_mix_of_chunks_and_decodes, keys_and_values_in_eight_bits)}
-
-if __name__ == "__main__":
-    assert (MAX_SEQS, MAX_LEN) == (4, 64)
-    with patch.object(rungs, "CHUNK_RUNG", 20):
-        run_checks(CHECKS)
+CHUNK_CHECKS = {check.__name__: check for check in (any_mix_of_chunks_and_decodes, keys_and_values_in_eight_bits)}

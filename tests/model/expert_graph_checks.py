@@ -1,5 +1,5 @@
 """Steps of a model with experts that are replayed, against the same steps launched one by one, as graph_checks.py does
-it for a model without."""
+it for a model without. The folder of the model is the second argument of the script; `CHUNK_RUNG` must be 20."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from graph_checks import CPU, LOGPROBS, MAX_SEQS, SAMPLED, Pair, Setup, run_checks
+from graph_checks import CPU, LOGPROBS, SAMPLED, Pair, Setup
 from torch import Tensor
 
-from engine.model import rungs
 from engine.model.assembly import build_decoder
 from engine.model.decoder import Decoder
 from engine.model.spec import read_spec
@@ -40,7 +39,7 @@ def device_experts(
 
 @cache
 def decoder() -> Decoder:
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[2])
     spec = read_spec(folder)
     with patch("engine.model.assembly.make_grouped", device_experts):
         return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
@@ -62,9 +61,4 @@ def adapters_of_experts() -> None:
     assert pair.step("a") == OF_4 + 5
 
 
-CHECKS = {adapters_of_experts.__name__: adapters_of_experts}
-
-if __name__ == "__main__":
-    assert MAX_SEQS == 4
-    with patch.object(rungs, "CHUNK_RUNG", 20):
-        run_checks(CHECKS)
+EXPERT_CHECKS = {adapters_of_experts.__name__: adapters_of_experts}

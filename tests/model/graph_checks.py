@@ -1,17 +1,12 @@
 """Steps that are recorded once and replayed, against the same steps launched one by one or computed by torch, under
-Triton's interpreter. A script of its own, because Triton decides at import whether kernels are interpreted: start it
-with TRITON_INTERPRET=1 and the folder of the tiny model.
+Triton's interpreter. The folder of the tiny model is the first argument of the script (replay_worker.py).
 
 What is recorded is called again (rerun.py). That side never knows a token when it plans the step that computes it.
-
-Prints one JSON object: check -> null, or the traceback of its failure.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,7 +19,6 @@ from graph_engine import an_engine_ahead_of_replays
 from rerun import Launches, Rerun
 from torch import Tensor
 
-from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.step import Admission, SampledToken, ScheduledChunk
 from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
@@ -323,22 +317,3 @@ CHECKS: dict[str, Callable[[], None]] = {
         grammar_rows_are_replayed_beside_others,
     )
 } | {"an_engine_ahead_of_replays": lambda: an_engine_ahead_of_replays(Path(sys.argv[1]))}
-
-
-def outcome(check: Callable[[], None]) -> str | None:
-    try:
-        with torch.inference_mode():
-            check()
-    except Exception:
-        return traceback.format_exc()
-    return None
-
-
-def run_checks(checks: Mapping[str, Callable[[], None]]) -> None:
-    torch.set_num_threads(1)
-    spare_repeated_work()
-    print(json.dumps({name: outcome(check) for name, check in checks.items()}))
-
-
-if __name__ == "__main__":
-    run_checks(CHECKS)

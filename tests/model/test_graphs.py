@@ -48,20 +48,16 @@ REPLAYS = (
     "scaled_outputs_and_trained_tokens_are_not_replayed",
     "grammar_rows_are_replayed_beside_others",
     "an_engine_ahead_of_replays",
+    "any_mix_of_chunks_and_decodes",
+    "keys_and_values_in_eight_bits",
+    "adapters_of_experts",
 )
 
 
-CHUNK_REPLAYS = ("any_mix_of_chunks_and_decodes", "keys_and_values_in_eight_bits")
-
-
 @pytest.fixture(scope="module")
-def outcomes(tiny_llama):
-    return run_interpreted("graph_checks.py", tiny_llama)
-
-
-@pytest.fixture(scope="module")
-def chunk_outcomes(tiny_llama):
-    return run_interpreted("chunk_graph_checks.py", tiny_llama)
+def outcomes(tiny_llama, expert_folder):
+    """Check -> traceback or None."""
+    return run_interpreted("replay_worker.py", tiny_llama, expert_folder)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +67,10 @@ def expert_folder(tmp_path_factory):
     return folder
 
 
-def run_interpreted(script, model):
-    """Check -> traceback or None, from a process whose kernels are interpreted."""
+def run_interpreted(script, *models):
+    """Return what a script says of these models, in a process whose kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, Path(__file__).parent / script, model]
+    command = [sys.executable, Path(__file__).parent / script, *models]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # after the log
@@ -85,14 +81,8 @@ def test_replays_say_what_single_launches_say(outcomes, name):
     assert outcomes[name] is None, outcomes[name]
 
 
-@pytest.mark.parametrize("name", CHUNK_REPLAYS)
-def test_replays_with_prompts_say_what_single_launches_say(chunk_outcomes, name):
-    assert chunk_outcomes[name] is None, chunk_outcomes[name]
-
-
-def test_replays_with_adapters_of_experts_say_what_single_launches_say(expert_folder):
-    outcomes = run_interpreted("expert_graph_checks.py", expert_folder)
-    assert outcomes == {"adapters_of_experts": None}, outcomes["adapters_of_experts"]
+def test_every_check_is_run(outcomes):
+    assert set(outcomes) == set(REPLAYS)
 
 
 def test_quantised_experts_are_not_captured_and_the_log_says_why(expert_folder, captured):
@@ -103,11 +93,6 @@ def test_quantised_experts_are_not_captured_and_the_log_says_why(expert_folder, 
     with capture_logs() as lines:
         assert plan_graphs(EngineConfig("model"), *arguments) is None
     assert [line["event"] for line in lines] == ["steps are not captured"]
-
-
-def test_every_check_is_run(outcomes, chunk_outcomes):
-    assert set(outcomes) == set(REPLAYS)
-    assert set(chunk_outcomes) == set(CHUNK_REPLAYS)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from lora_kernels.quantized import Coding, quantize
 from lora_kernels.sampling_words import SlotWords
 
 BF16, VOCAB = torch.bfloat16, 9000
-LORA = LoraTuning(long_from=16)
+LORA = LoraTuning(tile_k=32, narrow_k=32, expand_block=32, long_from=16, long_rows=16, long_k=32, long_expand_block=32)
+SAMPLING = SamplingTiles(512, 256)
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=50)
 PREFILL = PrefillTuning(block_m=16, block_n=16, split_tokens=32, max_splits=4)
 
@@ -48,14 +49,15 @@ def all_kernels() -> set[str]:
 
 
 def launch_all(*, fp8: bool, early: bool = True) -> None:
-    """Launches all of them, in bf16; with `fp8`, adapters and KV are in e4m3, and with `early`, LoRA kernels begin
-    before the kernel launched before them has ended, which devices may not know."""
+    """Launches all of them, in bf16 and with blocks that compile in little time; with `fp8`, adapters and KV are in
+    e4m3, and with `early`, segments of experts' adapters may be long, and LoRA kernels begin before the kernel launched
+    before them has ended, which devices may not know."""
     _launch_pointwise()
     _launch_lora(fp8=fp8, early=early)
     _launch_attention(fp8=fp8)
     _launch_sampling()
     _launch_quantized(fp8=fp8)
-    _launch_experts()
+    _launch_experts(max_rows=200 if early else 1)
 
 
 def _launch_pointwise() -> None:
@@ -92,7 +94,7 @@ def _launch_sampling() -> None:
     rows = SampledRows(slots, slots, torch.zeros(2, -(-VOCAB // 32), dtype=torch.int32))
     words, last = torch.zeros(4, len(SlotWords._fields), dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     for any_filters in (False, True):
-        ids = sample(logits, rows, words, last, any_filters, SamplingTiles())
+        ids = sample(logits, rows, words, last, any_filters, SAMPLING)
     logprobs(logits, slots, torch.zeros_like(ids), 5)
 
 
@@ -107,12 +109,11 @@ def _launch_quantized(*, fp8: bool) -> None:
         code_rows(torch.zeros(3, 64, dtype=BF16), FP8)
 
 
-def _launch_experts() -> None:
+def _launch_experts(*, max_rows: int) -> None:
     experts, linears = TritonBackend().experts, DeviceExperts(torch.zeros(4, 48, 64, dtype=BF16), 4)
     routing = experts.route(torch.zeros(5, 4, dtype=BF16), 2, normalised=True, order=torch.arange(5))
     routing.starts.copy_(torch.tensor([0, 5, 10, 10, 10]))
     arena, table = arena_of_adapters([(5, 5)], BF16)
-    for max_rows in (1, 200):
-        adapters = row_adapters(np.zeros(5, dtype=np.int32), 5)._replace(max_rows=max_rows)
-        experts.prepare_lora(arena, table, adapters, routing, 0, FIRST, HIDDEN)
+    adapters = row_adapters(np.zeros(5, dtype=np.int32), 5)._replace(max_rows=max_rows)
+    experts.prepare_lora(arena, table, adapters, routing, 0, FIRST, HIDDEN)
     experts.combine(linears(torch.zeros(10, 64, dtype=BF16), routing.starts), routing)

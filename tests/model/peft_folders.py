@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,7 +15,15 @@ VOCAB = 64
 
 
 def base_model(tied: bool = False) -> LlamaForCausalLM:
-    """Weights so large that what attention reads decides which token follows; no bias is 0."""
+    """Weights so large that what attention reads decides which token follows; no bias is 0. A copy of its own, which
+    PEFT may change."""
+    model = deepcopy(_made(tied))
+    torch.manual_seed(0)  # for what PEFT draws next
+    return model
+
+
+@cache
+def _made(tied: bool) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32,

@@ -76,24 +76,24 @@ def assert_agrees(stream: Stream, peer: LlamaForCausalLM | PeftModel, prompt: tu
     assert float((expected.max(dim=1).values - chosen).max()) < 1e-3
 
 
-def check(model: Path, folder: Path) -> None:
-    """The adapters `mine` and `other` of a folder, and the base model."""
+def check(model: Path, folder: Path) -> PeftModel:
+    """The adapters `mine` and `other` of a folder, and the base model. Returns PEFT's model with `mine`."""
     engine = make_engine(model)
     adapters = {name: engine.load_adapter(str(folder / name)).adapter_hash for name in ("mine", "other")}
     requests = {**adapters, "base": None}
     streams = run(engine, [Request(name, PROMPTS[name], GREEDY, adapter) for name, adapter in requests.items()])
-    for name in adapters:
-        assert_agrees(streams[name], PeftModel.from_pretrained(base_model(), folder / name), PROMPTS[name])
+    peers = {name: PeftModel.from_pretrained(base_model(), folder / name) for name in adapters}
+    for name, peer in peers.items():
+        assert_agrees(streams[name], peer, PROMPTS[name])
     assert_agrees(streams["base"], base_model(), PROMPTS["base"])
+    return peers["mine"]
 
 
 @torch.inference_mode()
-def effect(folder: Path) -> float:
+def effect(peer: PeftModel) -> float:
     """How far the adapter moves what the base model says."""
     prompt = torch.tensor([PROMPTS["mine"]])
-    return float(
-        (base_model()(prompt).logits - PeftModel.from_pretrained(base_model(), folder)(prompt).logits).abs().max()
-    )
+    return float((base_model()(prompt).logits - peer(prompt).logits).abs().max())
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *DORA, *CONVERTED, *SUBSETS, *MIXED])
@@ -101,8 +101,7 @@ def test_probabilities_equal_pefts_own(name, model, tmp_path):
     options = {**VARIANTS, **DORA, **CONVERTED, **SUBSETS, **MIXED}[name]
     save_adapter(tmp_path / "mine", **{"size": 0.3, **options})
     save_adapter(tmp_path / "other", seed=2, size=0.3, **OTHER)
-    assert effect(tmp_path / "mine") > 0.1
-    check(model, tmp_path)
+    assert effect(check(model, tmp_path)) > 0.1
 
 
 def test_dora_adapters_side_by_side(model, tmp_path):

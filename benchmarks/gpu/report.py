@@ -66,6 +66,12 @@ SECTIONS = {
 }
 
 
+def share(names: Sequence[str], first: int = 1) -> float:
+    """Return the part of the time for sections `names` that the first of them get, `first` in number."""
+    shares = [SECTIONS[name].share for name in names]
+    return sum(shares[:first]) / sum(shares)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of one section, which ran for `seconds` in a process of its own.

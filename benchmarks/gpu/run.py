@@ -11,7 +11,7 @@ It needs torch, triton and transformers with their dependencies; this repository
 runs in its own process, so that a crash does not affect the others, and writes its journal line by line, so that a call
 that is killed loses no measurement. After each section, one JSON document is made from all journals of the same day,
 device and software in the folder, whichever call wrote them. The tables are printed at the end; the exit status is 0
-only if nothing failed and nothing was left out for lack of time.
+only if nothing failed and nothing was left out for lack of time. In toy size, all sections share one process.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_sections(options: argparse.Namespace, folder: Path) -> list[report.Outcome]:
-    """Run the sections one after the other, each with its share of the time that is left. After each, write the JSON
-    document of all journals in `folder` that belong together."""
+    """Run the sections one after the other, each with its share of the time that is left. After each (in toy size,
+    after all), write the JSON document of all journals in `folder` that belong together."""
     outcomes: list[report.Outcome] = []
     deadline = time.monotonic() + (options.budget_s or _default_budget(options.sections))
-    for place, name in enumerate(options.sections):
-        share = SECTIONS[name].share / sum(SECTIONS[one].share for one in options.sections[place:])
-        budget = share * max(0.0, deadline - time.monotonic())
-        outcomes.append(_run_section(name, budget, options, folder))
+    at_once = len(options.sections) if options.tiny else 1
+    for place in range(0, len(options.sections), at_once):
+        share = report.share(options.sections[place:], at_once)
+        budget, names = share * max(0.0, deadline - time.monotonic()), options.sections[place : place + at_once]
+        outcomes += _run_together(names, budget, options, folder)
         if environment := report.environment(outcomes):
             path = folder / report.file_name(environment)
             path.write_text(json.dumps(report.document(folder, environment), indent=1) + "\n")
@@ -97,23 +98,26 @@ def _sections(text: str) -> tuple[str, ...]:
     return names
 
 
-def _run_section(name: str, budget: float, options: argparse.Namespace, folder: Path) -> report.Outcome:
-    """Run a section in its own processes, with one journal in `folder`; in toy size in one process, under Triton's
-    interpreter."""
-    path = folder / f"{name}.jsonl"
-    path.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
-    print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
-    environment = _environment(options.tiny, options.peers if name == "C" else None)
-    parts = [["--tiny"]] if options.tiny else [["--part", str(part)] for part in range(len(PARTS[name]))]
-    return run_processes(name, [[*words, *part] for part in parts], budget, path, environment)
+def _run_together(
+    names: Sequence[str], budget: float, options: argparse.Namespace, folder: Path
+) -> list[report.Outcome]:
+    """Run a section in its own processes, with one journal in `folder`; in toy size, run several sections in one
+    process, under Triton's interpreter."""
+    for name in names:
+        (folder / f"{name}.jsonl").unlink(missing_ok=True)
+        print(f"{name}. {SECTIONS[name].title}", file=sys.stderr)
+    print(f"at most {budget:.0f} s", file=sys.stderr, flush=True)
+    words = [sys.executable, "-m", "benchmarks.gpu.section", *names, "--out", str(folder), "--budget-s", f"{budget}"]
+    environment = _environment(options.tiny, options.peers if "C" in names else None)
+    parts = [["--tiny"]] if options.tiny else [["--part", str(part)] for part in range(len(PARTS[names[0]]))]
+    return run_processes(names, [[*words, *part] for part in parts], budget, folder, environment)
 
 
 def run_processes(
-    name: str, commands: Sequence[Sequence[str]], budget: float, path: Path, environment: Mapping[str, str]
-) -> report.Outcome:
-    """Run section `name` by commands side by side, which write to the journal at `path`, add the exit status to the
-    journal, and return the section's outcome. `budget` seconds plus GRACE_S after the start, processes are killed with
+    names: Sequence[str], commands: Sequence[Sequence[str]], budget: float, folder: Path, environment: Mapping[str, str]
+) -> list[report.Outcome]:
+    """Run sections by commands side by side, which write to their journals in `folder`, add the exit status to each
+    journal, and return the sections' outcomes. `budget` seconds plus GRACE_S after the start, processes are killed with
     their children."""
     started = time.monotonic()
     processes = [
@@ -126,8 +130,10 @@ def run_processes(
         for process in processes:
             _end(process)
     code = next((code for code in codes if code), None if None in codes else 0)
-    end_journal(path, code, time.monotonic() - started, len(commands))
-    return report.outcome_of(name, path)
+    paths = {name: folder / f"{name}.jsonl" for name in names}
+    for path in paths.values():
+        end_journal(path, code, time.monotonic() - started, len(commands))
+    return [report.outcome_of(name, path) for name, path in paths.items()]
 
 
 def _wait(process: subprocess.Popen[bytes], until: float) -> int | None:

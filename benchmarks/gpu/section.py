@@ -1,4 +1,4 @@
-"""Runs one section of the suite: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
+"""Runs sections of the suite in one process: `python -m benchmarks.gpu.section B --out FOLDER --budget-s 60`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, Value
 from benchmarks.gpu.lean import do_without
+from benchmarks.gpu.report import share
 
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "A": (
@@ -38,10 +39,10 @@ its processes run side by side: most of its time is compilation, which uses one 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.section", description=__doc__)
-    parser.add_argument("section", choices=PARTS)
-    parser.add_argument("--part", type=int, help="index of one of the section's processes (all, one after the other)")
-    parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("sections", choices=PARTS, nargs="+")
+    parser.add_argument("--part", type=int, help="index of one of a section's processes (all, one after the other)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the journals, B.jsonl for section B")
+    parser.add_argument("--budget-s", type=float, required=True, help="of all these sections together")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     deadline = time.monotonic() + options.budget_s
@@ -55,11 +56,14 @@ def main() -> int:
         from benchmarks.gpu.interpreter_speed import spare_repeated_work
 
         spare_repeated_work()
-    journal = Journal(options.journal, deadline, options.tiny, "cpu" if options.tiny else "cuda")
-    journal.environment(describe(options.tiny))
-    parts = PARTS[options.section]
-    chosen = parts if options.part is None else parts[options.part : options.part + 1]
-    return _run(journal, [module for part in chosen for module in part])
+    for place, name in enumerate(options.sections):
+        until = time.monotonic() + share(options.sections[place:]) * (deadline - time.monotonic())
+        journal = Journal(options.out / f"{name}.jsonl", until, options.tiny, "cpu" if options.tiny else "cuda")
+        journal.environment(describe(options.tiny))
+        parts = PARTS[name] if options.part is None else PARTS[name][options.part : options.part + 1]
+        if code := _run(journal, [module for part in parts for module in part]):
+            return code
+    return 0
 
 
 def _run(journal: Journal, modules: Sequence[str]) -> int:

@@ -119,13 +119,14 @@ def test_every_check_of_the_kernels_has_a_backend_of_its_own():
 
 def test_a_section_that_fails_takes_no_other_down(tmp_path):
     def outcome(script):
-        path = tmp_path / "journal.jsonl"
+        path = tmp_path / "A.jsonl"
         path.unlink(missing_ok=True)
         head = "import sys, time; from pathlib import Path; from benchmarks.gpu.journal import Journal;"
         head += (
             f"journal = Journal(Path({str(path)!r}), time.monotonic() + 600, True, 'cpu'); journal.row('t', 'c', us=1);"
         )
-        return run.run_processes("A", [[sys.executable, "-c", head + script]], 120.0, path, dict(os.environ))
+        [found] = run.run_processes("A", [[sys.executable, "-c", head + script]], 120.0, tmp_path, dict(os.environ))
+        return found
 
     crashed = outcome("sys.exit(3)")
     assert (crashed.status, crashed.findings.rows) == (report.CRASHED, {"t": [("c", {"us": 1})]})
@@ -139,14 +140,15 @@ def test_a_section_that_fails_takes_no_other_down(tmp_path):
 
 
 def test_a_section_whose_processes_run_side_by_side_is_whole_if_all_of_them_ended(tmp_path):
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "A.jsonl"
 
     def outcome(*scripts):
         path.unlink(missing_ok=True)
         head = "import sys, time; from pathlib import Path; from benchmarks.gpu.journal import Journal;"
         head += f"journal = Journal(Path({str(path)!r}), time.monotonic() + 600, True, 'cpu');"
         commands = [[sys.executable, "-c", head + script] for script in scripts]
-        return run.run_processes("A", commands, 120.0, path, dict(os.environ)).status
+        [found] = run.run_processes("A", commands, 120.0, tmp_path, dict(os.environ))
+        return found.status
 
     assert outcome("journal.finish()", "journal.finish()") == report.OK
     assert outcome("journal.finish()", "journal.note('out of time')") == report.CUT
@@ -157,7 +159,7 @@ def test_a_section_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "GRACE_S", 0.5)
     script = "import time; time.sleep(60)"
     started = time.monotonic()
-    outcome = run.run_processes("A", [[sys.executable, "-c", script]], 0.5, tmp_path / "none", dict(os.environ))
+    [outcome] = run.run_processes("A", [[sys.executable, "-c", script]], 0.5, tmp_path, dict(os.environ))
     assert outcome.status == report.CUT
     assert time.monotonic() - started < 30
 

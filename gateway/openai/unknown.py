@@ -46,12 +46,15 @@ INSIDE: Mapping[str, frozenset[str]] = {
 """Further fields of OpenAI and vLLM that objects inside a body may have without effect, by the object's path."""
 
 
-@lru_cache(maxsize=1024)
 def suggestion(name: str, known: frozenset[str]) -> str | None:
     """Return the known name that `name` is a misspelling of, or None: known names of up to 3 letters may differ by no
     typing error, of 4 to 8 letters by one, longer ones by two. Case and word separators (`topP`) are ignored."""
-    if len(name) > LONGEST_NAME:
-        return None
+    # Long names must not reach the cache: a thousand names of 8 MiB would stay in memory.
+    return _nearest(name, known) if len(name) <= LONGEST_NAME else None
+
+
+@lru_cache(maxsize=1024)
+def _nearest(name: str, known: frozenset[str]) -> str | None:
     plain, letters = _plain(name), _letters(name)
     alike = (other for other in known if (letters ^ _letters(other)).bit_count() <= 2 * MOST_ERRORS)
     near = {other: _distance(plain, _plain(other)) for other in alike}

@@ -1,6 +1,7 @@
 """What clients of OpenAI and vLLM send beside the common fields, over HTTP."""
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -151,6 +152,13 @@ async def test_a_strict_tenant_is_refused_every_unknown_field(gateway_app, path)
     assert refused.json()["error"]["message"] == "there is no field 'chat_id'"
     assert (await post(gateway_app, path, {**body, "user": "u", "metadata": {}}, key="sk-strict")).status_code == 200
     assert (await post(gateway_app, path, {**body, "chat_id": 1})).status_code == 200
+
+
+def test_a_long_unknown_name_is_not_remembered():
+    name = "x" * 1_000_000
+    held = sys.getrefcount(name)
+    assert suggestion(name, KNOWN[""]) is None
+    assert sys.getrefcount(name) == held
 
 
 def test_no_known_field_is_near_another_by_mistake():

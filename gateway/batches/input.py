@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
-from gateway.core.errors import MAX_QUOTED, ApiError, unsupported_parameter
+from gateway.core.errors import MAX_QUOTED, ApiError, clip, unsupported_parameter
 from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
@@ -31,6 +31,8 @@ PIECE_BYTES = 2**20
 """Number of bytes that are read from the input file at a time."""
 MAX_ERRORS = 100
 """Number of errors after which the check of an input file stops."""
+MAX_MESSAGE = 300
+"""Maximum characters of an error message, which may quote the line. All errors of a batch stay in Redis with it."""
 PREFIX_BYTES = 192
 """Bytes of a prompt's prefix by which lines are sorted, so that lines with the same prefix run after each other."""
 SPARE_LEVELS = 200
@@ -172,7 +174,7 @@ class InputCheck:
         try:
             self._lines.append((*self._checked(line), number, offset, length))
         except LineError as error:
-            self._errors.append(BatchError(error.code, error.message, error.param, number))
+            self._errors.append(BatchError(error.code, clip(error.message, MAX_MESSAGE), error.param, number))
 
     def _checked(self, line: bytes | None) -> tuple[str, Target, bytes]:
         """Check one line (None: it is too long), and note its id and model. Return the name of its base model or of its

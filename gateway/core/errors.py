@@ -34,6 +34,9 @@ from typing import Any, Literal
 
 MAX_QUOTED = 256
 """Maximum characters of a caller's input that are quoted in an error message or a log line."""
+MAX_MESSAGE = 2000
+"""Maximum characters of an error message. Many quote the caller's input, and errors are stored: with batches in Redis,
+with background responses, in result files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ class ApiError(Exception):
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Details for the request log and gRPC's ErrorInfo, for example the scope and the limit that refused."""
 
+    def __post_init__(self) -> None:
+        """Cut the message to MAX_MESSAGE characters and the field's name to MAX_QUOTED."""
+        self.message = clip(self.message, MAX_MESSAGE)
+        self.param = None if self.param is None else clip(self.param, MAX_QUOTED)
+
     def __str__(self) -> str:
         return self.message
 
@@ -167,6 +175,11 @@ class ApiError(Exception):
         if self.should_retry is not None:
             headers["x-should-retry"] = "true" if self.should_retry else "false"
         return headers
+
+
+def clip(text: str, most: int) -> str:
+    """Return a text of at most `most` characters, which ends with `...` if it was cut."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def invalid_request(message: str, param: str | None = None) -> ApiError:

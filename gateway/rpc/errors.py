@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from gateway.core.errors import ApiError
+from gateway.core.errors import ApiError, clip
 from gateway.pb import generation_pb2
 
 DOMAIN = "loralane"
@@ -33,7 +33,7 @@ def status_of(error: ApiError, request_id: str, field_of: Callable[[str], str]) 
     """Return the gRPC status of an error: its code, its message cut to MAX_MESSAGE, and the details ErrorInfo and
     RequestInfo; also RetryInfo if a retry delay is set, QuotaFailure for a 429, and BadRequest if a field is named.
     `field_of` returns what the method calls a field of the HTTP API."""
-    message = _clipped(error.message)
+    message = clip(error.message, MAX_MESSAGE)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
     for detail in _details(error, message, request_id, field_of):
         status.details.add().Pack(detail)
@@ -71,7 +71,3 @@ def _duration(seconds: float) -> Duration:
     duration = Duration()
     duration.FromMilliseconds(math.ceil(seconds * 1000))
     return duration
-
-
-def _clipped(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, CheckParameters, CheckResult, InputCheck, split_lines
+from gateway.batches.input import (
+    MAX_ERRORS,
+    MAX_MESSAGE,
+    SPARE_LEVELS,
+    CheckParameters,
+    CheckResult,
+    InputCheck,
+    split_lines,
+)
 from gateway.batches.line_reader import RECORD
 from gateway.core.errors import ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
@@ -229,6 +237,15 @@ def test_one_line_too_many():
 def test_only_so_many_errors_are_told():
     found, _ = check(text_of([b"?"] * 1000))
     assert [error.line for error in found.errors] == list(range(1, MAX_ERRORS + 1))
+
+
+def test_errors_stay_short_however_much_of_a_line_they_quote():
+    role = {"role": "x" * (MAX_LINE - 1000), "content": "hi"}
+    tool = {"type": "y" * (MAX_LINE - 1000)}
+    bodies = {"model": "base", "messages": [role]}, {**line("2")["body"], "tools": [tool]}
+    found, _ = check(text_of(line(str(number), body=body) for number, body in enumerate(bodies)))
+    assert [error.param for error in found.errors] == ["body.messages[0].role", "body.tools[0].type"]
+    assert [len(error.message) for error in found.errors] == [MAX_MESSAGE, MAX_MESSAGE]
 
 
 class Trickle(io.BytesIO):

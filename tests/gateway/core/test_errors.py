@@ -101,6 +101,13 @@ def test_the_body_always_has_all_four_fields():
     }
 
 
+def test_what_a_caller_sent_is_quoted_up_to_a_length():
+    error = errors.invalid_request("bad role: " + "x" * 1_000_000, "y" * 1_000_000)
+    assert (len(error.message), error.message[:12], error.message[-4:]) == (errors.MAX_MESSAGE, "bad role: xx", "x...")
+    assert error.param is not None
+    assert len(error.param) == errors.MAX_QUOTED
+
+
 @pytest.mark.parametrize("kind", ["requests", "tokens"])
 def test_a_rate_limit_says_which_allowance_ran_out(kind):
     assert ApiError(Fault.RATE_LIMIT_EXCEEDED, "slow down", limit_kind=kind).body()["error"]["type"] == kind

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.tenants import UnknownFields
-from gateway.openai.parse import Body, decode_json, to_struct
+from gateway.openai.parse import Body, check_members, decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 
@@ -61,11 +61,12 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
-            there are more than `MAX_BLOCKS` blocks; UNSUPPORTED_PARAMETER, the body asks for tools that a server
-            runs, or has images, documents or other blocks that are not text.
+            there are too many blocks or tools; UNSUPPORTED_PARAMETER, the body asks for tools that a server runs, or
+            has images, documents or other blocks that are not text.
     """
     document = decode_json(body)
     if isinstance(document, dict):
+        check_members(document, "tools")
         _refuse_tools(document)
         check_unknown(document, KNOWN, unknown)
         _refuse_fields(document)

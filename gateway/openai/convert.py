@@ -14,7 +14,8 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
-from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Sampled, Slo
+from gateway.openai.parse import check_count
+from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Prediction, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
@@ -42,8 +43,14 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
-    prediction = content_text(body.prediction.content, "user", "prediction") if body.prediction else ""
-    return replace(request, thinking_budget=body.thinking_token_budget, prediction=prediction)
+    return replace(request, thinking_budget=body.thinking_token_budget, prediction=_predicted(body.prediction))
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    content = prediction.content if prediction else None
+    if isinstance(content, list):
+        check_count(len(content), "prediction.content")
+    return content_text(content, "user", "prediction")
 
 
 def _chat(body: ChatRequest) -> Chat:

@@ -38,9 +38,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
 MOST_PARTS = 10_000
-"""Maximum number of messages or items in a request, with the parts of their content and their tool calls. The longest
-sessions of agents have hundreds. The 280,000 parts or 90,000 calls that fit into 8 MiB would hold up the event loop for
-more than a second."""
+"""Maximum number of messages or items in a request, with the parts of their content and their tool calls, and of
+members in other lists. The longest sessions of agents have hundreds. The 280,000 parts or 90,000 calls that fit into
+8 MiB would hold up the event loop for more than a second."""
 EXACT = 2**53
 """Bound of magnitude below which a float represents every integer exactly."""
 
@@ -62,12 +62,13 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown (see above), of a wrong type or out of
-            range, or there are more than `MOST_PARTS` messages and parts; UNSUPPORTED_PARAMETER, a generation's body
-            sets an unsupported field. The last two name the field.
+            range, or there are more than `MOST_PARTS` messages and parts, or tools; UNSUPPORTED_PARAMETER, a
+            generation's body sets an unsupported field. The last two name the field.
     """
     document = decode_json(body)
     check_parts(document, "messages")
     check_texts(document, "prompt")
+    check_members(document, "tools")
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
@@ -103,6 +104,19 @@ def check_texts(document: Any, field: str) -> None:
     members = document.get(field) if isinstance(document, dict) else None
     if isinstance(members, list) and len(members) > MOST_PARTS and set(map(type, members)) != {int}:
         raise invalid_request(f"{field} may have at most {MOST_PARTS} members that are not token ids", field)
+
+
+def check_members(document: Any, field: str) -> None:
+    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body has more than `MOST_PARTS` members."""
+    members = document.get(field) if isinstance(document, dict) else None
+    if isinstance(members, list):
+        check_count(len(members), field)
+
+
+def check_count(count: int, field: str) -> None:
+    """Raise ApiError (INVALID_REQUEST, naming `field`) if a list has more than `MOST_PARTS` members."""
+    if count > MOST_PARTS:
+        raise invalid_request(f"{field} has more than {MOST_PARTS} members", field)
 
 
 def to_struct(document: Any, kind: type[Body]) -> Body:

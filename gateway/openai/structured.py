@@ -10,6 +10,7 @@ import msgspec
 from engine.core.grammars import Grammar, GrammarKind
 from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.openai.parse import check_count
 from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
@@ -60,7 +61,8 @@ def by_format(wanted: ResponseFormat) -> Constraint:
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
     """Return the grammar of `structured_outputs`. Raises ApiError: INVALID_REQUEST, it does not set exactly one kind,
-    the schema is nested too deep or the choice is empty; UNSUPPORTED_PARAMETER, it sets one of NOT_SUPPORTED."""
+    the schema is nested too deep or the choice is empty or too long; UNSUPPORTED_PARAMETER, it sets one of
+    NOT_SUPPORTED."""
     for name in NOT_SUPPORTED:
         if getattr(wanted, name):
             raise unsupported_parameter(f"structured_outputs.{name}")
@@ -104,4 +106,5 @@ def schema_grammar(schema: object, field: str) -> Grammar:
 def _one_of(choices: list[str], field: str) -> Grammar:
     if not choices:
         raise invalid_request(f"{field} must not be empty", field)
+    check_count(len(choices), field)
     return Grammar(GrammarKind.CONTEXT_FREE, "start: " + " | ".join(map(json.dumps, choices)))

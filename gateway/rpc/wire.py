@@ -14,7 +14,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.parse import MOST_PARTS
+from gateway.openai.parse import MOST_PARTS, check_count
 from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -238,6 +238,7 @@ def _asked(message: pb.StructuredOutputs) -> Constraint:
     kind = message.WhichOneof("kind")
     if kind is None:
         return Constraint()
+    check_count(len(message.choice.choice), "structured_outputs.choice")  # before they are copied
     value = list(message.choice.choice) if kind == "choice" else getattr(message, kind)
     return by_kind(msgspec.convert({kind: value}, StructuredOutputs))
 

@@ -442,6 +442,8 @@ async def test_hostile_bodies_are_bounded(gateway_app):
     many = [{"type": "text", "text": ""}] * MAX_BLOCKS
     refused(await post(gateway_app, BODY | user(*many)), 400, "invalid_request_error", str(MAX_BLOCKS))
     assert (await post(gateway_app, BODY | user(*many[1:]))).status_code == 200
+    tools = [{"type": "web_search"}] * 10_001
+    refused(await post(gateway_app, BODY | {"tools": tools}), 400, "invalid_request_error", "more than 10000")
     refused(await post(gateway_app, b"x" * (9 * 2**20)), 413, "request_too_large")
 
 

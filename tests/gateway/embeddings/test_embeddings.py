@@ -12,9 +12,11 @@ from grpc_app import refused as grpc_refused
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, Refusal, TokenEvent
 from engine.executor.fake import FAKE_HIDDEN, fake_vector
+from gateway.core.errors import ApiError
 from gateway.openai.parse import MOST_PARTS
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.admission import ServiceSettings
+from gateway.rpc.pooled import embed_call, rerank_call, score_call
 
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 BODIES = {
@@ -382,6 +384,14 @@ async def test_a_deadline_over_grpc_ends_every_text(tmp_path, method):
         assert refusal.code == "DEADLINE_EXCEEDED"
         await grpc_app.assert_empty()
         assert set(grpc_app.gateway_app.engine.ends.values()) == {"aborted"}
+
+
+@every_method
+def test_more_texts_than_over_http_are_refused_before_they_are_read(method):
+    convert = {"Embed": embed_call, "Rerank": rerank_call, "Score": score_call}[method]
+    name = "input" if method == "Embed" else "documents"
+    with pytest.raises(ApiError, match=f"{name} has more than {MOST_PARTS} members"):
+        convert(grpc_request(method, **{name: ["a"] * (MOST_PARTS + 1)}), "r")
 
 
 @pytest.mark.parametrize(

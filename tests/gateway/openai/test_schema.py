@@ -9,7 +9,7 @@ from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest
+from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest
 from gateway.requests.types import Chat
 
 USER = {"role": "user", "content": "hi"}
@@ -139,6 +139,12 @@ def test_messages_and_their_parts_are_bounded(messages):
         parse(json.dumps({"model": "m", "messages": messages}).encode(), ChatRequest)
 
 
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+def test_tools_are_bounded(kind):
+    with pytest.raises(ApiError, match="tools has more than 10000 members"):
+        parse(json.dumps({"model": "m", "messages": [USER], "tools": [0] * 10_001}).encode(), kind)
+
+
 def test_a_salt_is_a_text_that_is_not_empty():
     for make in (chat, completion):
         assert make(cache_salt="s\u00e4lt").cache_salt == "s\u00e4lt"
@@ -158,6 +164,8 @@ def test_speculation_is_auto_or_off():
 
 def test_a_prediction_is_a_text_or_has_text_parts():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    many = refusal(chat, prediction={"type": "content", "content": parts * 5_001})
+    assert (many.http_status, many.param) == (400, "prediction.content")
     assert chat(prediction={"type": "content", "content": "one"}).prediction == "one"
     assert chat(prediction={"type": "content", "content": parts}).prediction == "one\ntwo"
     assert chat(prediction=None) == chat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +16,7 @@ from gateway.core.tenants import Principal, Tenant
 from gateway.http.edge import read_body
 from gateway.http.stream import json_response
 from gateway.openai.convert import chat_messages
-from gateway.openai.parse import Body, parse
+from gateway.openai.parse import parse
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.served_model import ServedModel
@@ -41,17 +42,19 @@ class TokensApi:
 
     async def message_tokens(self, request: Request) -> Response:
         tenant, body = await self._begin(request)
-        async with self._gateway.encoding:
+        async with self._gateway.encoding.take(tenant.name, len(body)):
             return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
 
-        With `return_token_strs` the response also has each token's text. Raises what `_read` raises, and ApiError:
-        MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and messages, or the chat is invalid;
-        UNSUPPORTED_PARAMETER, for example tools that the chat template does not support.
+        With `return_token_strs` the response also has each token's text. Raises what `_begin` and `EncodingTurns.take`
+        raise, and ApiError: INVALID_JSON; MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and
+        messages, or the chat is invalid; UNSUPPORTED_PARAMETER, for example tools that the chat template does not
+        support.
         """
-        tenant, body = await self._read(request, TokenizeRequest)
+        tenant, text = await self._begin(request)
+        body = parse(text, TokenizeRequest)
         model = self._served_model(tenant, body.model)
         tokenizer = model.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -61,12 +64,13 @@ class TokensApi:
             options = template_options(
                 body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
             )
-            encoding = tokenizer.encode_chat(tenant.name, messages, tools, options)
+            encode = partial(tokenizer.encode_chat, tenant.name, messages, tools, options)
         else:
-            encoding = tokenizer.encode(body.prompt or "", special=body.add_special_tokens, tenant=tenant.name)
-        async with self._gateway.encoding:
-            ids = await encoding
-        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+            prompt, special = body.prompt or "", body.add_special_tokens
+            encode = partial(tokenizer.encode, prompt, special=special, tenant=tenant.name)
+        async with self._gateway.encoding.take(tenant.name, len(text)):
+            ids = await encode()
+            texts = await tokenizer.token_texts(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
             "max_model_len": model.engine.info.max_model_len,
@@ -76,10 +80,12 @@ class TokensApi:
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        tenant, body = await self._read(request, DetokenizeRequest)
+        tenant, text = await self._begin(request)
+        body = parse(text, DetokenizeRequest)
         model = self._served_model(tenant, body.model)
         model.intake.check_ids(body.tokens, "tokens")
-        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
+        async with self._gateway.encoding.take(tenant.name, len(text)):
+            return json_response({"prompt": await model.tokenizer.decode_apart(body.tokens, skip_special=False)})
 
     async def _begin(self, request: Request) -> tuple[Tenant, bytes]:
         """Authenticate the caller, read the body, and wait until the gateway lets the tenant begin another request (a
@@ -89,11 +95,6 @@ class TokensApi:
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(tenant.name)
         return tenant, body
-
-    async def _read(self, request: Request, kind: type[Body]) -> tuple[Tenant, Body]:
-        """Do what `_begin` does, and parse the body. Raises ApiError, too, if it is not a valid `kind`."""
-        tenant, body = await self._begin(request)
-        return tenant, parse(body, kind)
 
     def _served_model(self, tenant: Tenant, name: str | None) -> ServedModel:
         """Return the base model that serves a name; None means the only one. Raises ApiError: MODEL_NOT_FOUND, the

@@ -21,6 +21,7 @@ from gateway.core.errors import Fault, context_length_exceeded, invalid_request,
 from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
 from gateway.requests.job import SEED_BITS, GenerationJob
+from gateway.requests.loop_turns import EncodingPauses
 from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
@@ -28,9 +29,6 @@ from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import ToolParserName, choose_dialect
 from gateway.text.tools.harmony import Harmony
-
-PROMPTS_AT_ONCE = 16
-"""Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
 
 CHARACTERS_PER_TOKEN = 8
 """A prediction's text is cut to this many characters for each token that the prediction may have, before it is encoded.
@@ -168,7 +166,7 @@ class RequestIntake:
         """Return the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
         what `encode` raises, and ApiError: INVALID_REQUEST, prompts to pool or to score have too many tokens
         together."""
-        encoded, total, most = [], 0, self._most_tokens(request)
+        encoded, total, most, pauses = [], 0, self._most_tokens(request), EncodingPauses()
         for index, prompt in enumerate(request.prompts):
             ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
             total += len(ids)
@@ -176,8 +174,7 @@ class RequestIntake:
                 field, kind = request.prompt_field(index), "" if request.pooling else " for so many log probabilities"
                 raise invalid_request(f"a request may have {most} tokens{kind}; up to {field} it has {total}", field)
             encoded.append(ids)
-            if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
-                await asyncio.sleep(0)
+            await pauses.after(0 if isinstance(prompt, Chat) else len(prompt))
         return tuple(encoded)
 
     def _most_tokens(self, request: GenerateRequest) -> int | None:

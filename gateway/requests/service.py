@@ -32,6 +32,7 @@ from gateway.limiter.base import Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import Timer
 from gateway.requests.decoder import AnswerDecoder
+from gateway.requests.encoding_turns import EncodingTurns
 from gateway.requests.frame import RequestFrame
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
@@ -45,10 +46,6 @@ from gateway.requests.types import Admitted, GenerateRequest, Generation, Genera
 from gateway.requests.upstreams import UpstreamServer
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
-
-MOST_ENCODING = 2
-"""Maximum number of requests that only count or return tokens whose texts are encoded at the same time. Long texts are
-encoded in threads, which generations need, too."""
 
 
 class Gateway:
@@ -83,8 +80,8 @@ class Gateway:
         self._clock = clock
         self._routes = self._route_runner(routes) if routes else None
         self.turns = LoopTurns()
-        self.encoding = asyncio.Semaphore(MOST_ENCODING)
-        """Held while a text is encoded for a request that only counts or returns tokens."""
+        self.encoding = EncodingTurns()
+        """Turns of the requests that only count, encode or decode tokens."""
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from gateway.core.tenants import Principal, Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.requests.deadlines import Timer
 from gateway.requests.frame import RequestFrame
+from gateway.requests.loop_turns import EncodingPauses
 from gateway.requests.member_run import MemberRun
 from gateway.requests.record import RequestRecord
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, GenerationChunk, Speech, TokenUsage
@@ -143,10 +143,15 @@ class UpstreamServer:
         """Return the estimated number of tokens of all prompts of a request, for its reservation: texts are encoded
         with this gateway's tokenizer, although the upstream's model may have another, and token ids are counted. Of
         chats, the texts of messages and tools are counted. `tenant` is whose share of the encoding threads is used."""
-        ids = [len(prompt) for prompt in request.prompts if isinstance(prompt, tuple)]
-        texts = [_text_of(prompt) for prompt in request.prompts if not isinstance(prompt, tuple)]
-        encode = partial(self._tokenizer.encode, special=False, tenant=tenant)
-        return sum([len(await encode(text)) for text in texts], sum(ids))
+        total, pauses = 0, EncodingPauses()
+        for prompt in request.prompts:
+            if isinstance(prompt, tuple):
+                total += len(prompt)
+                continue
+            text = _text_of(prompt)
+            total += len(await self._tokenizer.encode(text, special=False, tenant=tenant))
+            await pauses.after(len(text))
+        return total
 
     def _wanted(self, request: GenerateRequest, record: RequestRecord, run: MemberRun) -> ReserveRequest:
         answers = len(request.prompts) * request.n

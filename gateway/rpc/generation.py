@@ -129,11 +129,12 @@ class GenerationService(pb_grpc.GenerationServicer):
         administrator; MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, the engine, which alone knows the context length, is not
         ready; INVALID_REQUEST or UNSUPPORTED_PARAMETER, the model is not named or the prompt cannot be used."""
         tenant = principal.as_tenant().tenant
+        await self._gateway.turns.take(tenant.name)
         model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         prompt = prompt_input(request)
-        async with self._gateway.encoding:
+        async with self._gateway.encoding.take(tenant.name, request.ByteSize()):
             prompt_ids = await model.intake.encode(tenant, prompt)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 

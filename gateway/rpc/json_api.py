@@ -102,8 +102,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         tenant, kind = principal.tenant, request.WhichOneof("call")
         if kind == "count_message_tokens":
             await self._gateway.turns.take(tenant.name)
-            async with self._gateway.encoding:
-                return {"input_tokens": await count_tokens(self._gateway, tenant, _body(request))}
+            body = _body(request)
+            async with self._gateway.encoding.take(tenant.name, len(body)):
+                return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
         match kind:
             case "get_response":
                 if request.get_response.HasField("starting_after"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,10 @@ from gateway.text.reasoning.harmony import CHANNEL
 
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
+
+THREAD_IDS = 20_000
+"""Maximum number of token ids decoded on the event loop by `decode_apart` and `token_texts`; more are decoded in a
+thread. Each takes a microsecond."""
 
 TENANT_THREADS = 2
 """Maximum number of threads in which long texts of one tenant are encoded at the same time. Limits of requests apply
@@ -148,6 +153,21 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    async def decode_apart(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids, as `decode` does. Many of them are decoded in a thread, which does not hold
+        Python's lock meanwhile, so that the event loop goes on."""
+        decode = partial(self.decode, token_ids, skip_special=skip_special)
+        return decode() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(decode)
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, as `token_text` does; of many tokens in a thread."""
+
+        def texts() -> list[str]:
+            known = {token_id: self.token_text(token_id) for token_id in set(token_ids)}
+            return [known[token_id] for token_id in token_ids]
+
+        return texts() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(texts)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token, special tokens included. Incomplete UTF-8 becomes U+FFFD."""

@@ -88,7 +88,7 @@ class TokenCount(Struct):
 
 def message_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
     """Return the operations below /v1/messages. `generation` holds the errors of every request for a generation."""
-    count = frozenset({Fault.MODEL_NOT_FOUND, Fault.UNSUPPORTED_PARAMETER})
+    count = frozenset({Fault.MODEL_NOT_FOUND, Fault.UNSUPPORTED_PARAMETER, Fault.RATE_LIMIT_EXCEEDED})
     return (
         Operation("POST", MESSAGES, "Create a message.", "tenant", Message, MessagesRequest, generation, MessageEvent),
         Operation(

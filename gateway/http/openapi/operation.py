@@ -49,7 +49,7 @@ class Operation:
     @property
     def is_limited(self) -> bool:
         """Return whether the tenant's limits apply, so that lanes, time limits and rate headers do, too."""
-        return Fault.RATE_LIMIT_EXCEEDED in self.faults
+        return Fault.LANE_QUEUE_FULL in self.faults
 
     @property
     def all_faults(self) -> frozenset[Fault]:

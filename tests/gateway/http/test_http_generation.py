@@ -79,6 +79,16 @@ async def test_openai_client_completion_stream_with_two_answers(gateway_app):
     await gateway_app.assert_empty()
 
 
+async def test_an_echo_of_too_many_ids_is_refused(gateway_app, monkeypatch):
+    monkeypatch.setattr("gateway.openai.calls.MOST_ECHOED_IDS", 4)
+    async with gateway_app.client() as client:
+        for prompt, status in (([[5, 6], [7, 8]], 200), ([[5, 6], [7, 8, 9]], 400), (["a long text", "b"], 200)):
+            body = {"model": BASE, "prompt": prompt, "echo": True, "max_tokens": 1}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == status, response.text
+    assert response.json()["choices"][0]["text"].startswith("a long text")
+
+
 async def test_an_echo_without_tokens_needs_no_engine(gateway_app):
     async with gateway_app.openai() as client:
         prompts = ["a", "x" * (CONTEXT - 1) + "b"]

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.requests.loop_turns import AT_ONCE, LoopTurns
+from gateway.requests.loop_turns import AT_ONCE, ENCODED_CHARACTERS, EncodingPauses, LoopTurns
 
 
 async def begin(turns: LoopTurns, tenant: str, begun: list[str]) -> None:
     await turns.take(tenant)
     begun.append(tenant)
+
+
+async def num_pauses(prompts: int, characters: int) -> int:
+    """How often others get a turn while so many prompts of one request are encoded."""
+    turns, pauses = [], EncodingPauses()
+
+    async def others() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    for _ in range(prompts):
+        await pauses.after(characters)
+    task.cancel()
+    return len(turns)
+
+
+async def test_others_get_turns_by_the_length_of_the_prompts_that_are_encoded():
+    assert await num_pauses(5, ENCODED_CHARACTERS) == 5
+    assert await num_pauses(160, 0) == 10
 
 
 async def test_another_tenant_begins_before_the_rest_of_a_burst():

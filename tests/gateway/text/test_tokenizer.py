@@ -2,6 +2,7 @@ import asyncio
 import random
 import re
 import threading
+from asyncio import to_thread
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,7 @@ from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
 from gateway.text.stop_strings import StopMatcher, StopStrings
-from gateway.text.tokenizer import TENANT_THREADS, THREAD_CHARACTERS, Detokenizer
+from gateway.text.tokenizer import TENANT_THREADS, THREAD_CHARACTERS, THREAD_IDS, Detokenizer
 
 TEXT = "héllo 🦙 wörld 日本語 👩‍🚀!"
 
@@ -31,6 +32,20 @@ async def test_text_survives_the_round_trip(text):
 async def test_long_text_is_encoded_like_short_text():
     text = TEXT * (THREAD_CHARACTERS // len(TEXT) + 1)
     assert await tiny_tokenizer().encode(text) == ids_of(text)
+
+
+async def test_many_ids_become_text_in_a_thread(monkeypatch):
+    tokenizer, ids, threads = tiny_tokenizer(), (*ids_of(TEXT), EOS), []
+    many = ids * (THREAD_IDS // len(ids) + 1)
+    spy = lambda work, *args, **more: threads.append(work) or to_thread(work, *args, **more)  # noqa: E731
+    monkeypatch.setattr("asyncio.to_thread", spy)
+    for some in (ids, many):
+        for skip_special in (True, False):
+            assert await tokenizer.decode_apart(some, skip_special=skip_special) == tokenizer.decode(
+                some, skip_special=skip_special
+            )
+        assert await tokenizer.token_texts(some) == [tokenizer.token_text(token_id) for token_id in some]
+    assert len(threads) == 3
 
 
 async def test_chat_is_rendered_up_to_the_answer():

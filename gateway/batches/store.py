@@ -50,6 +50,9 @@ PAGE = 256
 """Number of index entries that `claim` reads at a time."""
 MAX_NEWEST = 1000
 """Number of newest batches, over all tenants, that an operator can list."""
+MAX_REMEMBERED = 2000
+"""Number of a tenant's newest batches whose records are kept for the whole retention time. Older ones are deleted once
+they have ended and were swept: a record may have 40 KB, and a tenant may create and cancel fifty batches a second."""
 BATCHES_PER_CALL = 32
 """Number of batches of one tenant in which one script call looks for a task."""
 
@@ -268,10 +271,10 @@ class BatchStore:
             return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 
     async def swept(self, lease: Lease) -> bool:
-        """Delete an ended batch's working keys and its index entry. Its record remains for `retention_seconds`. False
-        means that the lease is lost."""
-        kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
-        if not await self._of(lease, "swept", kinds, [self._retention_ms]):
+        """Delete an ended batch's working keys and its index entry. Its record remains for `retention_seconds`, or
+        until its tenant has swept batches beyond the MAX_REMEMBERED newest. False means that the lease is lost."""
+        kinds = ("batchwork", "batchholders", "batchbits", "batchparts", "batches")
+        if not await self._of(lease, "swept", kinds, [self._retention_ms, lease.batch_id, MAX_REMEMBERED]):
             return False
         await self._leave_index([index_entry(lease.tenant, lease.batch_id)])
         return True

@@ -109,6 +109,24 @@ async def test_a_batch_is_remembered_for_so_long_after_its_end(store, valkey):
     assert await valkey.zcard("loralane:batchindex:{batches}") == 0
 
 
+async def test_of_a_tenants_batches_the_newest_are_remembered_and_all_that_have_work(store, valkey, monkeypatch):
+    monkeypatch.setattr("gateway.batches.store.MAX_REMEMBERED", 2)
+    ids = []
+    for number in range(5):
+        await store.wait(1)
+        batch = await store.create(wanted(window="1h" if number else "20d"), 10)  # the first is the least urgent
+        ids.append(batch.id)
+        if not number:
+            continue
+        await store.cancel("acme", batch.id)
+        await store.finished(await claimed(store, "finalize"), None, None)
+        await store.swept(await claimed(store, "sweep"))
+    found, _ = await store.list("acme")
+    assert [batch.id for batch in found] == [ids[4], ids[3], ids[0]], "the oldest has not ended"
+    assert await fault_of(store.get("acme", ids[1])) is Fault.BATCH_NOT_FOUND
+    assert await valkey.zcard("loralane:batches:{acme}") == 3
+
+
 async def test_tenants_take_turns_while_windows_are_alike(store):
     for tenant, window in (("acme", "24h"), ("globex", "23h")):
         await running(store, 3 * SHARD_SIZE, tenant=tenant, window=window)

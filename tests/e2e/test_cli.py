@@ -1,4 +1,4 @@
-"""The command line, as processes."""
+"""The command line, as processes: one for each command or, where there are many, one for all."""
 
 import asyncio
 import json
@@ -59,17 +59,35 @@ def test_serve_refuses_what_cannot_be_served(tmp_path, arguments, words):
     assert "Traceback" not in done.stderr
 
 
+SHELL = """
+import json, sys
+from typer.testing import CliRunner
+from gateway.cli.main import app
+for line in sys.stdin:
+    done = CliRunner().invoke(app, json.loads(line))
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]), file=sys.__stdout__, flush=True)
+"""
+"""A program that runs command after command, without importing anew for each what commands of the same kind share."""
+
+
 @pytest.fixture
 def adapters(server):
     """Runs `loralane adapters` against the server; returns what it printed."""
-    target = ["--target", f"127.0.0.1:{server.grpc_port}"]
+    target, environment = ["--target", f"127.0.0.1:{server.grpc_port}"], {**os.environ, "COLUMNS": "200"}
+    command, pipe = [sys.executable, "-c", SHELL], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as shell:
 
-    async def run(*arguments, fails=False):
-        done = await asyncio.to_thread(loralane, "adapters", *arguments, *target, env={**os.environ, "COLUMNS": "200"})
-        assert (done.returncode != 0) == fails, done.stderr
-        return done.stderr if fails else done.stdout + done.stderr
+        def say(*arguments):
+            print(json.dumps(["adapters", *arguments, *target]), file=shell.stdin, flush=True)
+            return json.loads(shell.stdout.readline())
 
-    return run
+        async def run(*arguments, fails=False):
+            code, out, err = await asyncio.to_thread(say, *arguments)
+            assert (code != 0) == fails, err
+            return err if fails else out + err
+
+        yield run
+        shell.stdin.close()
 
 
 @pytest.mark.asyncio(loop_scope="session")

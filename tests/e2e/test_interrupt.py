@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -17,8 +18,8 @@ from tests.e2e.test_hangup import PORTS, SECONDS, heard, started
 CHAT = {
     "messages": [{"role": "user", "content": "Tell me a long story."}],
     "stream": True,
-    "max_tokens": 1500,
-    "min_tokens": 1400,
+    "max_tokens": 7000,
+    "min_tokens": 7000,
 }
 
 
@@ -56,11 +57,20 @@ def test_ctrl_c_ends_a_start(tiny_model, tmp_path):
         assert "Traceback" not in log.read_text()
 
 
-def test_ctrl_c_ends_streams(smollm2, tmp_path):
-    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+@pytest.fixture
+def long_model(tiny_model, tmp_path):
+    """Return the folder of a copy of the tiny model that may answer for longer than a stopping gateway waits."""
+    folder = shutil.copytree(tiny_model, tmp_path / "long")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    return folder
+
+
+def test_ctrl_c_ends_streams(long_model, tmp_path):
+    with started(tmp_path, "--model", str(long_model), *PORTS) as (process, log):
         url = re.search(r"http://127\.0\.0\.1:\d+", heard(process, log, "Ctrl-C stops it"))[0]
         children, lines = family(process), []
-        body, headers = {"model": smollm2.name.lower(), **CHAT}, {"authorization": "Bearer sk-demo-acme"}
+        body, headers = {"model": long_model.name, **CHAT}, {"authorization": "Bearer sk-demo-acme"}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=SECONDS) as answer:
             assert answer.status_code == 200, answer.read()
             for line in answer.iter_lines():

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 import grpc
 import httpx
@@ -13,10 +14,16 @@ from gateway.config.routes import read_routes
 from gateway.config.upstreams import UpstreamConfig
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.redis.server import store_url
+from gateway.requests.service import Gateway
 from gateway.routes.features import NAMES
 from gateway.routes.router import RouterFile, encode_router
+from gateway.serve.app import built_gateway
+from gateway.serve.backends import Backends, ModelPlace
+from gateway.serve.endpoints import listening
 from gateway.serve.launch import Launch
-from gateway.serve.single import running
+from gateway.serve.start_bar import StartBar
+from gateway.serve.stopping import Stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,9 +68,18 @@ def write_router(path):
     return path
 
 
+class Place(NamedTuple):
+    """A gateway that serves."""
+
+    gateway: Gateway
+    http_port: int
+    grpc_port: int
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def place(server, demo, smollm2, tmp_path_factory):
-    """A gateway with all routes, whose upstreams are the gateway of the other tests, and a port on which none is."""
+    """A gateway with all routes and a store of its own, over the engine of the gateway of the other tests. Its
+    upstreams are that gateway, and a port on which none is."""
     folder = tmp_path_factory.mktemp("routes")
     routes = ROUTES | {"smart": ROUTES["smart"] | {"router": str(write_router(folder / "router.json"))}}
     there = UpstreamConfig(f"http://127.0.0.1:{server.http_port}/v1", "cheer", "sk-demo-globex")
@@ -71,8 +87,13 @@ async def place(server, demo, smollm2, tmp_path_factory):
     acme = demo.tenants["acme"]
     tenants = demo.tenants | {"acme": replace(acme, tenant=replace(acme.tenant, upstreams=("*",)))}
     config = replace(demo, routes=read_routes(routes, {}, folder), upstreams=upstreams, tenants=tenants)
-    async with running(Launch(config, smollm2, folder)) as app:
-        yield app
+    engines = {BASE: ModelPlace(server.engines.targets, smollm2)}
+    async with (
+        store_url(folder) as store,
+        built_gateway(Launch(config, smollm2, folder), Backends(store, engines), StartBar.hidden()) as app,
+        listening(app.servers, Stop(), shared=False) as ports,
+    ):
+        yield Place(app.gateway, ports[0].http, ports[0].grpc)
 
 
 def over_http(place, model, question, tier):

@@ -1,8 +1,13 @@
 """`loralane check --explain`: what a configuration comes to on this machine."""
 
+import io
 import json
 import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -115,6 +120,20 @@ def test_the_command_asks_the_engine(smollm2, tmp_path):
     assert "0.09 GiB of weights (int4), 5.74 bits each" in done.output
 
 
+@pytest.fixture
+def answered_here(monkeypatch):
+    """Run what the command runs in a process of its own in this one, which has imported torch already."""
+
+    def run(command, **_):
+        monkeypatch.setattr(sys, "argv", command[2:])
+        with redirect_stdout(io.StringIO()) as printed:
+            status = import_module(command[2]).main()
+        return subprocess.CompletedProcess(command, status, printed.getvalue(), "")
+
+    monkeypatch.setattr("gateway.cli.check.subprocess.run", run)
+
+
+@pytest.mark.usefixtures("answered_here")
 @pytest.mark.parametrize(
     ("source", "engine", "reason"),
     [

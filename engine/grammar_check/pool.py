@@ -61,9 +61,9 @@ class PoolCounts:
     """Seconds between `submit` and its verdict, summed over all `answered` requests."""
 
 
-UNHURRIED_S = 10.0
-"""Value in seconds of `GrammarPool(start_after=...)` in a server process: by then, the server's own start has
-finished."""
+UNHURRIED_S = 60.0
+"""Value in seconds of `GrammarPool(start_after=...)` in a server process: by then, the server's own start has finished,
+which takes up to 25 s with a model that has to be read first."""
 
 
 class GrammarPool:

@@ -1,4 +1,5 @@
-"""Every Python process of a deployment imports this as it starts: it lets a test move its clock and look at its tasks.
+"""Every Python process of a deployment imports this as it starts: it lets a test move its clock and look at its tasks,
+and gateways have their grammar workers sooner, for the census counts a process only once it has them.
 
 The folder CHAOS_FOLDER holds `clock`, the seconds by which the wall clock is wrong, while it is. A process that gets
 SIGUSR1 writes what its tasks are doing to `tasks-PID` there; one that gets SIGUSR2 says on standard error where its
@@ -23,6 +24,7 @@ from typing import Any
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
 OURS = ("gateway.", "engine.")
 STALE_SECONDS = 0.05
+GRAMMARS, UNHURRIED_S = "engine.grammar_check.pool", 10.0
 
 
 class WrongClock:
@@ -55,12 +57,15 @@ class WrongClock:
 
 
 def importing(real: Callable[..., Any], wrong_time: ModuleType) -> Callable[..., Any]:
-    """`import`, which gives our own modules another `time` than all others."""
+    """`import`, which gives our own modules another `time` than all others, and another `UNHURRIED_S`."""
 
     def imported(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:
         if name == "time" and (globals or {}).get("__name__", "").startswith(OURS):
             return wrong_time
-        return real(name, globals, *rest, **more)
+        found = real(name, globals, *rest, **more)
+        if name == GRAMMARS and hasattr(found, "UNHURRIED_S"):
+            found.UNHURRIED_S = UNHURRIED_S
+        return found
 
     return imported
 

@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.check import leftovers, violations
 from engine.core.clearing import MOST_DISPLACED
+from engine.core.commands import Abort
 from engine.core.fair_share import displaceable
 from engine.core.types import Lane
 from tests.core.virtual import SteppedEngine
@@ -104,8 +105,11 @@ def test_a_request_larger_than_its_share_ends_and_does_not_take_for_ever():
     stepped.submit("chat", 900, 100, tenant="newcomer")
     stepped.step(1)
     chat = stepped.state.sequences["chat"]
-    stepped.finish()
+    stepped.run_until(lambda: "chat" in stepped.ends)
     assert chat.num_preemptions <= 5
+    for number in range(20):
+        stepped.engine.inbox.put(Abort(f"flood-{number}"))
+    stepped.finish()
     assert leftovers(stepped.state) == []
 
 

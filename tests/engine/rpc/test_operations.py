@@ -138,7 +138,7 @@ async def test_what_a_lane_promises_is_told_to_the_engine(gateways):
 
 async def refusals(client, name):
     """Send more requests than can run at once, and return the codes of those that are refused."""
-    wanted = [last_event(client, request(f"{name}-{number}", 200)) for number in range(60)]
+    wanted = [last_event(client, request(f"{name}-{number}", 60)) for number in range(60)]
     ends = await asyncio.wait_for(asyncio.gather(*wanted), 60)
     return {end.refusal.code.value for end in ends if end.refusal}
 

@@ -12,6 +12,7 @@ from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
 from engine.rpc.client import EngineClient
+from engine.serve.local import LocalEngine
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
@@ -31,9 +32,8 @@ PROMPTS = [(*range(10, 50), number) for number in (60, 61, 62)]
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
-@asynccontextmanager
-async def open_gateway(model, root, client, *, prefix_caching):
-    config = EngineConfig(
+def engine_config(model, *, prefix_caching):
+    return EngineConfig(
         model=str(model),
         dtype="float32",
         device="cpu",
@@ -43,19 +43,22 @@ async def open_gateway(model, root, client, *, prefix_caching):
         max_seqs=8,
         prefix_caching=prefix_caching,
     )
-    async with EngineSupervisor(config, root / "engine.sock") as supervisor:
-        engine = EngineClient(supervisor.address)
-        registry = AdapterRegistry(engine, adapter_store(client, "tiny"), LocalSources([root]), base_names=("tiny",))
-        await registry.start()
-        engine.on_connect = registry.restore
-        await engine.start()
-        await asyncio.wait_for(engine.wait_ready(), 120)
-        limiter = CountingLimiter()
-        await limiter.configure([ACME])
-        model = ServedModel(engine, tiny_tokenizer(), registry, grammars=grammar_pool())
-        yield Gateway(ServedModels([model]), AdapterAdmin([registry], LocalSources([root])), limiter)
-        await registry.close()
-        await engine.close()
+
+
+@asynccontextmanager
+async def open_gateway(engine, root, client):
+    """Yield a gateway with the engine, which is started here."""
+    registry = AdapterRegistry(engine, adapter_store(client, "tiny"), LocalSources([root]), base_names=("tiny",))
+    await registry.start()
+    engine.on_connect = registry.restore
+    await engine.start()
+    await asyncio.wait_for(engine.wait_ready(), 120)
+    limiter = CountingLimiter()
+    await limiter.configure([ACME])
+    model = ServedModel(engine, tiny_tokenizer(), registry, grammars=grammar_pool())
+    yield Gateway(ServedModels([model]), AdapterAdmin([registry], LocalSources([root])), limiter)
+    await registry.close()
+    await engine.close()
 
 
 @dataclass
@@ -108,9 +111,14 @@ async def test_every_answer_is_one_versions(tiny_llama, tmp_path, valkey):  # no
     voices, live = [tmp_path / "low", tmp_path / "high"], tmp_path / "live"
     for seed, folder in enumerate(voices):
         save_adapter(folder, rank=4 + 4 * seed, seed=seed)
-    async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=False) as gateway:
+    alone = LocalEngine(engine_config(tiny_llama, prefix_caching=False))
+    async with open_gateway(alone, tmp_path, valkey) as gateway:
         undisturbed = await undisturbed_answers(gateway, voices, live)
-    async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=True) as gateway:
+    config = engine_config(tiny_llama, prefix_caching=True)
+    async with (
+        EngineSupervisor(config, tmp_path / "engine.sock") as supervisor,
+        open_gateway(EngineClient(supervisor.address), tmp_path, valkey) as gateway,
+    ):
         answers = await answers_while_reloading(gateway, voices, live)
         await gateway.models.default.adapters.wait_until_released()
         stats = await gateway.models.default.engine.stats(check=True)

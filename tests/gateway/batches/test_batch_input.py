@@ -14,6 +14,7 @@ import pytest
 from gateway.batches.input import (
     MAX_ERRORS,
     MAX_MESSAGE,
+    PIECE_BYTES,
     SPARE_LEVELS,
     CheckParameters,
     CheckResult,
@@ -121,9 +122,12 @@ def test_an_empty_file(text):
 
 @pytest.mark.slow
 def test_a_bad_line_far_down_is_named_by_its_number():
-    good = [line(str(number)) for number in range(1, 50_001)]
-    good[49_998] = line("49999", url=COMPLETION)
-    assert only_error(text_of(good)) == ("invalid_url", "url", 49_999)
+    """In the second piece that is read of the file."""
+    good = [line(str(number)) for number in range(1, 12_001)]
+    good[11_998] = line("11999", url=COMPLETION)
+    text = text_of(good)
+    assert len(text) > 1.1 * PIECE_BYTES
+    assert only_error(text) == ("invalid_url", "url", 11_999)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ from gateway.route_training import fit
 from gateway.routes.features import NAMES, PromptFacts, text_features
 from gateway.routes.router import load_router
 
-pytest.importorskip("sklearn")
+
+@pytest.fixture(autouse=True)
+def _needs_scikit_learn():
+    """Skip without scikit-learn, which takes two seconds to import: here, only one test process does."""
+    pytest.importorskip("sklearn")
 
 
 def run(*arguments):

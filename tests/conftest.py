@@ -71,6 +71,7 @@ LONGEST = (
     "tests/gateway/simulation/test_cluster.py",
     "tests/kernels/test_numba_backend.py",
     "tests/model/test_graphs.py",
+    "tests/gateway/http/test_openapi.py",
     "tests/gateway/requests/test_resumption.py",
     "tests/kernels/test_triton",
     "tests/model/test_grammar.py",

@@ -8,18 +8,10 @@ import httpx
 import jsonschema_rs
 import pytest
 import requests
-import schemathesis
 from batch_fakes import stored_options
 from fakes import BASE, build_gateway_app
 from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from served import Served, served
 
 from gateway.accounts.record import ACCOUNTS
@@ -32,16 +24,33 @@ from gateway.registry.memory import MemoryRecordStore
 NAMES = [BASE, "pirate", "captain", "poet"]
 KEYS = {"anyone": "", "tenant": "sk-acme", "admin": "sk-admin"}
 WHO = {(operation.method, operation.path.replace(":path", "")): operation.who for operation in OPERATIONS}
-PROMISES = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
-
 DOCUMENT = document()
-api = schemathesis.openapi.from_dict(document())
+ENDPOINTS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
+
+
+@cache
+def api():
+    """Return the document as schemathesis reads it. Imported here and below: it takes a second, and all test processes
+    collect this file, of which one runs it."""
+    import schemathesis
+
+    return schemathesis.openapi.from_dict(document())
+
+
+@cache
+def promises():
+    """Return the checks of an answer."""
+    from schemathesis.checks import load_all_checks, not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    load_all_checks()
+    return [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -83,13 +92,28 @@ def name_what_is_there(case) -> None:
                 place[name] = NAMES[len(place[name]) % len(NAMES)]
 
 
-@api.parametrize()
 @settings(max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_one_that_the_document_promises(case, gateway, session):
+def assert_promised(case, gateway, session):
     name_what_is_there(case)
     key = KEYS[WHO[case.operation.method.upper(), case.operation.path]]
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    case.call_and_validate(base_url=gateway.url, session=session, headers=headers, checks=PROMISES)
+    case.call_and_validate(base_url=gateway.url, session=session, headers=headers, checks=promises())
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+def test_every_answer_is_one_that_the_document_promises(method, path, gateway, session):
+    """Not parametrized by schemathesis, whose tests have one id in pytest 9: of those, pytest-xdist runs the first."""
+    from schemathesis.generation.feedback import FeedbackSources
+    from schemathesis.pytest._test_builder import build_operation_test
+
+    check = build_operation_test(
+        config=api().config,
+        operation=api()[path][method],
+        test_func=assert_promised,
+        given_kwargs={},
+        feedback=FeedbackSources(),
+    )
+    check(gateway=gateway, session=session)
 
 
 async def test_every_route_is_in_the_document(tmp_path, valkey):
@@ -238,10 +262,10 @@ def event_data(path):
 def ask(gateway, path, body):
     """A request that has to be granted, and an answer that has to be as promised."""
     valid(BODIES[path]).validate(body)
-    case = api[path]["POST"].Case(body=body, media_type="application/json")
+    case = api()[path]["POST"].Case(body=body, media_type="application/json")
     response = case.call(base_url=gateway.url, headers={"authorization": "Bearer sk-acme"})
     assert response.status_code == 200, response.text
-    case.validate_response(response, checks=PROMISES)
+    case.validate_response(response, checks=promises())
     return response
 
 
@@ -253,11 +277,11 @@ def events(response):
 
 @pytest.mark.parametrize(("status", "key", "body"), [(401, "wrong", {}), (403, "sk-acme", {}), (400, "sk-admin", {})])
 def test_refusals_keep_their_promise_too(gateway, status, key, body):
-    operation = api["/v1/load_lora_adapter"]["POST"]
+    operation = api()["/v1/load_lora_adapter"]["POST"]
     case = operation.Case(body=body, media_type="application/json")
     response = case.call(base_url=gateway.url, headers={"authorization": f"Bearer {key}"})
     assert response.status_code == status
-    case.validate_response(response, checks=PROMISES)
+    case.validate_response(response, checks=promises())
 
 
 def test_a_stranger_may_read_it(gateway):

@@ -8,6 +8,8 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 from engine.core.config import Scheduling
 from engine.core.sequence import Sequence
@@ -35,10 +37,19 @@ def order_of(scheduling: Scheduling) -> Order:
     """Return the order of the configured policy: `lanes` has a queue for each lane and party (see accounts.py), the
     others have a single one for all requests."""
     if scheduling.policy == "lanes":
-        seconds = scheduling.priority_s
-        return Order(lambda seq: seq.request.lane, lambda seq: seq.request.party, lambda seq: lanes_key(seq, seconds))
-    keys = {"fcfs": fcfs_key, "sjf": lambda seq: sjf_key(seq, scheduling.sjf_stretch), "priority": priority_key}
-    return Order(lambda seq: Lane.INTERACTIVE, lambda seq: "", keys[scheduling.policy])
+        key = partial(lanes_key, priority_s=scheduling.priority_s)
+        return Order(attrgetter("request.lane"), attrgetter("request.party"), key)
+    shortest = partial(sjf_key, stretch=scheduling.sjf_stretch)
+    keys: dict[str, Callable[[Sequence], Key]] = {"fcfs": fcfs_key, "sjf": shortest, "priority": priority_key}
+    return Order(_only_lane, _only_party, keys[scheduling.policy])
+
+
+def _only_lane(seq: Sequence) -> Lane:
+    return Lane.INTERACTIVE
+
+
+def _only_party(seq: Sequence) -> str:
+    return ""
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:

@@ -1,6 +1,6 @@
 """The scheduling core under arbitrary traffic: a state machine whose every step is checked, on simulated memory."""
 
-import copy
+import pickle
 from contextlib import suppress
 from dataclasses import replace
 
@@ -318,7 +318,7 @@ class CoreMachine(RuleBasedStateMachine):
     def plans_are_pure_and_fit(self):
         if not hasattr(self, "engine"):
             return
-        before = copy.deepcopy(self.state)
+        before = pickle.loads(pickle.dumps(self.state, -1))  # in a third of the time of copy.deepcopy
         plan = plan_step(self.state, self.engine.policy, 0.0)
         assert plan == plan_step(before, self.engine.policy, 0.0), "planning is not deterministic"
         assert _comparable(before) == _comparable(self.state), "planning changed the state"

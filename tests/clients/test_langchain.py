@@ -55,7 +55,7 @@ def assert_named(given, ask):
 
 
 class ChatCompletions:
-    """LangChain's chat model on /v1/chat/completions, greedy, with answers of at most 64 or 16 tokens."""
+    """LangChain's chat model on /v1/chat/completions, greedy, with answers of at most 64 or 8 tokens."""
 
     chat_model_class = ChatOpenAI
     supports_json_mode = True
@@ -66,7 +66,7 @@ class ChatCompletions:
     @pytest.fixture(autouse=True)
     def _address(self, request):
         type(self).base_url = request.getfixturevalue("url") if "model" in request.fixturenames else ""
-        type(self).max_tokens = 64 if WHOLE.search(request.node.name) else 16
+        type(self).max_tokens = 64 if WHOLE.search(request.node.name) else 8
 
     @property
     def chat_model_params(self):

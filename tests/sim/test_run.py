@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 BACKLOG = Backlog(12, Sizes(32, 64), Sizes(16, 32))
 
 
-def chat(seconds=30.0, rate=1.0, backlog=BACKLOG, **options):
+def chat(seconds=15.0, rate=1.0, backlog=BACKLOG, **options):
     trace = arrivals(rate, seconds, Sizes(8, 24), Sizes(4, 8))
     if options:
         trace = with_adapters(trace, options["adapters"], 1.0)

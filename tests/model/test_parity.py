@@ -30,7 +30,6 @@ TOP = 5
 """Alternatives a token that are compared."""
 QUESTIONS = (
     "What is the capital of France?",
-    "How do I make a cup of tea?",
     "Why is the sky blue?",
     "Give me three good habits for a healthy life, and say why each of them matters.",
 )

@@ -12,7 +12,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
-from engine.executor.fake import FakeExecutor, fake_token, num_alike
+from engine.executor.fake import FakeExecutor, FakeSampler, num_alike
 
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
 """Their pages, and their bytes packed."""
@@ -164,10 +164,11 @@ def added(adapter_hash, pages=None):
 
 
 def expected_tokens(request, count, vocab_size=50):
-    tokens = list(request.prompt_ids)
+    sampler, tokens = FakeSampler(request.adapter_hash, request.params.seed, request.prompt_ids), []
     for _ in range(count):
-        tokens.append(fake_token(request.adapter_hash, request.params.seed, tokens, vocab_size))
-    return tokens[len(request.prompt_ids) :]
+        tokens.append(sampler.sample(vocab_size))
+        sampler.add(tokens[-1])
+    return tokens
 
 
 goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))

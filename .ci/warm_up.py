@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from loralane import LLM, SamplingParams
 from rich.console import Console
 
 from engine.demo import DEMO_ADAPTERS
 from engine.demo.dense import dense_folder
+from engine.model.packing import load_kernels
 
 
 def main() -> None:
@@ -25,6 +27,7 @@ def main() -> None:
     adapters = {"pirate": DEMO_ADAPTERS["pirate"]}
     with LLM(folder, adapters=adapters, dtype="float32", device="cpu", engine=options) as llm:
         llm.generate("The sea", SamplingParams(max_tokens=2), adapter="pirate")
+    load_kernels(torch.float32)  # the engine compiles them in a thread, which would end with this process before it has
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in about a minute
+test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in under 90 s
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 # Python 3.12, too, is the GPU machine's: make test-gpu-versions PYTHON=python3.12

@@ -17,7 +17,8 @@ from engine.process.files import LOCK, default_data_dir, take
 
 CONTENTS = {
     "models": "folders made of GGUF files",
-    "valkey": "the embedded Valkey: tenants, keys, limits, usage, names of adapters, records of files and batches",
+    "valkey": "the embedded Valkey: tenants, keys, limits, usage, names of adapters, records of files and batches, "
+    "stored responses",
     "files": "files that tenants uploaded and batches wrote",
     "fetched": "adapters fetched from a hub or an object store",
     "adapters": "adapters that an operator put there",

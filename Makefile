@@ -54,7 +54,7 @@ endif
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	@echo "Installing test tools ..." && $(PIP) install -q $(CONSTRAINTS) -e '.[dev]'
+	@echo "Installing test tools ..." && $(PIP) install -q $(CONSTRAINTS) 'loralane[dev]'  # it is there: not built again
 	@touch $@
 
 serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" passes arguments on)
@@ -80,16 +80,17 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	@touch $@
 
 test-clients: setup-dev $(CLIENTS_VENV)/.setup  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
-	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 3 --dist loadfile -p no:schemathesis \
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 3 --dist loadfile \
 	  -k 'clients or langchain or litellm' tests/clients tests/e2e/behaviour/test_behaviour.py $(ARGS)
 
-# These libraries bring pytest plugins, and need other versions of some that tests use: their environment lies on .venv.
+# These libraries bring pytest plugins, and need other versions of some that tests use: their environment lies on .venv,
+# from when they are there, since pip fails of packages that another pip is installing.
 $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
-	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
+	@echo "Installing client libraries ..."
+	@$(PIP) --python $(CLIENTS_VENV)/bin/python install -q --no-deps -r configs/constraints-clients.txt
 	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
 	  > $$($(CLIENTS_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
-	@echo "Installing client libraries ..."
-	@$(CLIENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r configs/constraints-clients.txt
 	@touch $@
 
 lint: setup-dev  ## Style, types, layering and prose

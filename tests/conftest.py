@@ -118,12 +118,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect tests without garbage collections, which would take a quarter of the time, and then leave out of those to
-    come what stays until the end anyway: more than a million objects."""
+    come what stays until the end anyway: almost a million objects, and a few that a collection would free in 1.2 s."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

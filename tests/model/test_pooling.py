@@ -189,7 +189,7 @@ def test_a_prompt_may_fill_the_whole_context(tiny_llama, adapter):
 def test_vectors_of_a_real_model_with_a_real_adapter(smollm2):
     folder = Path(DEMO_ADAPTERS[next(iter(CHARACTERS))])
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    texts = ("Tea", "The capital of France is Paris. " * 6)
+    texts = ("Tea", "The capital of France is Paris. " * 3)
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     run = Run(smollm2, folder, block_size=16, token_budget=16)
     run.chat("chat", prompts[1], "adapter")
@@ -200,10 +200,9 @@ def test_vectors_of_a_real_model_with_a_real_adapter(smollm2):
     run.finish()
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, folder).eval()
+    found = {"adapter": [states(model, prompt) for prompt in prompts]}
+    with model.disable_adapter():
+        found["base"] = [states(model, prompt) for prompt in prompts]
     for name, vector in run.vectors.items():
         index, which, ask = name.split("/")
-        if which == "base":
-            with model.disable_adapter():
-                check(vector, states(model, prompts[int(index)]), ASKS[ask], name)
-        else:
-            check(vector, states(model, prompts[int(index)]), ASKS[ask], name)
+        check(vector, found[which][int(index)], ASKS[ask], name)

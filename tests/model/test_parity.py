@@ -113,14 +113,14 @@ class Reference:
     @torch.inference_mode()
     def logprobs(self, model, answer):
         """Log-probabilities [num_tokens, vocab] of what follows each prefix of the answer."""
-        ids = torch.tensor([answer.prompt + answer.tokens])
+        ids, kept = torch.tensor([answer.prompt + answer.tokens]), len(answer.tokens) + 1
         if model is BASE:
             with self.model.disable_adapter():
-                logits = self.model(ids).logits
+                logits = self.model(ids, logits_to_keep=kept).logits
         else:
             self.model.set_adapter(model)
-            logits = self.model(ids).logits
-        return torch.log_softmax(logits[0, len(answer.prompt) - 1 : -1].float(), dim=-1)
+            logits = self.model(ids, logits_to_keep=kept).logits
+        return torch.log_softmax(logits[0, :-1].float(), dim=-1)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""SIGHUP to `loralane serve`, as processes: with a file it is read again, without one the server stops in order."""
+"""SIGHUP to `loralane serve`, as processes: with a file it is read again, without one the server stops in order. What
+the gateway does is tested, over an engine without a model."""
 
 from __future__ import annotations
 
@@ -23,12 +24,21 @@ tenants:
   acme: {{keys: ["${{ACME}}"]}}
 """
 SECONDS = 120.0
+REAL = ("-m", "gateway")
+FAKE = """
+from functools import partial
+from gateway.__main__ import main
+from gateway.serve import launch
+launch.Launch = partial(launch.Launch, engine=("engine.serve.server", "--fake"))
+main()
+"""
+"""A program that is `loralane` but for the engine, which does not import torch."""
 
 
 @contextmanager
 def serving(folder, *arguments, hangup=signal.SIG_DFL):
-    """A gateway that serves, as `started`."""
-    with started(folder, *arguments, hangup=hangup) as (process, log):
+    """A gateway that serves, as `started`, over an engine without a model."""
+    with started(folder, *arguments, hangup=hangup, program=("-c", FAKE)) as (process, log):
         heard(process, log, "Ctrl-C stops it")
         yield process, log
 
@@ -40,13 +50,13 @@ def set_signals(hangup):
 
 
 @contextmanager
-def started(folder, *arguments, hangup=signal.SIG_DFL):
+def started(folder, *arguments, hangup=signal.SIG_DFL, program=REAL):
     """Start a server, and yield its process and the file with its standard error.
 
     `hangup` is what the server does on SIGHUP as it starts, whatever the tests' own process does.
     """
     log = folder / "log"
-    command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(folder / "data"), *arguments]
+    command = [sys.executable, *program, "serve", "--data-dir", str(folder / "data"), *arguments]
     with log.open("w") as stream:
         process = subprocess.Popen(
             command,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
+from typing import TYPE_CHECKING
 
-from gateway.batches.lease import Lease
-from gateway.files.record import FileRecord
-from gateway.files.service import Files
-from gateway.files.storage import Storage
+if TYPE_CHECKING:  # the process that validates a batch writes an index only: importing Redis' client takes as long
+    from gateway.batches.lease import Lease
+    from gateway.files.record import FileRecord
+    from gateway.files.service import Files
+    from gateway.files.storage import Storage
 
 SMALL_BYTES = 16 * 2**10
 """Maximum size in bytes of a line that is read when its shard begins (2 MiB for all lines of a shard). A longer line is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -17,12 +18,14 @@ from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format
 from gateway.openai.tools import tool_call_reader
-from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
 from gateway.responses.render import AnswerReader, Keep, ResponseRenderer
 from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, TextFormat
+
+if TYPE_CHECKING:  # the process that validates a batch needs no gateway, which imports numpy and Redis' client
+    from gateway.requests.service import Gateway
 
 
 class ResponseCall(Struct, frozen=True):

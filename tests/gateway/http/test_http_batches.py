@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -288,6 +289,12 @@ async def test_objects_without_an_owner_leave_the_storage_after_a_while(api):
     now = 60.0
     assert await sweeper.sweep() == [late]
     assert [name for name in objects(api.folder) if name.startswith("batches")] == kept
+
+
+def test_a_process_that_validates_imports_no_more_than_it_needs():
+    code = "import sys, gateway.batches.validate; print({'numpy', 'redis', 'structlog'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 async def test_a_process_that_validates_ends_with_who_asked(tmp_path):

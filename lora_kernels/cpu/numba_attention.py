@@ -39,9 +39,8 @@ def make_kernel(fmt: Format) -> Kernel:
     return Kernel(attend, AttentionArguments)
 
 
-@simd.inner
+@simd.inlined
 def _attend_item(block, fmt, scratch, item, following):
-    simd.stay_apart()
     sequence, first_row, num_rows = simd.read_i32(item), simd.read_i32(item + 4), simd.read_i32(item + 8)
     first, first_head, num_heads = simd.read_i32(item + 12), simd.read_i32(item + 16), simd.read_i32(item + 20)
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)

@@ -182,9 +182,8 @@ def scratch_bytes(in_features: int) -> int:
     return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
 
 
-@simd.inner
+@simd.inlined
 def _add_item(block, fmt, out_fmt, scratch, item, following):
-    simd.stay_apart()
     (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
     adapter_slot, next_adapter_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
     if not _is_touched(block, adapter_slot, target):

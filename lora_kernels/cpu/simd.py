@@ -134,6 +134,9 @@ _INNER: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "n
 inner: Any = numba.njit(**_INNER)
 """Decorates functions that only kernels call. numba compiles two more functions beside each one, by which Python and C
 could call it, unless it is told not to."""
+inlined: Any = numba.njit(inline="always", **_INNER)
+"""Decorates an inner function that becomes a part of its only caller before types are inferred. LLVM would optimise it
+by itself and then again within each caller: so near the top of a kernel, that takes a second."""
 
 
 @intrinsic

@@ -151,7 +151,7 @@ class HttpApi:
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
-        self._stored = StoredResponsesApi(responses, self._authenticate, ping_seconds) if responses else None
+        self._stored = StoredResponsesApi(gateway, responses, self._authenticate, ping_seconds) if responses else None
         etas = EtaEstimator(batches, gateway) if batches else None
         self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
         of_all = AdminBatchesApi(batches, etas) if batches and etas else None

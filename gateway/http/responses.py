@@ -17,6 +17,7 @@ from gateway.http.edge import AsgiEndpoint
 from gateway.http.lists import MAX_NUMBER, check_parameters, newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
 from gateway.openai.render import list_page
+from gateway.requests.service import Gateway
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
@@ -65,8 +66,15 @@ class FeedResponse(Struct, frozen=True):
 class StoredResponsesApi:
     """Handlers for stored responses. Only tenants can call them, each for its own responses."""
 
-    def __init__(self, responses: Responses, authenticate: Callable[[Request], Principal], ping_seconds: float) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        responses: Responses,
+        authenticate: Callable[[Request], Principal],
+        ping_seconds: float,
+    ) -> None:
         """`ping_seconds` is the interval of the pings in a stream."""
+        self._gateway = gateway
         self._responses = responses
         self._authenticate = authenticate
         self._ping_seconds = ping_seconds
@@ -88,7 +96,8 @@ class StoredResponsesApi:
             raise invalid_request("stream must be true or false", "stream")
         if stream == "true":
             number = -1 if after is None else parse_number(after, "starting_after", 0, MAX_NUMBER)
-            return FeedResponse(self._responses.events(tenant, _id(request), number), self._ping_seconds)
+            feed = self._responses.events(self._gateway, tenant, _id(request), number)
+            return FeedResponse(feed, self._ping_seconds)
         if after is not None:
             raise invalid_request("starting_after needs stream=true", "starting_after")
         return json_response(await self._responses.get(tenant, _id(request)))

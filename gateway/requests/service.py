@@ -42,6 +42,7 @@ from gateway.requests.record import RequestRecord, engine_failures, refuse_faile
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
+from gateway.requests.tenant_watches import TenantWatches
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, Speech, merge_streams
 from gateway.requests.upstreams import UpstreamServer
 from gateway.text.stop_strings import StopStrings
@@ -82,6 +83,8 @@ class Gateway:
         self.turns = LoopTurns()
         self.encoding = EncodingTurns()
         """Turns of the requests that only count, encode or decode tokens."""
+        self.watches = TenantWatches()
+        """Open streams of batches and stored responses."""
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.core.errors import ApiError, Fault
+from gateway.requests.tenant_watches import TenantWatches
 from gateway.responses.render import last_event, typed_event
 from gateway.responses.store import MAX_EVENTS, EventPage, ResponseStore
 
@@ -21,11 +22,17 @@ class EventFeed:
     ping = b": ping\n\n"
 
     def __init__(
-        self, store: ResponseStore, tenant: str, response_id: str, start: int = 0, known: Sequence[bytes] = ()
+        self,
+        store: ResponseStore,
+        watches: TenantWatches,
+        tenant: str,
+        response_id: str,
+        start: int = 0,
+        known: Sequence[bytes] = (),
     ) -> None:
-        """`start` is the number of the first event that the client wants. `known` are the events from that number on
-        that need not be read from Redis."""
-        self._store, self._response = store, (tenant, response_id)
+        """`watches` counts the stream while it is read. `start` is the number of the first event that the client wants.
+        `known` are the events from that number on that need not be read from Redis."""
+        self._store, self._watches, self._response = store, watches, (tenant, response_id)
         self._start, self._known = start, known
 
     async def pages(self) -> AsyncGenerator[bytes, None]:
@@ -33,17 +40,19 @@ class EventFeed:
         empty, comes at once. While Redis is away, later ones wait for it.
 
         Raises ApiError: RESPONSE_NOT_FOUND, also if the response is deleted meanwhile; INVALID_REQUEST, its events are
-        not kept; REGISTRY_UNAVAILABLE, before the first item only.
+        not kept; REGISTRY_UNAVAILABLE and RATE_LIMIT_EXCEEDED (the tenant has too many open streams), before the first
+        item only.
         """
-        page = EventPage(self._known, self._start) if self._known else await self._next()
-        pause = POLL_SECONDS
-        while page.ended is None:
-            yield self._taken(page)
-            pause = POLL_SECONDS if page.events else min(2 * pause, MAX_POLL_SECONDS)
-            if len(page.events) < MAX_EVENTS:
-                await asyncio.sleep(pause)
-            page = await self._next_if_there()
-        yield self._taken(page) + (last_event(page.ended, page.number) if self._start <= page.number else b"")
+        with self._watches.watch(self._response[0]):
+            page = EventPage(self._known, self._start) if self._known else await self._next()
+            pause = POLL_SECONDS
+            while page.ended is None:
+                yield self._taken(page)
+                pause = POLL_SECONDS if page.events else min(2 * pause, MAX_POLL_SECONDS)
+                if len(page.events) < MAX_EVENTS:
+                    await asyncio.sleep(pause)
+                page = await self._next_if_there()
+            yield self._taken(page) + (last_event(page.ended, page.number) if self._start <= page.number else b"")
 
     def failure(self, error: ApiError) -> bytes:
         """Return OpenAI's event for an error that ends the stream but not the response."""

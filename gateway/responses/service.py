@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -90,7 +91,8 @@ class Responses:
     ) -> tuple[Json, EventFeed]:
         """Store the response to a background request as queued, run it in a task, and return its response object and,
         for a request with `stream`, its events. `request` is that of the call, with its time limits. Raises ApiError:
-        MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE; later errors become the response's."""
+        MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE, RATE_LIMIT_EXCEEDED (the tenant has too many open
+        streams); later errors become the response's."""
         speech = gateway.models.speech(principal.tenant, request.model)
         unique, tenant = new_id(), principal.tenant
         lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
@@ -98,16 +100,19 @@ class Responses:
         renderer = call.envelope(admitted)
         queued = renderer.queued()
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
-        await self.store.create(tenant.name, entry, streams=call.stream)
+        # The block makes sure that there is room for the stream before the response is stored. The caller reads the
+        # events at once: nothing else runs on the event loop until `EventFeed.pages` counts the stream again.
+        with gateway.watches.watch(tenant.name) if call.stream else nullcontext():
+            await self.store.create(tenant.name, entry, streams=call.stream)
         run = BackgroundRun(self.store, tenant.name, entry.id, renderer, call.reader, streams=call.stream)
         limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)
         self.background.start(entry.id, run, gateway, principal, limited)
-        return queued, EventFeed(self.store, tenant.name, entry.id, known=run.opening)
+        return queued, EventFeed(self.store, gateway.watches, tenant.name, entry.id, known=run.opening)
 
-    def events(self, tenant: str, response_id: str, after: int = -1) -> EventFeed:
+    def events(self, gateway: Gateway, tenant: str, response_id: str, after: int = -1) -> EventFeed:
         """Return the events of a background response that follow the event with the number `after`; -1 means all of
         them. Raises ApiError: RESPONSE_NOT_FOUND."""
-        return EventFeed(self.store, tenant, checked_id(response_id), after + 1)
+        return EventFeed(self.store, gateway.watches, tenant, checked_id(response_id), after + 1)
 
     async def cancel(self, tenant: str, response_id: str) -> Json:
         """Cancel a background response, unless it has ended, and return it. Tokens that it has used are charged. Raises

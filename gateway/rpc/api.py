@@ -69,10 +69,14 @@ KEEPALIVE = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 2),
 )
 """Keepalive options. Peers that vanish without closing the connection are detected within 40 s; clients may ping every
-10 s, even without a call in progress."""
+10 s, even without a call in progress. A connection is closed at the third ping that comes earlier. The names are those
+of gRPC's channel_arg_names.h; gRPC ignores unknown ones."""
+MOST_STREAMS = 1024
+"""Maximum calls in progress on one connection. The server announces it, and clients let further calls wait."""
 
 
 class GrpcServer:
@@ -147,7 +151,7 @@ class GrpcServer:
     ) -> BatchesService | None:
         if files is None or batches is None:
             return None
-        service = BatchesService(files, batches, EtaEstimator(batches, gateway), keys)
+        service = BatchesService(files, batches, EtaEstimator(batches, gateway), keys, gateway.watches)
         batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
         return service
 
@@ -212,5 +216,6 @@ class GrpcServer:
 
 def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...]:
     sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
+    streams = ("grpc.max_concurrent_streams", MOST_STREAMS)
     # Without SO_REUSEPORT, a port that another server holds is an error; with it, the two would share connections.
-    return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", int(shared)))
+    return (*KEEPALIVE, *sizes, streams, ("grpc.so_reuseport", int(shared)))

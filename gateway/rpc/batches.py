@@ -18,6 +18,7 @@ from gateway.files.record import BATCH, FileRecord
 from gateway.files.service import MAX_PAGE, Files
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
+from gateway.requests.tenant_watches import TenantWatches
 from gateway.rpc.calls import RpcCall, respond_authenticated, watch_interval
 
 READ_SECONDS = 60.0
@@ -38,11 +39,14 @@ PLAIN_FIELDS = (
 
 
 class BatchesService(pb_grpc.BatchesServicer):
-    def __init__(self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator) -> None:
+    def __init__(
+        self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator, watches: TenantWatches
+    ) -> None:
         self._files = files
         self._batches = batches
         self._etas = etas
         self._keys = keys
+        self._watches = watches
         self._closing = asyncio.Event()
 
     async def CreateFile(  # noqa: N802
@@ -161,9 +165,15 @@ class BatchesService(pb_grpc.BatchesServicer):
 
     async def _watch_batch(self, request: pb.WatchBatchRequest, call: RpcCall, principal: Principal) -> None:
         seconds, tenant = watch_interval(request.interval_seconds), principal.as_tenant()
+        with self._watches.watch(tenant.tenant.name):
+            await self._send_changes(request.batch_id, seconds, call, tenant)
+
+    async def _send_changes(self, batch_id: str, seconds: float, call: RpcCall, tenant: Principal) -> None:
+        """Send a batch, and send it again when its status or counts have changed, which is checked every `seconds`,
+        until it has ended or the server begins to stop."""
         seen: Batch | None = None
         while True:
-            batch = await self._batches.get(tenant, request.batch_id)
+            batch = await self._batches.get(tenant, batch_id)
             if seen is None or (batch.status, batch.tally) != (seen.status, seen.tally):
                 await call.open()
                 await call.send(await self._told(batch))

@@ -136,7 +136,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
             raise invalid_request(f"{kind} has no stream; use Call", kind)
         asked = request.get_response
         after = asked.starting_after if asked.HasField("starting_after") else -1
-        await _send_feed(call, self._responses.events(tenant.name, asked.response_id, after))
+        await _send_feed(call, self._responses.events(self._gateway, tenant.name, asked.response_id, after))
 
     async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
         """Authenticate the caller, wait for the tenant's turn on the event loop (see `LoopTurns`) and parse the body of

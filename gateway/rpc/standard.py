@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -13,7 +14,10 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 WATCH_SECONDS = 0.25
-"""Polling interval of a Watch call in seconds, and so the maximum delay with which it reports a change."""
+"""Interval in seconds at which the status is polled for all Watch calls together, and so the maximum delay with which
+they report a change."""
+MOST_WATCHES = 1000
+"""Maximum number of Watch calls in progress. They need no key."""
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
@@ -27,42 +31,92 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
         """Base model that the status of a service is about, by the service's name; empty means all."""
         self._serves = serves
         self._stopping = False
+        self._num_watches = 0
+        self._polled: dict[str, bool] = {}
+        """What `serves` returned in the last poll, by base model. It is current only while there are Watch calls."""
+        self._next_change = asyncio.Event()
+        """Set, and replaced by a new event, when a poll finds a change or the server begins to stop."""
 
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
         if request.service not in self._model_of:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-        return HealthCheckResponse(status=self._status(request.service))
+        return HealthCheckResponse(status=self._status(request.service, self._serves))
 
     async def List(  # noqa: N802
         self, request: HealthListRequest, context: grpc.aio.ServicerContext
     ) -> HealthListResponse:
-        statuses = {service: HealthCheckResponse(status=self._status(service)) for service in self._model_of}
-        return HealthListResponse(statuses=statuses)
+        statuses = {service: self._status(service, self._serves) for service in self._model_of}
+        return HealthListResponse(
+            statuses={service: HealthCheckResponse(status=status) for service, status in statuses.items()}
+        )
 
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Send the status now and whenever it changes, polling every WATCH_SECONDS. The call ends, after a last status,
-        when the server begins to stop, so that it does not delay the shutdown."""
+        """Send the status now and whenever a poll finds that it has changed. The call ends, after a last status, when
+        the server begins to stop, so that it does not delay the shutdown.
+
+        Beyond MOST_WATCHES calls, further ones end with UNIMPLEMENTED. Clients that check a server's health by
+        themselves then go on without these checks; after any other status they would take the server for unhealthy, and
+        strangers could make it so.
+        """
+        if self._num_watches >= MOST_WATCHES:
+            full = f"this server has {self._num_watches} Watch calls, its maximum; use Check"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, full)
         told = None
-        while not self._stopping:
-            status = self._status(request.service)
-            if status != told:
-                await context.write(HealthCheckResponse(status=status))
-                told = status
-            await asyncio.sleep(WATCH_SECONDS)
-        await context.write(HealthCheckResponse(status=self._status(request.service)))
+        with self._polling():
+            while not self._stopping:
+                change, status = self._next_change, self._status(request.service, self._polled.__getitem__)
+                if status != told:
+                    await context.write(HealthCheckResponse(status=status))
+                    told = status
+                await change.wait()
+            await context.write(HealthCheckResponse(status=self._status(request.service, self._serves)))
 
     def stop_serving(self) -> None:
         """Report NOT_SERVING from now on, permanently, so that clients use other servers, and end Watch calls."""
         self._stopping = True
+        self._wake()
 
-    def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
+    @contextmanager
+    def _polling(self) -> Iterator[None]:
+        """Count a Watch call during the block. The status is polled from the first such call until the last one
+        ends."""
+        if not self._num_watches:
+            self._polled = self._poll()
+            self._poller = asyncio.create_task(self._keep_polling(), name="health-poll")
+        self._num_watches += 1
+        try:
+            yield
+        finally:
+            self._num_watches -= 1
+            if not self._num_watches:
+                self._poller.cancel()
+
+    async def _keep_polling(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            polled = self._poll()
+            if polled != self._polled:
+                self._polled = polled
+                self._wake()
+
+    def _poll(self) -> dict[str, bool]:
+        return {model: self._serves(model) for model in set(self._model_of.values())}
+
+    def _wake(self) -> None:
+        """Make every Watch call look at the status again."""
+        change, self._next_change = self._next_change, asyncio.Event()
+        change.set()
+
+    def _status(self, service: str, serves: Callable[[str], bool]) -> HealthCheckResponse.ServingStatus:
+        """Return the status of a service, given the function that returns whether a base model's requests can be
+        served."""
         if service not in self._model_of:
             return HealthCheckResponse.SERVICE_UNKNOWN
-        serving = self._serves(self._model_of[service]) and not self._stopping
+        serving = serves(self._model_of[service]) and not self._stopping
         return HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
 
 

@@ -165,6 +165,7 @@ class ResponseEvent(Struct, kw_only=True):
 
 STORED = frozenset({Fault.RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE})
 READ = STORED | {Fault.INVALID_REQUEST}
+STREAMED = READ | {Fault.RATE_LIMIT_EXCEEDED}
 INCLUDE = {"include": {"type": "array", "items": {"type": "string"}}}
 STREAM: Mapping[str, Mapping[str, Any]] = {
     "stream": {"type": "boolean"},
@@ -199,7 +200,7 @@ def response_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
             "Get a stored response, or stream a background response from an event on.",
             "tenant",
             ResponseObject,
-            faults=READ,
+            faults=STREAMED,
             events=ResponseEvent,
             query=STREAM,
         ),

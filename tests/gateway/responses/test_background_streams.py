@@ -12,6 +12,7 @@ from fakes import BASE, GatewayApp, build_gateway_app
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
+from gateway.requests import tenant_watches
 from gateway.responses import background, events
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
@@ -191,6 +192,25 @@ async def test_a_stream_whose_gateway_died_ends(gateway_app, valkey):
     await until(lost)
     last = (await reading)[-1]
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
+
+
+async def test_a_tenant_has_a_bounded_number_of_streams(gateway_app, valkey, monkeypatch):
+    """A request that is refused leaves no response behind, and what is no stream is still answered."""
+    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 1)
+    response_id, reading = await begin(gateway_app, valkey)
+    async with gateway_app.client() as client:
+        path = f"/v1/responses/{response_id}"
+        for answer in (await client.get(f"{path}?stream=true"), await client.post("/v1/responses", json=FIELDS)):
+            error, wait = answer.json()["error"], answer.headers["retry-after"]
+            assert (answer.status_code, error["code"], wait) == (429, "rate_limit_exceeded", "1")
+            assert "you have 1 open streams" in error["message"] and "close some" in error["message"]
+        assert (await client.get(path)).json()["status"] == "in_progress"
+        queued = await client.post("/v1/responses", json=FIELDS | {"stream": False})
+        assert queued.json()["status"] == "queued"
+    assert len(await valkey.keys("loralane:response:*:resp_????????*")) == 3, "two responses, and events of one"
+    gateway_app.engine.go_on.set()
+    await reading
+    assert (await follow(gateway_app, response_id))[-1].response.output_text == HELLO
 
 
 async def test_deleting_it_ends_every_stream_and_leaves_nothing(gateway_app, valkey):

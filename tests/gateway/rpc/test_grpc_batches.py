@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from batch_fakes import batch_options, claimed
-from grpc_app import as_key, open_grpc_app, refused
+from grpc_app import as_key, open_grpc_app, refused, until
 from redis.asyncio import Redis
 
 from engine.pb import engine_pb2
@@ -18,6 +18,7 @@ from gateway.batches.record import BatchError, Tally
 from gateway.batches.store import BatchStore
 from gateway.pb import batches_pb2 as pb
 from gateway.pb.batches_pb2_grpc import BatchesStub
+from gateway.requests import tenant_watches
 from gateway.rpc import batches as grpc_batches
 
 TEXT = b"line\n" * 100_000
@@ -206,6 +207,31 @@ async def test_a_watch_ends_with_the_server(tmp_path, valkey):
     assert [told async for told in seen] == []
     assert await watching.code() is grpc.StatusCode.OK
     await channel.close()
+
+
+async def test_a_tenant_has_a_bounded_number_of_watches(api, monkeypatch):
+    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 2)
+    own, others = await api.create(), await api.create(key="globex")
+
+    def watch(batch: pb.Batch = own, key: str = "acme") -> Any:
+        return api.stub.WatchBatch(pb.WatchBatchRequest(batch_id=batch.id), metadata=as_key(key))
+
+    first, second = watch(), watch()
+    for call in (first, second):
+        assert (await call.read()).id == own.id
+    refusal = await refused(watch().read())
+    assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED")
+    assert "you have 2 open streams" in refusal.message and "close some" in refusal.message
+    assert (await api.get(own.id)).id == own.id
+    elsewhere = watch(others, "globex")
+    assert (await elsewhere.read()).id == others.id
+    first.cancel()
+    await until(lambda: api.gateway_app.gateway.watches._open["acme"] == 1)
+    third = watch()
+    assert (await third.read()).id == own.id
+    for call in (second, third, elsewhere):
+        call.cancel()
+    await until(lambda: not api.gateway_app.gateway.watches._open)
 
 
 def test_every_field_of_a_batch_is_told():

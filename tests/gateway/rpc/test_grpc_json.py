@@ -13,6 +13,7 @@ from grpc_app import NIGHT, GrpcApp, as_key, open_grpc_app, refused, until
 
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb.json_api_pb2_grpc import JsonApiStub
+from gateway.requests import tenant_watches
 from gateway.responses import background, events
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore
@@ -235,6 +236,24 @@ async def test_a_background_response_outlives_its_call_and_is_streamed_again(api
     assert [event["sequence_number"] for event in seen + rest] == list(range(len(seen + rest)))
     assert rest[-1]["response"]["output"][0]["content"][0]["text"] == HELLO
     assert await stream(api, stored(response_id)) == seen + rest
+
+
+async def test_a_tenant_has_a_bounded_number_of_streams_of_stored_responses(api, monkeypatch):
+    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 1)
+    api.gateway_app.engine.go_on = asyncio.Event()
+    create = new("create_response", background=True, stream=True)
+    stub = JsonApiStub(api.channel)
+    own, others = (aiter(stub.Stream(create, metadata=as_key(key))) for key in ("acme", "initech"))
+    response_id = json.loads((await anext(own)).json)["response"]["id"]
+    await anext(others)
+    for request in (create, stored(response_id)):
+        refusal = await refused(stream(api, request))
+        assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED")
+    assert (await call(api, stored(response_id)))["id"] == response_id
+    api.gateway_app.engine.go_on.set()
+    _ = [[answer async for answer in running] for running in (own, others)]
+    assert (await stream(api, stored(response_id)))[-1]["type"] == "response.completed"
+    assert len(api.gateway_app.engine.requests) == 2, "one that was refused ran"
 
 
 async def test_a_background_response_is_begun_and_cancelled(api):

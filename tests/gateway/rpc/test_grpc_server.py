@@ -1,10 +1,11 @@
 """What surrounds generation: health, reflection, adapter administration, and the server itself."""
 
 import asyncio
+import struct
 
 import grpc
 import pytest
-from fakes import write_adapter
+from fakes import BASE, write_adapter
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_app import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_app, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,6 +17,9 @@ from gateway.adapters.status import STATUS_FIELDS
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.requests.readiness import readiness
+from gateway.rpc import api as rpc_api
+from gateway.rpc import standard
 from gateway.rpc.api import SERVICES, GrpcServer
 
 UNKNOWN, SERVING, NOT_SERVING = (
@@ -82,6 +86,43 @@ async def test_health_of_an_unknown_service(api):
     request = health_pb2.HealthCheckRequest(service="unknown")
     assert (await refused(api.health.Check(request))).code == "NOT_FOUND"
     assert (await api.health.Watch(request).read()).status == UNKNOWN
+
+
+async def test_all_health_watches_share_one_poll(api, monkeypatch):
+    polled = []
+
+    def counting(models, limiter, model):
+        polled.append(model)
+        return readiness(models, limiter, model)
+
+    monkeypatch.setattr(rpc_api, "readiness", counting)
+    monkeypatch.setattr(standard, "WATCH_SECONDS", 3600)
+    services = ("", BASE, "unknown", "loralane.v1.Generation") * 5
+    watches = [api.health.Watch(health_pb2.HealthCheckRequest(service=service)) for service in services]
+    assert [(await watch.read()).status for watch in watches] == [SERVING, SERVING, UNKNOWN, SERVING] * 5
+    assert {"", BASE} <= set(polled) and len(polled) == len(set(polled))
+    for watch in watches:
+        watch.cancel()
+    await until(lambda: not polls())
+
+
+def polls():
+    return [task for task in asyncio.all_tasks() if task.get_name() == "health-poll"]
+
+
+async def test_health_watches_are_bounded(api, monkeypatch):
+    monkeypatch.setattr(standard, "MOST_WATCHES", 2)
+    request = health_pb2.HealthCheckRequest()
+    watches = [api.health.Watch(request) for _ in range(2)]
+    assert [(await watch.read()).status for watch in watches] == [SERVING, SERVING]
+    refusal = await refused(api.health.Watch(request).read())
+    assert (refusal.code, refusal.message) == ("UNIMPLEMENTED", "this server has 2 Watch calls, its maximum; use Check")
+    api.gateway_app.engine.ready = False
+    assert [(await watch.read()).status for watch in watches] == [NOT_SERVING, NOT_SERVING]
+    for watch in watches:
+        watch.cancel()
+    await until(lambda: not polls())
+    assert (await api.health.Watch(request).read()).status == NOT_SERVING
 
 
 async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
@@ -259,6 +300,43 @@ async def test_a_message_too_large_never_reaches_us(api):
     too_large = ask(prompt="x" * MAX_MESSAGE_BYTES)
     assert (await refused(api.generation.Generate(too_large, metadata=as_key()))).code == "RESOURCE_EXHAUSTED"
     assert not api.gateway_app.watcher.records
+
+
+MAX_CONCURRENT_STREAMS, SETTINGS, PING, GOAWAY, ACK = 3, 4, 6, 7, 1
+NUM_PINGS = 10
+
+
+async def ping_in_a_row(port):
+    """Send NUM_PINGS pings of HTTP/2, each after the answer to the last. Return how many were answered, and the
+    server's settings by number."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ping = struct.pack(">I B I 8s", 8 << 8 | PING, 0, 0, b"whatever")
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">I B I", SETTINGS, 0, 0) + ping)
+    answered, settings = 0, {}
+    async with asyncio.timeout(30):
+        while answered < NUM_PINGS:
+            head, flags, _ = struct.unpack(">I B I", await reader.readexactly(9))
+            frame = await reader.readexactly(head >> 8)
+            if head & 255 == GOAWAY:
+                assert b"too_many_pings" in frame
+                break
+            if head & 255 == SETTINGS and not flags & ACK:
+                settings |= dict(struct.iter_unpack(">H I", frame))
+            if head & 255 == PING and flags & ACK:
+                answered += 1
+                writer.write(ping)
+    writer.close()
+    return answered, settings
+
+
+async def test_a_connection_has_bounded_calls_and_pings(api, monkeypatch):
+    answered, settings = await ping_in_a_row(api.port)
+    assert (answered < NUM_PINGS, settings[MAX_CONCURRENT_STREAMS]) == (True, rpc_api.MOST_STREAMS)
+    interval = {"grpc.http2.min_ping_interval_without_data_ms": 0}
+    assert interval.keys() < dict(rpc_api.KEEPALIVE).keys()
+    monkeypatch.setattr(rpc_api, "KEEPALIVE", tuple((dict(rpc_api.KEEPALIVE) | interval).items()))
+    async with GrpcServer(api.gateway_app.gateway, keys()) as port:
+        assert (await ping_in_a_row(port))[0] == NUM_PINGS
 
 
 async def test_a_port_in_use_is_an_error(api):

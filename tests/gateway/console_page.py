@@ -29,6 +29,11 @@ window.setTimeout = (call, ms, ...rest) => wait(call, call.name === "refresh" ? 
 """
 """Script that lets a page ask the gateway ten times as often: each question that a test waits for comes after two
 seconds otherwise."""
+AFTERWARDS = "/health"
+"""What the page shows when a test is over: nothing that goes on asking, and of the same site, so that the browser keeps
+its process."""
+SIZE = {"width": 1280, "height": 720}
+"""Size of a page unless a test sets another: Playwright's default."""
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
 
 
@@ -75,7 +80,18 @@ class Console:
 
 
 @contextmanager
-def opened_console(browser: Any, root: Path, redis_url: str, **app_options: Any) -> Iterator[Console]:
+def opened_page(browser: Any) -> Iterator[Any]:
+    """Open a page for the consoles of several tests, one after the other, for the browser starts three processes for
+    each new one. What one gateway's console keeps in the browser no other sees, because their ports differ."""
+    context = browser.new_context(reduced_motion="reduce")
+    context.set_default_timeout(1000 * PATIENCE)
+    context.add_init_script(OFTEN)
+    yield context.new_page()
+    context.close()
+
+
+@contextmanager
+def opened_console(page: Any, root: Path, redis_url: str, **app_options: Any) -> Iterator[Console]:
     """Everything that the console asks for is there: tenants can be created, and batches listed. `app_options` go to
     `build_gateway_app`."""
     redis, limiter = Redis.from_url(redis_url), CountingLimiter()
@@ -86,19 +102,34 @@ def opened_console(browser: Any, root: Path, redis_url: str, **app_options: Any)
     with served(root, limiter=limiter, accounts=accounts, **options, **app_options) as gateway:
         gateway.run(redis.flushall())
         gateway.run(accounts.start())
-        context = browser.new_context(reduced_motion="reduce")
-        context.set_default_timeout(1000 * PATIENCE)
-        context.add_init_script(OFTEN)
-        found = Console(gateway, context.new_page(), redis, accounts, **options)
-        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
-        found.page.on("console", lambda message: found.errors.append(message.text) if is_wrong(message) else None)
-        found.page.on("request", lambda request: found.asked.append(request.url))
-        yield found
-        context.close()
+        found = Console(gateway, page, redis, accounts, **options)
+        with _heard(found):
+            yield found
+            page.goto(f"{gateway.url}{AFTERWARDS}")
+        page.unroute_all()
+        page.set_viewport_size(SIZE)
+        page.emulate_media(color_scheme="light")
         assert found.errors == []
         gateway.run(gateway.gateway_app.assert_empty())
         gateway.run(accounts.close())
         gateway.run(redis.aclose())
+
+
+@contextmanager
+def _heard(console: Console) -> Iterator[None]:
+    """Note what a console's page reports and requests while the block runs."""
+    listeners = {
+        "pageerror": lambda error: console.errors.append(str(error)),
+        "console": lambda message: console.errors.append(message.text) if is_wrong(message) else None,
+        "request": lambda request: console.asked.append(request.url),
+    }
+    for event, listener in listeners.items():
+        console.page.on(event, listener)
+    try:
+        yield
+    finally:
+        for event, listener in listeners.items():
+            console.page.remove_listener(event, listener)
 
 
 def is_wrong(message: Any) -> bool:

@@ -23,9 +23,9 @@ def small() -> FakeEngine:
 
 
 @pytest.fixture
-def console(browser: Any, tmp_path: Path, valkey_server: ValkeyServer, small: FakeEngine) -> Iterator[Console]:
+def console(page: Any, tmp_path: Path, valkey_server: ValkeyServer, small: FakeEngine) -> Iterator[Console]:
     """The console of a gateway that serves `tiny` and `small`."""
-    with opened_console(browser, tmp_path, valkey_server.connection_url, others={SMALL: small}) as found:
+    with opened_console(page, tmp_path, valkey_server.connection_url, others={SMALL: small}) as found:
         yield found
 
 

@@ -14,11 +14,9 @@ SETTINGS = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
     "worker_niceness": 0,
-    "prestart_worker_first_driver": False,
 }
 """Settings of Ray with which a dead node is noticed in seconds and not in a quarter of a minute, and engines have the
-priority of other processes. With Ray's niceness of 15, they get a thirtieth of the processors that other tests use. A
-process is started for each engine, and none ahead for each CPU."""
+priority of other processes. With Ray's niceness of 15, they get a thirtieth of the processors that other tests use."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Engines of two base models on a Ray cluster of two pretended nodes, in fp32: a killed engine, a killed node and a
+"""Engines of two base models on a Ray cluster of three pretended nodes, in fp32: a killed engine, a killed node and a
 drained engine interrupt no answer, and change no token of it."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def engine_process(address):
 
 
 async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
-    with pretended_cluster((4, 4)) as cluster:
+    with pretended_cluster((2, 2, 2)) as cluster:
         async with running(on_ray(cluster.address)) as app:
             pools = {model.name: model.engine for model in app.gateway.models}
             await asyncio.gather(*(pool.wait_serving(2) for pool in pools.values()))

@@ -82,12 +82,11 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     return Kernel(multiply, QuantizedBlock)
 
 
-@simd.inner
+@simd.inlined
 def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
     """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights in fp32. Returns the
     number of rows multiplied; the caller goes on with the next ones. The other arguments are those of
     `multiply_rows`."""
-    simd.stay_apart()
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
         return 1

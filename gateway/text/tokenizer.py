@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -157,8 +156,14 @@ class Tokenizer:
     async def decode_apart(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of token ids, as `decode` does. Many of them are decoded in a thread, which does not hold
         Python's lock meanwhile, so that the event loop goes on."""
-        decode = partial(self.decode, token_ids, skip_special=skip_special)
-        return decode() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(decode)
+        if len(token_ids) <= THREAD_IDS:
+            return self.decode(token_ids, skip_special=skip_special)
+
+        def decode() -> str:  # a batch of one, because the library keeps the lock in `decode`
+            [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)
+            return str(text)
+
+        return await asyncio.to_thread(decode)
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, as `token_text` does; of many tokens in a thread."""

@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals of each workload")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, at the reference's speed")
     parser.add_argument("--json", type=Path, help="also write the figures and the device here")
     parser.add_argument("--check", type=float, nargs=2, metavar=("MEDIAN", "WORST"), help="fail if errors are larger")
     args = parser.parse_args()

@@ -1,5 +1,5 @@
--- Deletes the working keys of a batch that has ended, and lets its record expire. Of its tenant's batches, as many of
--- the newest are remembered as one tenant may have: the records of older ones that were swept are deleted now.
+-- Deletes the working keys of a batch that has ended, and lets its record expire. Of its tenant's batches, so many of
+-- the newest are remembered (see ARGV); of the OLD_AT_ONCE oldest beyond them, records of swept ones are deleted now.
 -- KEYS: batch, work, holders, bits, parts, all.
 -- ARGV: task, fence, milliseconds until the record expires, id, how many are remembered. Returns 1, or 0 if the lease
 -- is lost.

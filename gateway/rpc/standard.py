@@ -22,8 +22,8 @@ MOST_WATCHES = 1000
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
     """Health service. All `services` and the server as a whole, under the empty name, share one status; each base model
-    has a status of its own, under the model's name. A status is computed on each call: SERVING while `serves` returns
-    True, until `stop_serving`. Other names are unknown services."""
+    has a status of its own, under the model's name: SERVING while `serves` returns True, until `stop_serving`. Each
+    Check and List computes it; it is polled once for all Watch calls. Other names are unknown services."""
 
     def __init__(self, services: Sequence[str], models: Sequence[str], serves: Callable[[str], bool]) -> None:
         """`serves` returns whether requests for a base model can be served, or for any if the name is empty."""

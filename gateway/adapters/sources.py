@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.process.adapter_files import is_place
 from gateway.adapters.fetch import FetchLimits, fetch_hub, fetch_url
 from gateway.config.sections import AdaptersConfig
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import MAX_QUOTED, ApiError, clip, invalid_request
 
 HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})(?:@(?P<revision>\S{1,200}))?"
@@ -57,7 +57,7 @@ class LocalSources:
                     return folder
             if Path(source).is_absolute() and (folder := Path(source).resolve()) in self._folders:
                 return folder
-        raise _refused(f"{source!r} is not a folder below a configured adapter root, nor a GGUF file there")
+        raise _refused(f"{_quoted(source)} is not a folder below a configured adapter root, nor a GGUF file there")
 
 
 class AdapterSources:
@@ -119,14 +119,16 @@ class AdapterSources:
 
     def _url_work(self, url: str) -> Work:
         if any(part in url for part in ("::", "?", "#", "@", "\\", "%")) or ".." in url.split("/"):
-            raise _refused(f"{url!r}: a URL of an adapter is scheme://place/path, without '..', '@', '?' or '::'")
+            raise _refused(
+                f"{_quoted(url)}: a URL of an adapter is scheme://place/path, without '..', '@', '?' or '::'"
+            )
         if not any(url.startswith(prefix) for prefix in self._config.urls):
-            raise _refused(f"{url!r} is not below any of adapters.urls")
+            raise _refused(f"{_quoted(url)} is not below any of adapters.urls")
         return partial(fetch_url, url, self._cache / "urls", self._bounds())
 
     def _hub_work(self, repo: str, revision: str | None) -> Work:
         if not any(fnmatchcase(repo, pattern) for pattern in self._config.hub):
-            raise _refused(f"{repo!r} is no folder below an adapter root, and adapters.hub does not allow it")
+            raise _refused(f"{_quoted(repo)} is no folder below an adapter root, and adapters.hub does not allow it")
         return partial(fetch_hub, repo, revision, self._cache / "hub", self._bounds(), self._hub_endpoint)
 
     def _bounds(self) -> FetchLimits:
@@ -144,12 +146,17 @@ class AdapterSources:
             async with asyncio.timeout(seconds):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except TimeoutError as error:
-            raise _refused(f"{source!r} took longer than {seconds:g} s (adapters.fetch_timeout_s)") from error
+            raise _refused(f"{_quoted(source)} took longer than {seconds:g} s (adapters.fetch_timeout_s)") from error
 
     def _forget(self, source: str, task: asyncio.Task[Path]) -> None:
         del self._fetches[source]
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it as never retrieved
+
+
+def _quoted(source: str) -> str:
+    """Return a source in quotation marks for an error message, so short that what the message says of it is not cut."""
+    return clip(repr(source), MAX_QUOTED)
 
 
 def _refused(message: str) -> ApiError:

@@ -106,7 +106,7 @@ def test_weights_that_are_quantised_are_not_quantised_again(tmp_path):
 
 
 def test_more_engines_than_a_gateway_has_are_not_written(tmp_path):
-    options = ("--device", "l4", *SMALL[2:], "--rate", "20000", "--split", "never", "--settings")
+    options = ("--device", "l4", *SMALL[2:], "--rate", "20000", "--duration", "1", "--split", "never", "--settings")
     found = run("llama-3.1-8b", *options, tmp_path / "engine.yaml")
     assert found.exit_code == 1 and "serves a base model with 64 at most" in " ".join(found.output.split())
     assert not (tmp_path / "engine.yaml").exists()

@@ -40,7 +40,7 @@ $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "loralane needs Python 3.11 to 3.13; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -q 'pip>=25' || echo "Going on with Python's own pip, which may take twice as long"
+	@$(PIP) install -q 'pip>=25' || echo "pip cannot be updated; installing with Python's own, which may take twice as long"
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt
@@ -55,7 +55,7 @@ endif
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	@echo "Installing test tools ..." && $(PIP) install -q $(CONSTRAINTS) 'loralane[dev]'  # it is there: not built again
+	@echo "Installing test tools ..." && $(PIP) install -q $(CONSTRAINTS) 'loralane[dev]'  # installs the extra only
 	@touch $@
 
 serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" passes arguments on)
@@ -84,8 +84,9 @@ test-clients: setup-dev $(CLIENTS_VENV)/.setup  ## Run the tests of client libra
 	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 3 --dist loadfile \
 	  -k 'clients or langchain or litellm' tests/clients tests/e2e/behaviour/test_behaviour.py $(ARGS)
 
-# These libraries bring pytest plugins, and need other versions of some that tests use: their environment lies on .venv,
-# from when they are there, since pip fails of packages that another pip is installing.
+# These libraries bring pytest plugins, and need other versions of some libraries that the tests use: they have an
+# environment of their own, which finds all other packages in .venv. The file that says so is written last, because pip
+# would read .venv, too, and fail where another pip is installing there.
 $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
 	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
 	@echo "Installing client libraries ..."

@@ -117,8 +117,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect tests without garbage collections, which would take a quarter of the time, and then leave out of those to
-    come what stays until the end anyway: almost a million objects, and a few that a collection would free in 1.2 s."""
+    """Collect tests without garbage collections, which would take a quarter of the time. Later collections leave out
+    the objects that exist then, almost a million, because they stay until the end anyway."""
     gc.disable()
     try:
         return (yield)

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.tenants import UnknownFields
-from gateway.openai.parse import Body, check_members, decode_json, to_struct
+from gateway.openai.parse import Body, check_list, decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 
@@ -66,7 +66,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     """
     document = decode_json(body)
     if isinstance(document, dict):
-        check_members(document, "tools")
+        check_list(document, "tools")
         _refuse_tools(document)
         check_unknown(document, KNOWN, unknown)
         _refuse_fields(document)

@@ -53,8 +53,8 @@ class TokensApi:
         messages, or the chat is invalid; UNSUPPORTED_PARAMETER, for example tools that the chat template does not
         support.
         """
-        tenant, text = await self._begin(request)
-        body = parse(text, TokenizeRequest)
+        tenant, raw = await self._begin(request)
+        body = parse(raw, TokenizeRequest)
         model = self._served_model(tenant, body.model)
         tokenizer = model.tokenizer
         if (body.prompt is None) == (body.messages is None):
@@ -68,7 +68,7 @@ class TokensApi:
         else:
             prompt, special = body.prompt or "", body.add_special_tokens
             encode = partial(tokenizer.encode, prompt, special=special, tenant=tenant.name)
-        async with self._gateway.encoding.take(tenant.name, len(text)):
+        async with self._gateway.encoding.take(tenant.name, len(raw)):
             ids = await encode()
             texts = await tokenizer.token_texts(ids) if body.return_token_strs else None
         answer = {
@@ -80,11 +80,11 @@ class TokensApi:
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        tenant, text = await self._begin(request)
-        body = parse(text, DetokenizeRequest)
+        tenant, raw = await self._begin(request)
+        body = parse(raw, DetokenizeRequest)
         model = self._served_model(tenant, body.model)
         model.intake.check_ids(body.tokens, "tokens")
-        async with self._gateway.encoding.take(tenant.name, len(text)):
+        async with self._gateway.encoding.take(tenant.name, len(raw)):
             return json_response({"prompt": await model.tokenizer.decode_apart(body.tokens, skip_special=False)})
 
     async def _begin(self, request: Request) -> tuple[Tenant, bytes]:

@@ -68,7 +68,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     document = decode_json(body)
     check_parts(document, "messages")
     check_texts(document, "prompt")
-    check_members(document, "tools")
+    check_list(document, "tools")
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
@@ -106,7 +106,7 @@ def check_texts(document: Any, field: str) -> None:
         raise invalid_request(f"{field} may have at most {MOST_PARTS} members that are not token ids", field)
 
 
-def check_members(document: Any, field: str) -> None:
+def check_list(document: Any, field: str) -> None:
     """Raise ApiError (INVALID_REQUEST) if the list in a field of a body has more than `MOST_PARTS` members."""
     members = document.get(field) if isinstance(document, dict) else None
     if isinstance(members, list):

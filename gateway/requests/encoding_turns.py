@@ -4,12 +4,11 @@ one of 8 MiB takes seconds in a thread."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from gateway.core.errors import ApiError, Fault
+from gateway.requests.tenant_room import TenantRoom
 
 AT_ONCE = 2
 """Maximum number of such requests in work at the same time, because generations need the threads, too."""
@@ -24,9 +23,7 @@ class EncodingTurns:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """`most_bytes` is the maximum for one tenant. A single request may have more."""
-        self._most_bytes = most_bytes
-        self._bytes: Counter[str] = Counter()
-        """Bytes of each tenant's requests that wait or are in work."""
+        self._room = TenantRoom(most_bytes, "your requests for tokens that wait have {held} bytes; try again later")
         self._all = asyncio.Semaphore(AT_ONCE)
         self._own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Semaphore of each tenant that has such requests."""
@@ -35,16 +32,8 @@ class EncodingTurns:
     async def take(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
         """Wait until a tenant's request of `num_bytes` bytes may be worked on, which the block does. Raises ApiError
         (RATE_LIMIT_EXCEEDED): the tenant's other requests leave no room for it."""
-        if self._bytes[tenant] and self._bytes[tenant] + num_bytes > self._most_bytes:
-            message = f"your requests for tokens that wait have {self._bytes[tenant]:,} bytes; try again later"
-            raise ApiError(Fault.RATE_LIMIT_EXCEEDED, message, retry_after=1.0, limit_kind="requests")
-        if (own := self._own.get(tenant)) is None:
-            own = self._own[tenant] = asyncio.Semaphore(1)
-        self._bytes[tenant] += num_bytes
-        try:
+        with self._room.taken(tenant, num_bytes):
+            if (own := self._own.get(tenant)) is None:
+                own = self._own[tenant] = asyncio.Semaphore(1)
             async with own, self._all:
                 yield
-        finally:
-            self._bytes[tenant] -= num_bytes
-            if not self._bytes[tenant]:
-                del self._bytes[tenant]

@@ -42,11 +42,20 @@ from gateway.requests.record import RequestRecord, engine_failures, refuse_faile
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
-from gateway.requests.tenant_watches import TenantWatches
+from gateway.requests.tenant_room import TenantRoom
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, Speech, merge_streams
 from gateway.requests.upstreams import UpstreamServer
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
+
+MOST_WATCHES = 128
+"""Maximum number of streams, over HTTP and gRPC together, by which one tenant follows its batches and stored responses
+in this process. Each reads Redis up to 10 times a second for a batch, and up to 20 times for a response, and no other
+limit of the tenant applies to it."""
+TOO_MANY_WATCHES = (
+    "you have {held} open streams of batches and stored responses here, the maximum; close some, or get the batch or "
+    "response itself from time to time"
+)
 
 
 class Gateway:
@@ -83,7 +92,7 @@ class Gateway:
         self.turns = LoopTurns()
         self.encoding = EncodingTurns()
         """Turns of the requests that only count, encode or decode tokens."""
-        self.watches = TenantWatches()
+        self.watches = TenantRoom(MOST_WATCHES, TOO_MANY_WATCHES)
         """Open streams of batches and stored responses."""
 
     @property

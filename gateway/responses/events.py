@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.core.errors import ApiError, Fault
-from gateway.requests.tenant_watches import TenantWatches
+from gateway.requests.tenant_room import TenantRoom
 from gateway.responses.render import last_event, typed_event
 from gateway.responses.store import MAX_EVENTS, EventPage, ResponseStore
 
@@ -24,7 +24,7 @@ class EventFeed:
     def __init__(
         self,
         store: ResponseStore,
-        watches: TenantWatches,
+        watches: TenantRoom,
         tenant: str,
         response_id: str,
         start: int = 0,
@@ -43,7 +43,7 @@ class EventFeed:
         not kept; REGISTRY_UNAVAILABLE and RATE_LIMIT_EXCEEDED (the tenant has too many open streams), before the first
         item only.
         """
-        with self._watches.watch(self._response[0]):
+        with self._watches.taken(self._response[0]):
             page = EventPage(self._known, self._start) if self._known else await self._next()
             pause = POLL_SECONDS
             while page.ended is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from gateway.core.trace_context import UNKNOWN, Ingress, new_id
 from gateway.openai.parse import MOST_PARTS
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
+from gateway.requests.tenant_room import TenantRoom
 from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
 from gateway.responses.calls import ResponseCall, response_call
 from gateway.responses.events import EventFeed
-from gateway.responses.held_conversations import HeldConversations
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
@@ -35,6 +36,11 @@ Storing = Literal["never", "on_request", "by_default"]
 BACKGROUND_SECONDS = 86_400.0
 """Seconds that a background response may take: no client waits for it at a connection, so the server's time limit for
 whole answers does not apply."""
+MOST_HELD_BYTES = 64 * 2**20
+"""Maximum bytes of the stored conversations, as they are stored, that one tenant's running requests continue: eight of
+the longest. A request of 200 bytes brings one into memory before any limit of the tenant applies and, in the
+background, holds no connection."""
+TOO_MANY_HELD = "your running requests continue conversations of {held} bytes; try again later"
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 
 log = structlog.get_logger("responses")
@@ -56,7 +62,7 @@ class Responses:
         self.store = store
         self.background = BackgroundRuns()
         self._storing = storing
-        self._held = HeldConversations()
+        self._held = TenantRoom(MOST_HELD_BYTES, TOO_MANY_HELD)
 
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
@@ -83,7 +89,8 @@ class Responses:
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
         call = response_call(body, request_id, ingress, before.items, keep)
         if before.items:
-            self._held.hold(tenant.name, before.num_bytes, call.chat)
+            self._held.take(tenant.name, before.num_bytes)  # until the chat is garbage-collected
+            weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
         return call
 
     async def begin(
@@ -102,7 +109,7 @@ class Responses:
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
         # The block makes sure that there is room for the stream before the response is stored. The caller reads the
         # events at once: nothing else runs on the event loop until `EventFeed.pages` counts the stream again.
-        with gateway.watches.watch(tenant.name) if call.stream else nullcontext():
+        with gateway.watches.taken(tenant.name) if call.stream else nullcontext():
             await self.store.create(tenant.name, entry, streams=call.stream)
         run = BackgroundRun(self.store, tenant.name, entry.id, renderer, call.reader, streams=call.stream)
         limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)

@@ -18,7 +18,7 @@ from gateway.files.record import BATCH, FileRecord
 from gateway.files.service import MAX_PAGE, Files
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
-from gateway.requests.tenant_watches import TenantWatches
+from gateway.requests.tenant_room import TenantRoom
 from gateway.rpc.calls import RpcCall, respond_authenticated, watch_interval
 
 READ_SECONDS = 60.0
@@ -40,7 +40,7 @@ PLAIN_FIELDS = (
 
 class BatchesService(pb_grpc.BatchesServicer):
     def __init__(
-        self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator, watches: TenantWatches
+        self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator, watches: TenantRoom
     ) -> None:
         self._files = files
         self._batches = batches
@@ -165,7 +165,7 @@ class BatchesService(pb_grpc.BatchesServicer):
 
     async def _watch_batch(self, request: pb.WatchBatchRequest, call: RpcCall, principal: Principal) -> None:
         seconds, tenant = watch_interval(request.interval_seconds), principal.as_tenant()
-        with self._watches.watch(tenant.tenant.name):
+        with self._watches.taken(tenant.tenant.name):
             await self._send_changes(request.batch_id, seconds, call, tenant)
 
     async def _send_changes(self, batch_id: str, seconds: float, call: RpcCall, tenant: Principal) -> None:

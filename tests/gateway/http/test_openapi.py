@@ -102,7 +102,8 @@ def assert_promised(case, gateway, session):
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
 def test_every_answer_is_one_that_the_document_promises(method, path, gateway, session):
-    """Not parametrized by schemathesis, whose tests have one id in pytest 9: of those, pytest-xdist runs the first."""
+    """Each operation is a test of its own. The test is built here, because pytest 9 gives all tests that schemathesis
+    parametrizes the same node id, and pytest-xdist runs only the first of the tests that share one."""
     from schemathesis.generation.feedback import FeedbackSources
     from schemathesis.pytest._test_builder import build_operation_test
 

@@ -12,7 +12,6 @@ from fakes import BASE, GatewayApp, build_gateway_app
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
-from gateway.requests import tenant_watches
 from gateway.responses import background, events
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
@@ -196,7 +195,7 @@ async def test_a_stream_whose_gateway_died_ends(gateway_app, valkey):
 
 async def test_a_tenant_has_a_bounded_number_of_streams(gateway_app, valkey, monkeypatch):
     """A request that is refused leaves no response behind, and what is no stream is still answered."""
-    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 1)
+    monkeypatch.setattr(gateway_app.gateway.watches, "most", 1)
     response_id, reading = await begin(gateway_app, valkey)
     async with gateway_app.client() as client:
         path = f"/v1/responses/{response_id}"

@@ -110,7 +110,7 @@ async def test_anothers_response_is_as_one_that_does_not_exist(gateway_app):
 async def test_conversations_of_one_tenant_in_memory_have_a_bound(gateway_app, monkeypatch):
     made, engine = await create(gateway_app), gateway_app.engine
     body = {"model": BASE, "input": "hi", "previous_response_id": made.id}
-    monkeypatch.setattr(gateway_app.responses._held, "_most", 1000)
+    monkeypatch.setattr(gateway_app.responses._held, "most", 1000)
     engine.go_on = asyncio.Event()
     first = asyncio.create_task(ask(gateway_app, "POST", "", **body))
     while len(engine.requests) < 2:

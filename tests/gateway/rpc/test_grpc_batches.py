@@ -18,7 +18,6 @@ from gateway.batches.record import BatchError, Tally
 from gateway.batches.store import BatchStore
 from gateway.pb import batches_pb2 as pb
 from gateway.pb.batches_pb2_grpc import BatchesStub
-from gateway.requests import tenant_watches
 from gateway.rpc import batches as grpc_batches
 
 TEXT = b"line\n" * 100_000
@@ -210,7 +209,7 @@ async def test_a_watch_ends_with_the_server(tmp_path, valkey):
 
 
 async def test_a_tenant_has_a_bounded_number_of_watches(api, monkeypatch):
-    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 2)
+    monkeypatch.setattr(api.gateway_app.gateway.watches, "most", 2)
     own, others = await api.create(), await api.create(key="globex")
 
     def watch(batch: pb.Batch = own, key: str = "acme") -> Any:
@@ -226,12 +225,12 @@ async def test_a_tenant_has_a_bounded_number_of_watches(api, monkeypatch):
     elsewhere = watch(others, "globex")
     assert (await elsewhere.read()).id == others.id
     first.cancel()
-    await until(lambda: api.gateway_app.gateway.watches._open["acme"] == 1)
+    await until(lambda: api.gateway_app.gateway.watches._held["acme"] == 1)
     third = watch()
     assert (await third.read()).id == own.id
     for call in (second, third, elsewhere):
         call.cancel()
-    await until(lambda: not api.gateway_app.gateway.watches._open)
+    await until(lambda: not api.gateway_app.gateway.watches._held)
 
 
 def test_every_field_of_a_batch_is_told():

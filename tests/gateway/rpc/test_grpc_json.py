@@ -13,7 +13,6 @@ from grpc_app import NIGHT, GrpcApp, as_key, open_grpc_app, refused, until
 
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb.json_api_pb2_grpc import JsonApiStub
-from gateway.requests import tenant_watches
 from gateway.responses import background, events
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore
@@ -239,7 +238,7 @@ async def test_a_background_response_outlives_its_call_and_is_streamed_again(api
 
 
 async def test_a_tenant_has_a_bounded_number_of_streams_of_stored_responses(api, monkeypatch):
-    monkeypatch.setattr(tenant_watches, "MOST_WATCHES", 1)
+    monkeypatch.setattr(api.gateway_app.gateway.watches, "most", 1)
     api.gateway_app.engine.go_on = asyncio.Event()
     create = new("create_response", background=True, stream=True)
     stub = JsonApiStub(api.channel)

@@ -31,6 +31,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.validation_workloads import (
+    ADAPTERS,
+    BUSY_S,
+    CHAT,
+    Loops,
+    for_speed,
+    make_workloads,
+    saturated,
+    speed_of,
+)
 from engine.config import EngineConfig
 from engine.executor.cost import CostModel, DeviceSpec, StepWork, read_device
 from engine.model.prepare import prepare_model
@@ -38,69 +48,18 @@ from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
 from engine.serve.measure import Lesson, Lessons, describe, lessons, loops, open_engine
 from engine.sim.capacity import Demand, serve
-from engine.sim.device import find_device
 from engine.sim.replay import RealEngine, replay
 from engine.sim.report import Report
 from engine.sim.run import Setup, simulate
-from engine.sim.scenario import Scenario
-from engine.sim.synthetic import Sizes
-from engine.sim.workload import Backlog, Workload
+from engine.sim.workload import Workload
 from gateway.terminal.output import print_wide
 
 MAX_LEN, NUM_PAGES = 2048, 2049
-ADAPTERS, RANKS = 64, (8, 16, 32, 64)
+RANKS = (8, 16, 32, 64)
 LOOP_S = 2.0
 """Seconds of each closed loop that is measured in a round."""
-BUSY_S = 60.0
-"""Seconds for which an engine is kept busy; the second half is measured. Batch work alone may take longer steps the
-longer there was no interactive work (`Scheduling.yield_share`), up to a maximum that it reaches after 25 s: on a slow
-CPU the second half of 30 s had a quarter fewer tokens a second."""
-CHAT = ("32-256", "16-96")
-REFERENCE = "cpu-smollm2"
-"""Device for which the workloads' rates were chosen. They are scaled by this machine's speed relative to it, because an
-engine near its capacity amplifies each error of a step's duration: at 1.05 times the capacity, TTFT p50 erred by 9 to
-78 % where steps erred by 4 to 12 %."""
 FIGURES = ("tokens/s", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "E2E p50")
 Figures = tuple[float, ...]
-Loops = list[tuple[StepWork, float]]
-"""Steps of closed loops: work, and real seconds."""
-
-
-def traffic(rate: float, seconds: float, sizes: tuple[str, str], seed: int, **options: Any) -> Workload:
-    prompt, output = (Sizes.parse(text) for text in sizes)
-    return Scenario(rate=rate, seconds=seconds, prompt=prompt, output=output, seed=seed, **options).workload()
-
-
-def at_once(workload: Workload) -> Workload:
-    return replace(workload, trace=[arrival._replace(time=0.0) for arrival in workload.trace], horizon=0.0)
-
-
-def for_speed(workload: Workload, speed: float) -> Workload:
-    """Return the workload for a machine of this speed (see `REFERENCE`): arrivals are `speed` times as frequent."""
-    arrivals = [arrival._replace(time=arrival.time / speed) for arrival in workload.trace]
-    return replace(workload, trace=arrivals, horizon=workload.horizon / speed)
-
-
-def speed_of(steps: Loops) -> float:
-    """Return how fast this machine computed these steps: 1 means as fast as `REFERENCE`."""
-    cost = find_device(REFERENCE).cost
-    return sum(cost.seconds(work) for work, _ in steps) / sum(seconds for _, seconds in steps)
-
-
-def make_workloads(seconds: float, seed: int) -> dict[str, Workload]:
-    """Return the eight workloads, whose rates suit an engine on the device `REFERENCE`."""
-    rng, backlog = Random(seed), Backlog(16, Sizes(64, 256), Sizes(64, 160))
-    shared = traffic(1.2, seconds, ("600-1200", "16-64"), seed)
-    return {
-        "chats": traffic(1, seconds, CHAT, seed),
-        "busy chats": traffic(3, seconds, CHAT, seed),
-        "bursts": traffic(2, seconds, CHAT, seed, cv=3),
-        "48 at once": at_once(traffic(48 / seconds, seconds, ("32-256", "16-128"), seed)),
-        "long prompts": traffic(0.5, seconds, ("512-1536", "8-32"), seed),
-        "64 adapters": traffic(2, seconds, CHAT, seed, adapters=ADAPTERS, zipf=1.0),
-        "beside a backlog": traffic(1, seconds, CHAT, seed, backlog=backlog),
-        "shared prefixes": replace(shared, trace=[one._replace(blocks=(rng.randrange(3),)) for one in shared.trace]),
-    }
 
 
 def figures(report: Report) -> Figures:
@@ -108,11 +67,6 @@ def figures(report: Report) -> Figures:
     lane = report.lanes["interactive"]
     times = lane.ttft.p50, lane.ttft.p90, lane.tpot.p50, lane.tpot.p90, lane.e2e.p50
     return (report.tokens_per_s, *(math.nan if value is None else value for value in times))
-
-
-def saturated(adapters: int, seed: int, seconds: float = BUSY_S) -> Workload:
-    """Return a workload that keeps an engine busy: 48 requests at any time."""
-    return Workload([], seconds, Backlog(48, Sizes.parse(CHAT[0]), Sizes.parse(CHAT[1])), adapters, 0.0, seed)
 
 
 class Tail:

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.experts import save_model
-from benchmarks.validation import Loops, Measured, Tail, by_arithmetic, device_from, saturated
+from benchmarks.validation import Measured, Tail, by_arithmetic, device_from
+from benchmarks.validation_workloads import Loops, saturated
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.executor.cost import StepWork

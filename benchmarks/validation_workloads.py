@@ -16,8 +16,8 @@ from engine.sim.workload import Backlog, Workload
 ADAPTERS = 64
 BUSY_S = 60.0
 """Seconds for which an engine is kept busy; the second half is measured. Batch work alone may take longer steps the
-longer there was no interactive work (`Scheduling.yield_share`), up to a maximum that it reaches after 25 s; `plan` does
-not count with shorter ones, which a slow CPU needs until then."""
+longer there was no interactive work (`Scheduling.yield_share`), up to a maximum that it reaches after 25 s. `plan`
+assumes that steps are never shortened, as they are on a slow CPU before that time."""
 CHAT = ("32-256", "16-96")
 REFERENCE = "cpu-smollm2"
 """Device for which the workloads' rates were chosen. They are scaled by this machine's speed relative to it, because an

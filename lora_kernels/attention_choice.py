@@ -40,6 +40,10 @@ class AttentionWish:
     cap: float | None = None
     sinks: bool = False
 
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the dtype in which K and V of a model of `dtype` are stored."""
+        return torch.float8_e4m3fn if self.has_fp8_kv else dtype
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:

@@ -40,6 +40,8 @@ PREFILLS: dict[str, Chunks] = {
     "4 chunks of 512 at 4,096": ((512, 4096),) * 4,
     "63 decodes at 2,048, chunk of 512": ((1, 2048),) * 63 + ((512, 2048),),
 }
+KV_DTYPES = {"": False, ", FP8 KV": True}
+"""Ending of a case's name -> whether K and V are stored in FP8."""
 TINY_DECODES: dict[str, Chunks] = {"2 of 20": ((1, 20), (1, 17))}
 TINY_PREFILLS: dict[str, Chunks] = {"chunk of 4 at 12": ((4, 12),)}
 
@@ -47,27 +49,37 @@ TINY_PREFILLS: dict[str, Chunks] = {"chunk of 4 at 12": ((4, 12),)}
 def run(journal: Journal) -> None:
     device = torch.device(journal.device)
     bandwidth = memory_bandwidth(device, journal.tiny)
-    for name, chunks in (TINY_DECODES if journal.tiny else DECODES).items():
-        with journal.case(f"decode attention: {name}", LEAST_S):
-            journal.row("attention, decode", name, **decode(make_load(chunks, device), bandwidth))
-    for name, chunks in (TINY_PREFILLS if journal.tiny else PREFILLS).items():
-        with journal.case(f"prefill attention: {name}", LEAST_S):
-            journal.row("attention, prefill", name, **prefill(make_load(chunks, device)))
+    for ending, fp8_kv in kv_dtypes(device).items():
+        for name, chunks in (TINY_DECODES if journal.tiny else DECODES).items():
+            with journal.case(f"decode attention: {name}{ending}", LEAST_S):
+                timed = decode(make_load(chunks, device, fp8_kv), bandwidth)
+                journal.row("attention, decode", f"{name}{ending}", **timed)
+        for name, chunks in (TINY_PREFILLS if journal.tiny else PREFILLS).items():
+            with journal.case(f"prefill attention: {name}{ending}", LEAST_S):
+                journal.row("attention, prefill", f"{name}{ending}", **prefill(make_load(chunks, device, fp8_kv)))
 
 
-def make_load(chunks: Chunks, device: torch.device) -> AttentionLoad:
+def kv_dtypes(device: torch.device) -> dict[str, bool]:
+    """Return the `KV_DTYPES` that a device has: FP8 in the interpreter and from compute capability 8.9 on."""
+    has_fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return KV_DTYPES if has_fp8 else {"": False}
+
+
+def make_load(chunks: Chunks, device: torch.device, fp8_kv: bool = False) -> AttentionLoad:
     tiny = device.type == "cpu"
     spec = model_spec(tiny)
-    return attention_load(spec, chunks, 1 if tiny else spec.layers, model_dtype(tiny), device)
+    return attention_load(spec, chunks, 1 if tiny else spec.layers, model_dtype(tiny), device, fp8_kv)
 
 
 def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object]]:
     """Return the calls to time: one of the backend's attention for each layer of the load."""
-    return [partial(backend.attention, load.query, kv, load.batch, load.scores) for kv in load.kv]
+    attend = partial(backend.attention, kv_coding=load.kv_coding)
+    return [partial(attend, load.query, kv, load.batch, load.scores) for kv in load.kv]
 
 
 def measure(load: AttentionLoad) -> Timing:
-    return time_calls(our_calls(load, our_backend(load.query.device)), load.query.device)
+    device = load.query.device
+    return time_calls(our_calls(load, our_backend(device, load.kv_coding is not None)), device)
 
 
 def decode(load: AttentionLoad, bandwidth: float) -> dict[str, float | str]:

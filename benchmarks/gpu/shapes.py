@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.model.arena import page_shape
 from engine.model.lora import TARGETS, ProjectionGroups, projection_groups, target_widths
 from engine.model.spec import ModelSpec, parse_spec
-from lora_kernels.backend import AttentionBatch, Scores
+from lora_kernels.backend import AttentionBatch, KvCoding, Scores
 from lora_kernels.layout import RANK_TILE, AdapterLayout, LoraTable, ProjectionGroup, plan_layout
 
 BLOCK_SIZE = 16
@@ -138,6 +138,7 @@ class AttentionLoad:
         query: [num_rows, heads, head_dim].
         kv: [num_pages, 2, BLOCK_SIZE, kv_heads, head_dim] for each layer.
         chunks: (query rows, context length) of each sequence.
+        kv_coding: how K and V are stored in FP8. None means that they are stored as they are, in the query's dtype.
     """
 
     query: Tensor
@@ -145,12 +146,13 @@ class AttentionLoad:
     batch: AttentionBatch
     chunks: tuple[tuple[int, int], ...]
     scores: Scores
+    kv_coding: KvCoding | None = None
 
     @property
     def kv_bytes(self) -> int:
         """Number of bytes of K and V of all context tokens in one layer."""
         _, _, _, kv_heads, head_dim = self.kv[0].shape
-        return sum(context for _, context in self.chunks) * 2 * kv_heads * head_dim * self.query.itemsize
+        return sum(context for _, context in self.chunks) * 2 * kv_heads * head_dim * self.kv[0].itemsize
 
     @property
     def io_bytes(self) -> int:
@@ -165,10 +167,16 @@ class AttentionLoad:
 
 
 def attention_load(
-    spec: ModelSpec, chunks: Sequence[tuple[int, int]], layers: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    chunks: Sequence[tuple[int, int]],
+    layers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    fp8_kv: bool = False,
 ) -> AttentionLoad:
     """Return a load of random queries and KV for `chunks`, (query rows, context length) of each sequence, those with
-    one query row first. Pages are in random order; memory that no sequence owns is NaN, and page 0 is zero."""
+    one query row first. Pages are in random order; memory that no sequence owns is NaN, and page 0 is zero. With
+    `fp8_kv`, K and V are stored in FP8, with a scale for each head as in an engine."""
     ordered = tuple(sorted(chunks, key=lambda chunk: chunk[0] != 1))
     blocks = [-(-context // BLOCK_SIZE) for _, context in ordered]
     num_pages = sum(blocks) + 2
@@ -183,8 +191,16 @@ def attention_load(
             arena[int(batch.block_tables[sequence, blocks[sequence] - 1]), :, :, rest:] = float("nan")
     rows = sum(rows for rows, _ in ordered)
     query = torch.empty(rows, spec.heads, spec.head_dim, dtype=dtype, device=device).normal_()
-    kv = tuple(arena[:, layer] for layer in range(layers))
-    return AttentionLoad(query, kv, batch, ordered, Scores(spec.head_dim**-0.5))
+    stored = arena.to(torch.float8_e4m3fn) if fp8_kv else arena
+    kv = tuple(stored[:, layer] for layer in range(layers))
+    coding = plain_coding(spec, device) if fp8_kv else None
+    return AttentionLoad(query, kv, batch, ordered, Scores(spec.head_dim**-0.5), coding)
+
+
+def plain_coding(spec: ModelSpec, device: torch.device) -> KvCoding:
+    """Return the coding of K and V in FP8 whose scales are 1, and which subtracts nothing."""
+    scales = torch.ones(2, spec.kv_heads, device=device)
+    return KvCoding(scales, torch.zeros(spec.kv_heads, spec.head_dim, device=device))
 
 
 def attention_batch(

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, TINY_PREFILLS, Chunks, make_load
+from benchmarks.gpu.kernels_attention import (
+    DECODES,
+    PREFILLS,
+    TINY_DECODES,
+    TINY_PREFILLS,
+    Chunks,
+    kv_dtypes,
+    make_load,
+)
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
@@ -114,8 +122,11 @@ def make_subjects(kernel: str, device: torch.device, engine_dir: Path | None) ->
     """Yield what is tuned under a kernel's name, with inputs allocated on `device`; in toy size if that is a CPU."""
     if kernel == LIBRARY:
         yield from library_subjects(device, engine_dir)
+    elif kernel in LORA_WORKS:
+        yield lora_subject(kernel, device)
     else:
-        yield lora_subject(kernel, device) if kernel in LORA_WORKS else attention_subject(kernel, device)
+        for fp8_kv in kv_dtypes(device).values():
+            yield attention_subject(kernel, device, fp8_kv)
 
 
 def lora_subject(kernel: str, device: torch.device) -> Subject:
@@ -146,12 +157,13 @@ def add(backend: Backend, out: Tensor, x: Tensor, prepared: Any, layer: int, gro
     return out
 
 
-def attention_subject(kernel: str, device: torch.device) -> Subject:
+def attention_subject(kernel: str, device: torch.device, fp8_kv: bool) -> Subject:
+    """Return the tuning of an attention kernel over K and V that are stored in FP8, or in the model's dtype."""
     tiny = device.type == "cpu"
-    load = make_load(ATTENTION_WORKS[kernel][tiny], device)
-    own = PagedAttention()
-    default = own.decode_tuning(load.kv[0]) if kernel == DECODE else own.prefill_tuning(load.kv[0])
-    shape = attention_shape(model_spec(tiny).head_dim, model_dtype(tiny))
+    load = make_load(ATTENTION_WORKS[kernel][tiny], device, fp8_kv)
+    own, kv = PagedAttention(), load.kv[0]
+    default = own.decode_tuning(kv) if kernel == DECODE else own.prefill_tuning(kv)
+    shape = attention_shape(model_spec(tiny).head_dim, kv.dtype)
     runs = partial(attention_runs, load, decoding if kernel == DECODE else prefilling)
     return Subject(kernel, shape, asdict(default), VARIANTS[kernel], runs)
 
@@ -166,8 +178,8 @@ def prefilling(config: Config) -> PagedAttention:
 
 def attention_runs(load: AttentionLoad, make: Callable[[Config], PagedAttention], config: Config) -> list[Run]:
     """Return the launches to time for a configuration: one of `make(config)` for each layer of the load."""
-    attend = make(config)
-    return [partial(attend, load.query, kv, load.batch, load.scores) for kv in load.kv]
+    attend, scales = make(config), None if load.kv_coding is None else load.kv_coding.scales
+    return [partial(attend, load.query, kv, load.batch, load.scores, kv_scales=scales) for kv in load.kv]
 
 
 def library_subjects(device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:

@@ -59,8 +59,10 @@ def lora_shape(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def attention_shape(head_dim: int, dtype: torch.dtype) -> str:
-    return f"{head_dim} {lora_shape(dtype)}"
+def attention_shape(head_dim: int, kv_dtype: torch.dtype) -> str:
+    """Returns the key of measurements of attention over K and V stored in `kv_dtype`, on which sizes of blocks depend:
+    K and V take nearly all of the bytes and of the shared memory."""
+    return f"{head_dim} {lora_shape(kv_dtype)}"
 
 
 def load_backend(
@@ -71,7 +73,8 @@ def load_backend(
     wish: AttentionWish | None = None,
     on_attention: Callable[[AttentionChoice], None] = lambda _: None,
 ) -> TritonBackend:
-    """Returns the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration.
+    """Returns the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration for
+    the dtype in which its K and V are stored.
 
     Args:
         data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
@@ -84,8 +87,10 @@ def load_backend(
         ValueError: `wish` asks for FlashInfer, which cannot be used; the message says what to do.
     """
     tunings = load_tunings(device_key(device), DEFAULTS, data_dir)
-    backend, wish = tuned_backend(tunings, device, dtype, head_dim), wish or AttentionWish()
-    choice = choose_attention(wish, device, dtype, head_dim, tunings, attention_shape(head_dim, dtype))
+    wish = wish or AttentionWish()
+    kv_dtype = wish.kv_dtype(dtype)
+    backend = tuned_backend(tunings, device, dtype, head_dim, kv_dtype)
+    choice = choose_attention(wish, device, dtype, head_dim, tunings, attention_shape(head_dim, kv_dtype))
     if choice.steps:
         try:
             backend = _with_flashinfer(backend, choice, wish, device, dtype, head_dim)
@@ -122,12 +127,14 @@ def _with_flashinfer(
     return TritonBackend(backend.lora_tuning, attention)
 
 
-def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonBackend:
-    """Returns the backend for a model of this dtype and head dimension, with the configurations in `tunings`, and with
-    the device's defaults where there are none."""
-    processor, shape = find_processor(device), attention_shape(head_dim, dtype)
-    decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
-    prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
+def tuned_backend(
+    tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype
+) -> TritonBackend:
+    """Returns the backend for a model of this dtype and head dimension whose K and V are stored in `kv_dtype`, with the
+    configurations in `tunings`, and with the device's defaults where there are none."""
+    processor, shape = find_processor(device), attention_shape(head_dim, kv_dtype)
+    decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, kv_dtype, processor))
+    prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, kv_dtype, processor))
     return TritonBackend(lora_tuning(tunings, dtype, processor), PagedAttention(decode, prefill))
 
 

@@ -84,6 +84,8 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert {"LoRA, decode", "attention, decode", "pointwise", "sampler, host included", "experts"} <= set(
         sections["B"]["tables"]
     )
+    decodes = [row["case"] for row in sections["B"]["tables"]["attention, decode"]]
+    assert decodes == ["2 of 20", "2 of 20, FP8 KV"]
     assert any("left out" in note for note in sections["C"]["notes"])
     decoded = next(rows for name, rows in sections["D"]["tables"].items() if name.startswith("decode"))
     assert {"base", "idle: adapters resident, unused"} < {row["case"] for row in decoded}

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu import tunables
 from benchmarks.gpu.tuner import Subject, tune
+from lora_kernels.attention_choice import AttentionWish
 from lora_kernels.gpu import triton_attention, triton_tuned
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.tuning import Choice, DeviceKey, TuningError, Tunings, load_tunings, save_choices, tuned_path
@@ -166,13 +167,39 @@ def test_what_was_tuned_is_what_kernels_are_launched_with():
         triton_tuned.LORA_LONG: {"bfloat16": Choice({**DEFAULTS_OF[triton_tuned.LORA_LONG], "long_k": 128}, 1, 2)},
         triton_tuned.DECODE: {"128 bfloat16": Choice({**own, "num_stages": 2}, 1, 2)},
     }
-    backend = triton_tuned.tuned_backend(Tunings(choices), CPU, torch.bfloat16, 128)
+    backend = triton_tuned.tuned_backend(Tunings(choices), CPU, torch.bfloat16, 128, torch.bfloat16)
     assert backend.lora_tuning == replace(LoraTuning(), tile_k=32, long_k=128)
     kv = torch.empty(1, 2, 16, 8, 128, dtype=torch.bfloat16)
     assert asdict(backend.paged_attention.decode_tuning(kv)) == {**own, "num_stages": 2}
     assert triton_tuned.lora_tuning(Tunings(choices), torch.float16, processor) == LoraTuning()
     hopper = replace(processor, capability=90)
     assert triton_tuned.lora_tuning(Tunings(), torch.float16, hopper) == LoraTuning(early=1)
+
+
+@pytest.mark.parametrize("has_fp8_kv", [False, True])
+def test_attention_is_launched_with_what_was_tuned_for_the_dtype_of_its_kv(monkeypatch, has_fp8_kv):
+    """An engine with FP8 KV once launched what was tuned for KV in the model's dtype."""
+    hopper = triton_attention.Processor(132, 228 << 10, 90)
+    dtypes = {torch.bfloat16: 2, torch.float8_e4m3fn: 8}
+    own = {dtype: triton_attention.decode_tuning(128, dtype, hopper) for dtype in dtypes}
+    tuned = {dtype: replace(own[dtype], num_warps=warps) for dtype, warps in dtypes.items()}
+    shapes = {f"128 {str(dtype)[6:]}": Choice(asdict(tuning), 1, 2) for dtype, tuning in tuned.items()}
+    monkeypatch.setattr(triton_tuned, "device_key", lambda _: DEVICE)
+    monkeypatch.setattr(triton_tuned, "load_tunings", lambda *_: Tunings({triton_tuned.DECODE: shapes}))
+    monkeypatch.setattr(triton_tuned, "find_processor", lambda _: hopper)
+    wish = AttentionWish("triton", has_fp8_kv=has_fp8_kv)
+    attention = triton_tuned.load_backend(torch.device("cuda"), torch.bfloat16, 128, None, wish).paged_attention
+    stored = list(dtypes)[has_fp8_kv]
+    kv = torch.empty(1, 2, 16, 8, 128, dtype=stored)
+    assert own[torch.bfloat16] != own[torch.float8_e4m3fn]
+    assert attention.decode_tuning(kv) == tuned[stored]
+    assert attention.prefill_tuning(kv) == triton_attention.prefill_tuning(128, stored, hopper)
+
+
+@pytest.mark.parametrize("kernel", [triton_tuned.DECODE, triton_tuned.PREFILL])
+def test_attention_is_tuned_for_both_dtypes_of_kv(kernel):
+    subjects = tunables.all_subjects([kernel], CPU)
+    assert [subject.shape for subject in subjects] == ["16 float32", "16 float8_e4m3fn"]
 
 
 @pytest.mark.parametrize("kernel", tunables.VARIANTS)

@@ -3,8 +3,9 @@
 Folders follow the rooms of the code: tests/gateway/limiter tests gateway/limiter. Shared fixtures, by the conftest.py
 that defines them:
 
-tests              `data_dir` (kept between runs), `smollm2` (the folder of the embedded model), `packed_linears`
-                   (skips a test where the processor lacks AVX512-BF16)
+tests              `logs_as_before` (undoes a test's configuration of logs), `data_dir` (kept between runs), `smollm2`
+                   (the folder of the embedded model), `packed_linears` (skips a test where the processor lacks
+                   AVX512-BF16)
 tests/gateway      `valkey_server` (a real Valkey for the session), `valkey` (a client of it, emptied first), `browser`
                    (Chromium), `console` (a page of the console in it), `cluster_ports` (a Redis cluster of three nodes)
 tests/gateway/llm  `tiny_chat` (the folder of a small random model with a chat template), `tiny_adapter` (one of its
@@ -153,6 +154,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneServ
         False  # xdist would run the files with the most tests first, which are the quickest
     )
     return OneServer(config, log)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Restore structlog's configuration after each test: commands configure it for the whole process, which goes on
+    with other tests."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,10 @@ class RequestLog:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ]
-        self._log: Any = structlog.wrap_logger(lossy_loggers(stream)(), processors=processors)
+        # The wrapper that a program configures may drop these lines, as that of `loralane plan --measure` does.
+        self._log: Any = structlog.wrap_logger(
+            lossy_loggers(stream)(), processors=processors, wrapper_class=structlog.BoundLogger, context_class=dict
+        )
 
     def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
         """Do nothing: the log has no line for single tokens."""

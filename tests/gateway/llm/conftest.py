@@ -4,21 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
 
 VOCABULARY = 260
-
-
-@pytest.fixture(scope="module", autouse=True)
-def logs_as_before():
-    """Undo the configuration of logs that loading a model makes where there is none."""
-    was_configured = structlog.is_configured()
-    yield
-    if not was_configured:
-        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

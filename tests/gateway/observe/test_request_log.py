@@ -3,11 +3,13 @@
 import asyncio
 import io
 import json
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
 import pytest
+import structlog
 from fakes import BASE, GatewayApp, build_gateway_app
 from grpc_app import as_key, ask, keys, until
 
@@ -253,6 +255,19 @@ def test_a_request_is_one_line_of_numbers():
     assert (line["reserved_tokens"], line["actual_tokens"]) == (57, 12)
     assert (line["lane_asked"], line["lane"], line["adapter_version"]) == ("batch", "interactive", "f00d")
     assert (line["event"], line["finish"], line["status"], line["error"]) == ("request", "stop", 200, None)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_program_that_quiets_its_logs_keeps_the_lines_of_requests(again):
+    """Its configuration ends with this test: the second time, the first one's is not found."""
+    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    assert structlog.get_config()["wrapper_class"] is not quiet
+    out = io.StringIO()
+    log = RequestLog(out)
+    structlog.configure(processors=[], wrapper_class=quiet, context_class=lambda *values: {"more": 1})
+    log.finished(record())
+    write_last_lines()
+    assert json.loads(out.getvalue()).keys() == FIELDS
 
 
 def test_a_request_that_never_ran_has_no_times():

@@ -157,13 +157,14 @@ class Dispatcher:
 
     async def _claim_control_tasks(self) -> bool:
         """Claim and start tasks without lines, at most MAX_CONTROL_TASKS at once; return whether there were any. Does
-        nothing for up to IDLE_SECONDS after a call, unless work ends here: a claim looks at every open batch."""
+        nothing for up to IDLE_SECONDS after a call, unless work has ended here since that call began: a claim looks at
+        every open batch."""
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
+        self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)  # before a claim, as work may end in it
         while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(CONTROL_TASKS):
             found = True
-        self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
         return found
 
     async def _claim(self, want: Collection[TaskKind], models: ModelFilter = lambda tenant: {}) -> bool:

@@ -286,6 +286,29 @@ async def test_errands_are_looked_for_when_work_has_ended_not_whenever_lines_are
     assert (ended.status, ended.tally.completed) == ("completed", 300)
 
 
+async def test_work_that_ends_while_a_claim_finds_nothing_is_followed_by_another_claim(cluster, monkeypatch):
+    """The claim looked for control tasks before the end of the last shard made the batch ready to be finalized."""
+    monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
+    member = await cluster.add_member()
+    claim, engine = member.store.claim, member.gateway_app.engine
+
+    async def outlasts_the_shard(owner, want, *args):
+        lease = await claim(owner, want, *args)
+        if engine.open and "shard" not in want:
+            monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 3600.0)
+            engine.admit.set()
+            await until(lambda: not member.dispatcher.leases)
+        return lease
+
+    monkeypatch.setattr(member.store, "claim", outlasts_the_shard)
+    engine.admit = asyncio.Event()
+    batch = await cluster.submit([chat_line(f"{number}") for number in range(3)])
+    async with working(member):
+        ended = await cluster.ended(batch)
+    assert (ended.status, ended.tally.completed, engine.admit.is_set()) == ("completed", 3, True)
+    await cluster.assert_clean(member)
+
+
 async def test_while_redis_is_away_nothing_runs_without_a_lease_and_nothing_is_lost(cluster, valkey_server):
     member = await cluster.add_member()
     batch, stuck = await first_then_stuck(cluster, member, 20)

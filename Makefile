@@ -23,9 +23,15 @@ CLIENTS_VENV := $(VENV)/clients
 GPU_VENV := $(VENV)/gpu-versions
 GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter_copies arena device_sampler graphs \
   grammar_ahead overlap warm_up))
+JIT_VENV := $(VENV)/jit
+JIT_TESTS := tests/kernels/test_launch.py tests/kernels/test_pretended_cuda.py
 GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psutil
 
-.PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
+# Lets an environment find the packages that it lacks in .venv.
+SITE_PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+find_rest_in_venv = @$(BIN)/python $(SITE_PACKAGES) > $$($(1)/bin/python $(SITE_PACKAGES))/below.pth
+
+.PHONY: help setup setup-dev serve test test-fast test-clients test-jit test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-experts bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
@@ -91,8 +97,21 @@ $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
 	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
 	@echo "Installing client libraries ..."
 	@$(PIP) --python $(CLIENTS_VENV)/bin/python install -q --no-deps -r configs/constraints-clients.txt
-	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-	  > $$($(CLIENTS_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
+	$(call find_rest_in_venv,$(CLIENTS_VENV))
+	@touch $@
+
+# These tests need no numbers from Triton's interpreter, which needs an older numpy, as test-gpu-versions has. Triton 3.9
+# alone compiles the kernels for sm_80, which takes as long as for sm_90.
+test-jit: setup-dev  ## Run the tests of kernel launches with a GPU machine's Triton, if pip finds it, and .venv's torch
+	@if $(MAKE) -s $(JIT_VENV)/.setup; \
+	  then $(JIT_VENV)/bin/python -m pytest -n 0 -k "not 80-False" $(JIT_TESTS) $(ARGS); \
+	  else echo "test-jit is left out: pip cannot install the Triton of configs/constraints-gpu.txt, see above"; fi
+
+$(JIT_VENV)/.setup: $(VENV)/.venv configs/constraints-gpu.txt
+	@$(PYTHON) -m venv --without-pip $(JIT_VENV)
+	@echo "Installing a GPU machine's Triton ..."
+	@$(PIP) --python $(JIT_VENV)/bin/python install -q --retries 1 --no-deps -c configs/constraints-gpu.txt triton
+	$(call find_rest_in_venv,$(JIT_VENV))
 	@touch $@
 
 lint: setup-dev  ## Style, types, layering and prose

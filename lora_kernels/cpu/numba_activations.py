@@ -1,9 +1,10 @@
-"""Codes activations in 8 bits, with a scale for each block of inputs, for products in integers."""
+"""Codes activations in 8 or 16 bits, with a scale for each block of inputs, for products in integers."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import Any
 
 from llvmlite import ir
 from numba import carray, types
@@ -13,10 +14,10 @@ from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, emit_load
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import PanelForm
-from lora_kernels.cpu.simd import F32, I32, LANES, VEC, VEC_BYTES, VEC_I32, Emit, every
+from lora_kernels.cpu.simd import F32, I32, LANES, VEC, VEC_BYTES, VEC_I16, VEC_I32, Emit, every
 
-LARGEST = 127
-"""Largest magnitude of a code."""
+LARGEST = {8: 127, 16: 32767}
+"""Largest magnitude of a code, by its bits."""
 
 
 class CodeBlock(ctypes.Structure):
@@ -32,7 +33,7 @@ class CodeBlock(ctypes.Structure):
 def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
     """Returns the kernel that codes rows of activations in `fmt` in blocks of `form`, compiled on first use."""
 
-    size, width = fmt.size, form.block
+    size, width, code_bytes = fmt.size, form.block, form.code_bits // 8
 
     def code(pointer):
         block = carray(pointer, 1)[0]
@@ -41,7 +42,8 @@ def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
             for row in range(item * block.item_rows, min((item + 1) * block.item_rows, block.rows)):
                 x, out = block.x + row * block.x_row, block.out + row * block.out_row
                 for n in range(block.blocks):
-                    _code(form, fmt, x + n * width * size, out + n * width, out + block.blocks * width + 8 * n)
+                    facts = out + block.blocks * width * code_bytes + 8 * n
+                    _code(form, fmt, x + n * width * size, out + n * width * code_bytes, facts)
             item = simd.take_ticket(pointer, ITEM)
 
     return Kernel(code, CodeBlock)
@@ -49,14 +51,15 @@ def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @intrinsic
 def _code(typingctx, form, fmt, x, codes, facts):
-    """Codes a block of activations in `fmt` at `x`: writes one byte each to `codes`, and to `facts` the scale (fp32),
-    which is the largest magnitude divided by 127, and the sum of the codes (int32). If a number is not finite, the
-    scale is not either, so that the row's result shows it."""
+    """Codes a block of activations in `fmt` at `x`: writes their codes to `codes`, and to `facts` the scale (fp32),
+    which is the largest magnitude divided by that of a code, and the sum of the codes (int32). If a number is not
+    finite, the scale is not either, so that the row's result shows it. Of four codes of 16 bits, the second and the
+    third change places (see `Emit.pairs`)."""
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
         _, _, x, codes, facts = args
-        emit = Emit(builder)
+        emit, largest_code = Emit(builder), LARGEST[form.code_bits]
         places = range(0, form.block, LANES)
         values = [emit_load(emit, fmt, emit.offset(x, (1, place * fmt.size))) for place in places]
         # Magnitudes are compared as integers: then infinity is larger than all numbers, and NaN larger than infinity.
@@ -65,18 +68,51 @@ def _code(typingctx, form, fmt, x, codes, facts):
         for size in sizes[1:]:
             largest = builder.select(builder.icmp_signed(">", size, largest), size, largest)
         top = builder.bitcast(emit.call("llvm.vector.reduce.smax.v16i32", I32, largest), F32)
-        inverse = builder.fdiv(ir.Constant(F32, float(LARGEST)), top)
+        inverse = builder.fdiv(ir.Constant(F32, float(largest_code)), top)
         is_normal = builder.fcmp_ordered("<", ir.Constant(F32, 1e-30), top)
         factor = emit.splat(builder.select(is_normal, inverse, ir.Constant(F32, 0.0)))
         total = every(0, VEC_I32)
         for place, value in zip(places, values, strict=True):
             whole = emit.call("llvm.rint.v16f32", VEC, builder.fmul(value, factor))
             code = builder.fptosi(whole, VEC_I32)
-            builder.store(builder.trunc(code, VEC_BYTES), emit.at(emit.offset(codes, (1, place)), VEC_BYTES), align=1)
+            stored = _stored(emit, code, form.code_bits)
+            address = emit.offset(codes, (form.code_bits // 8, place))
+            builder.store(stored, emit.at(address, stored.type), align=form.code_bits // 8)
             total = builder.add(total, code)
-        scale = builder.fmul(top, ir.Constant(F32, 1 / LARGEST))
+        scale = builder.fmul(top, ir.Constant(F32, 1 / largest_code))
         builder.store(scale, emit.at(facts, F32), align=4)
         count = emit.call("llvm.vector.reduce.add.v16i32", I32, total)
         builder.store(count, emit.at(emit.offset(facts, (4, 1)), I32), align=4)
 
     return types.void(form, fmt, types.int64, types.int64, types.int64), codegen
+
+
+def _stored(emit: Emit, code: Any, bits: int) -> Any:
+    """Emits the conversion of sixteen codes, int32, to what is stored of them."""
+    if bits == 8:
+        return emit.builder.trunc(code, VEC_BYTES)
+    words = emit.builder.trunc(code, VEC_I16)
+    return emit.shuffle(words, words, [quad + lane for quad in range(0, LANES, 4) for lane in (0, 2, 1, 3)])
+
+
+class CodedBlock:
+    """Emits what products in integers need of a block of a coded row, whose scale and sum of codes are at `facts`."""
+
+    def __init__(self, emit: Emit, facts: Any) -> None:
+        self._emit, builder = emit, emit.builder
+        self._scale = builder.load(emit.at(facts, F32), align=4)
+        self._total = builder.load(emit.at(emit.offset(facts, (4, 1)), I32), align=4)
+
+    def start(self, zero: int) -> Any:
+        """Emits the vector with which sums of products begin, so that they end as if the weights' codes were smaller by
+        `zero`."""
+        return self._emit.splat_int(self._emit.builder.mul(self._total, ir.Constant(I32, -zero)))
+
+    def add(self, result: Any, sums: Any, scale: Any, minimum: Any | None) -> Any:
+        """Emits `result`, an fp32 vector, plus the block's products: `sums` of integers, multiplied by the scales of x
+        and of the weights, and the minima of the weights, if there are any, times the sum of x."""
+        emit, builder = self._emit, self._emit.builder
+        found = emit.fma(builder.fmul(builder.sitofp(sums, VEC), emit.splat(self._scale)), scale, result)
+        if minimum is None:
+            return found
+        return emit.fma(emit.splat(builder.fmul(self._scale, builder.sitofp(self._total, F32))), minimum, found)

@@ -36,7 +36,7 @@ class PanelLoads:
             if coding.in_scales:
                 minima = [builder.fmul(low, scale) for low, scale in zip(minima, scales, strict=True)]
             return scales, minima
-        if self._form.integers or not coding.zero:
+        if self._form.code_bits or not coding.zero:
             return scales, None
         return scales, [builder.fmul(scale, every(-float(coding.zero), VEC)) for scale in scales]
 

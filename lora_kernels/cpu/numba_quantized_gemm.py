@@ -1,10 +1,12 @@
 """Linear layers over panels of quantised weights (see quantized_panels.py), in integers or in fp32.
 
-*In integers*, each row's activations are coded in 8 bits as well, with a scale for each block of 32 inputs, and
-products are sums of bytes times bytes (AVX512-VNNI: 64 of them an instruction, twice as many as in bf16). Such a sum is
-exact; it is multiplied by both scales in fp32. *In fp32*, codes become fp32 weights, and nothing is rounded but the
-result; this needs no special instructions. A single row's weights stay in registers; for more rows, a block of weights
-is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same result.
+*In integers*, each row's activations are coded as well, with a scale for each block of 32 inputs, and products are sums
+of integers. Such a sum is exact; it is multiplied by both scales in fp32. Codes have 8 bits where an instruction
+multiplies 64 bytes by bytes (AVX512-VNNI: twice as many as in bf16), and 16 bits, which are nearly as exact as fp32,
+where one multiplies 16 pairs of words (AVX2: twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing
+is rounded but the result; this needs no special instructions. But for bytes, a single row's weights stay in registers,
+and for more rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same
+result.
 
 As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
 and a row's result does not depend on the other rows.
@@ -17,6 +19,7 @@ from functools import cache
 from typing import Any
 
 import numba
+import torch
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
@@ -24,11 +27,12 @@ from numba.extending import intrinsic
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
+from lora_kernels.cpu.numba_activations import CodedBlock
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.numba_unpacked_gemm import MOST_ROWS, multiply_rows
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
-from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit
+from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_I32, Emit
 
 
 class QuantizedBlock(ctypes.Structure):
@@ -43,9 +47,13 @@ class QuantizedBlock(ctypes.Structure):
     ]
 
 
-def has_integer_products() -> bool:
-    """Returns whether this processor has AVX512-VNNI."""
-    return "+avx512vnni" in numba.core.codegen.get_host_cpu_features()
+def code_bits(dtype: torch.dtype) -> int:
+    """Returns the bits of the codes of activations that are in `dtype`, which are fewest for a dtype of 16 bits and a
+    processor with AVX512-VNNI. 0 means that products are in fp32."""
+    features = numba.core.codegen.get_host_cpu_features()
+    if dtype != torch.float32 and "+avx512vnni" in features:
+        return 8
+    return 16 if "+avx2" in features and "+avx512f" not in features else 0
 
 
 @cache
@@ -54,7 +62,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     unless products are in integers."""
 
     # The kernel must not have one of the two functions in a variable: numba would not keep the kernel on disk.
-    size, integers = fmt.size, form.integers
+    size, in_bytes = fmt.size, form.code_bits == 8
 
     def multiply(pointer):
         block = carray(pointer, 1)[0]
@@ -68,12 +76,12 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             while start < block.rows:
                 x, out = block.x + start * block.x_row, block.out + start * block.out_row + size * PANEL * panel
                 left = block.rows - start
-                if integers:
-                    start += _some_in_integers(
+                if in_bytes:
+                    start += _some_in_bytes(
                         form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
                     )
                 else:
-                    start += _some_in_fp32(
+                    start += _some_unpacked(
                         form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
                     )
                 ahead = w
@@ -83,10 +91,9 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 
 @simd.inlined
-def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights in fp32. Returns the
-    number of rows multiplied; the caller goes on with the next ones. The other arguments are those of
-    `multiply_rows`."""
+def _some_unpacked(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+    """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights. Returns the number of
+    rows multiplied; the caller goes on with the next ones. The other arguments are those of `multiply_rows`."""
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
         return 1
@@ -96,9 +103,9 @@ def _some_in_fp32(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, coun
 
 
 @simd.inner
-def _some_in_integers(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights in
-    integers. Returns the number of rows multiplied; the caller goes on with the next ones."""
+def _some_in_bytes(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights, with
+    activations in bytes. Returns the number of rows multiplied; the caller goes on with the next ones."""
     simd.stay_apart()
     if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
@@ -129,7 +136,7 @@ def _make_tile(rows: int) -> Any:
             scales, minima = tile.panel.scales(group)
             first = builder.mul(group, ir.Constant(I64, form.blocks))
             with tile.emit.loop(first, builder.add(first, ir.Constant(I64, form.blocks)), 1) as block:
-                (tile.add_integers if form.integers else tile.add_floats)(block, scales, minima)
+                (tile.add_integers if form.code_bits else tile.add_floats)(block, scales, minima)
         tile.finish(out, out_row, count)
 
     @intrinsic
@@ -147,7 +154,8 @@ class _Tile:
     ) -> None:
         self.emit, self.panel = emit, panel
         self._form, self._fmt, self._x, self._x_row = form, fmt, x, x_row
-        self._scales_of_x = emit.offset(x, (blocks, form.block))
+        self._code_bytes = form.code_bits // 8
+        self._scales_of_x = emit.offset(x, (blocks, form.block * self._code_bytes))
         self._totals, self._sums = (
             [[cgutils.alloca_once(emit.builder, of) for _ in range(PANEL_VECTORS)] for _ in range(rows)]
             for of in (VEC, VEC_I32)
@@ -162,30 +170,43 @@ class _Tile:
     def add_integers(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of a block in integers, and adds them, scaled, to the totals."""
         emit, builder, zero = self.emit, self.emit.builder, self._form.coding.zero or 0
-        facts = []
-        for r, row in enumerate(self._sums):
-            place = emit.offset(self._scales_of_x, (r, self._x_row), (block, 8))
-            total = builder.load(emit.at(emit.offset(place, (4, 1)), I32), align=4)
-            facts.append((builder.load(emit.at(place, F32), align=4), total))
-            start = emit.splat_int(builder.mul(total, ir.Constant(I32, -zero)))
+        coded = [
+            CodedBlock(emit, emit.offset(self._scales_of_x, (r, self._x_row), (block, 8))) for r in range(len(self._sums))
+        ]
+        for one, row in zip(coded, self._sums, strict=True):
             for sums in row:
-                builder.store(start, sums)
+                builder.store(one.start(zero), sums)
         for number, codes in enumerate(self.panel.quads(block)):
-            for r, row in enumerate(self._sums):
-                place = emit.offset(self._x, (r, self._x_row), (block, self._form.block), (1, QUAD * number))
-                quad = emit.splat_int(builder.load(emit.at(place, I32), align=1))
-                for sums, code in zip(row, codes, strict=True):
-                    name = "llvm.x86.avx512.vpdpbusd.512"
-                    builder.store(emit.call(name, VEC_I32, builder.load(sums), code, quad), sums)
-        for (scale, total), row, totals in zip(facts, self._sums, self._totals, strict=True):
-            factor = emit.splat(scale)
-            offset = emit.splat(builder.fmul(scale, builder.sitofp(total, F32)))
+            (self._add_bytes if self._form.code_bits == 8 else self._add_words)(block, number, codes)
+        for one, row, totals in zip(coded, self._sums, self._totals, strict=True):
             for v, (sums, place) in enumerate(zip(row, totals, strict=True)):
-                added = builder.fmul(builder.sitofp(builder.load(sums), VEC), factor)
-                result = emit.fma(added, scales[v], builder.load(place))
-                if minima is not None:
-                    result = emit.fma(offset, minima[v], result)
-                builder.store(result, place)
+                minimum = None if minima is None else minima[v]
+                builder.store(one.add(builder.load(place), builder.load(sums), scales[v], minimum), place)
+
+    def _add_bytes(self, block: Any, number: int, codes: list[Any]) -> None:
+        """Emits the products of quad `number` of a block and activations in 8 bits."""
+        emit, builder, name = self.emit, self.emit.builder, "llvm.x86.avx512.vpdpbusd.512"
+        for r, row in enumerate(self._sums):
+            x = self._codes_of_x(r, block, number, 0)
+            for sums, code in zip(row, codes, strict=True):
+                builder.store(emit.call(name, VEC_I32, builder.load(sums), code, x), sums)
+
+    def _add_words(self, block: Any, number: int, codes: list[Any]) -> None:
+        """Emits the products of quad `number` of a block and activations in 16 bits."""
+        emit, builder = self.emit, self.emit.builder
+        for part, words in enumerate(zip(*map(emit.pairs, codes), strict=True)):
+            for r, row in enumerate(self._sums):
+                x = self._codes_of_x(r, block, number, part)
+                for sums, pair in zip(row, words, strict=True):
+                    builder.store(emit.add_pairs(builder.load(sums), pair, x), sums)
+
+    def _codes_of_x(self, row: int, block: Any, number: int, part: int) -> Any:
+        """Emits a load of four bytes of the codes of a row's activations: of part `part` of quad `number` of a block.
+        Returns them in each lane."""
+        emit, size = self.emit, self._code_bytes
+        start = (block, self._form.block * size), (1, QUAD * (number * size + part))
+        place = emit.offset(self._x, (row, self._x_row), *start)
+        return emit.splat_int(emit.builder.load(emit.at(place, I32), align=1))
 
     def add_floats(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of a block with fp32 weights, and adds them to the totals."""

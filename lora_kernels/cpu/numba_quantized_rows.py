@@ -38,7 +38,7 @@ def _number(shared, plane, units, group, lane):
 def rows_kernel(coding: Coding) -> Kernel:
     """Returns the kernel that dequantises single outputs of a weight, whose panels are in this coding, and writes them
     as fp32 rows. It is compiled on first use."""
-    form = PanelForm(coding, integers=False)
+    form = PanelForm(coding, code_bits=0)
     block_bytes, upper_bytes, blocks_of_group = form.block_bytes, form.upper_bytes, form.blocks
     quads, in_vector, upper_bits = form.block // QUAD, form.quads_in_vector, form.upper_bits
     has_minima, in_scales, zero, shared = form.has_minima, coding.in_scales, coding.zero or 0, coding.shared

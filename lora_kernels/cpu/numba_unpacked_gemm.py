@@ -1,12 +1,14 @@
-"""Products of several rows and a panel of quantised weights in fp32, whose weights are unpacked once for all rows.
+"""Products of several rows and a panel of quantised weights, whose weights are unpacked once for all rows.
 
-The weights of a block of inputs, [block, 48] fp32, are unpacked into the first-level cache and multiplied by up to 64
-rows, a tile of rows at a time, whose sums stay in registers during a block. With 16 to 256 rows on two cores with AVX2,
-this takes less than half as long as unpacking weights into registers for every four rows.
+The weights of a block of inputs, fp32 or 16-bit codes, are unpacked into the first-level cache and multiplied by up to
+64 rows, a tile of rows at a time, whose sums stay in registers during a block. With 16 to 256 rows on two cores with
+AVX2, this takes less than half as long as unpacking weights into registers for every four rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from itertools import chain
 from typing import Any
 
 from llvmlite import ir
@@ -15,16 +17,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
+from lora_kernels.cpu.numba_activations import CodedBlock
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, PanelForm
-from lora_kernels.cpu.simd import F32, I64, LANES, VEC, Emit, has_wide_vectors
+from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit, has_wide_vectors
 
 MOST_ROWS = 64
 """Most rows that share an unpacked block: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
 ROW_BYTES = 4 * PANEL
-"""Bytes of a row of sums, and of the weights of an input."""
-
-
+"""Bytes of a row of sums, of the fp32 weights of an input, and of the codes of two inputs."""
 TILE_ROWS, TILE_VECTORS = (8, PANEL_VECTORS) if has_wide_vectors() else (6, 1)
 """Rows and vectors of a tile, whose sums, weights and input fill the registers: 24 sums with AVX-512's 32 registers, or
 six, each of which takes two of AVX2's 16."""
@@ -40,27 +41,38 @@ def multiply_rows(typingctx, form, fmt, rows, x, x_row, w, blocks, bias, out, ou
         _, _, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead = args
         emit = Emit(builder)
         panel = PanelLoads(emit, form, w, blocks, ahead)
-        unpacked = _Unpacked(emit, form, fmt, rows, x, x_row)
+        unpacked = (_Words if form.code_bits else _Floats)(emit, form, fmt, rows, x, x_row, blocks)
         unpacked.start(bias)
         groups = builder.udiv(blocks, ir.Constant(I64, form.blocks))
         with emit.loop(ir.Constant(I64, 0), groups, 1) as group:
             scales, minima = panel.scales(group)
             first = builder.mul(group, ir.Constant(I64, form.blocks))
             with emit.loop(first, builder.add(first, ir.Constant(I64, form.blocks)), 1) as block:
-                unpacked.unpack(panel.weights(block, scales, minima))
-                unpacked.multiply(block)
+                unpacked.unpack(panel, block, scales, minima)
+                unpacked.multiply(block, scales, minima)
         unpacked.finish(out, out_row, count)
 
     return types.void(form, fmt, *[types.int64] * 10), codegen
 
 
-class _Unpacked:
+class _Unpacked(ABC):
     """Emits the products of rows of x and blocks of unpacked weights."""
 
-    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, rows: Any, x: Any, x_row: Any) -> None:
+    def __init__(
+        self, emit: Emit, form: PanelForm, fmt: Format, rows: Any, x: Any, x_row: Any, blocks: Any, rows_of_block: int
+    ) -> None:
         self._emit, self._form, self._fmt = emit, form, fmt
-        self._rows, self._x, self._x_row = rows, x, x_row
-        self._weights, self._sums = (self._memory(PANEL * count) for count in (form.block, MOST_ROWS))
+        self._rows, self._x, self._x_row, self._blocks = rows, x, x_row, blocks
+        self._weights, self._sums = (self._memory(PANEL * count) for count in (rows_of_block, MOST_ROWS))
+
+    @abstractmethod
+    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+        """Emits stores of a block's weights to the memory from which `multiply` reads them, input by input."""
+
+    @abstractmethod
+    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+        """Emits the products of a tile: of the rows `rows` of x and the vectors `vectors` of the unpacked weights,
+        which are added to the rows' sums."""
 
     def _memory(self, numbers: int) -> Any:
         """Emits the allocation of fp32 numbers on the stack, and returns their address."""
@@ -82,52 +94,25 @@ class _Unpacked:
                     value, emit.at(emit.offset(self._sums, (row, ROW_BYTES), (LINE, v)), VEC), align=LINE
                 )
 
-    def unpack(self, weights: Any) -> None:
-        """Emits stores of a block's fp32 weights to the memory from which `multiply` reads them, input by input."""
-        for number, vectors in enumerate(weights):
-            for v, vector in enumerate(vectors):
-                self._emit.builder.store(vector, self._place(self._weights, number, v), align=LINE)
-
-    def multiply(self, block: Any) -> None:
+    def multiply(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of all rows and the unpacked block."""
         emit, builder = self._emit, self._emit.builder
-        x = emit.offset(self._x, (block, self._form.block * self._fmt.size))
         with emit.loop(ir.Constant(I64, 0), self._rows, TILE_ROWS) as row:
             left = builder.sub(self._rows, row)
             with builder.if_else(builder.icmp_signed(">", left, ir.Constant(I64, TILE_ROWS // 2))) as (many, few):
                 with many:
-                    self._tile(x, row, TILE_ROWS)
+                    self._tile(block, row, TILE_ROWS, scales, minima)
                 with few:
-                    self._tile(x, row, TILE_ROWS // 2)
+                    self._tile(block, row, TILE_ROWS // 2, scales, minima)
 
-    def _tile(self, x: Any, first: Any, rows: int) -> None:
+    def _tile(self, block: Any, first: Any, rows: int, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of `rows` rows from `first` on. Those beyond the last row compute it again."""
-        emit, builder = self._emit, self._emit.builder
+        builder = self._emit.builder
         last = builder.sub(self._rows, ir.Constant(I64, 1))
         numbers = [builder.add(first, ir.Constant(I64, number)) for number in range(rows)]
         kept = [builder.select(builder.icmp_signed("<", number, last), number, last) for number in numbers]
-        inputs = [emit.offset(x, (row, self._x_row)) for row in kept]
         for start in range(0, PANEL_VECTORS, TILE_VECTORS):
-            self._columns(inputs, kept, range(start, start + TILE_VECTORS))
-
-    def _columns(self, inputs: list[Any], rows: list[Any], vectors: range) -> None:
-        """Emits the products of a tile: of the rows of x at the addresses `inputs` and the vectors `vectors` of the
-        unpacked weights, which are added to the sums of the rows `rows`."""
-        emit, builder = self._emit, self._emit.builder
-        memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
-        registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in rows]
-        for row, places in zip(memory, registers, strict=True):
-            for address, place in zip(row, places, strict=True):
-                builder.store(builder.load(address, align=LINE), place)
-        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block), 1) as k:
-            weights = [builder.load(self._place(self._weights, k, v), align=LINE) for v in vectors]
-            for x, places in zip(inputs, registers, strict=True):
-                factor = emit.splat(emit_load_number(emit, self._fmt, emit.offset(x, (k, self._fmt.size))))
-                for place, weight in zip(places, weights, strict=True):
-                    builder.store(emit.fma(factor, weight, builder.load(place)), place)
-        for row, places in zip(memory, registers, strict=True):
-            for address, place in zip(row, places, strict=True):
-                builder.store(builder.load(place), address, align=LINE)
+            self._columns(block, kept, range(start, start + TILE_VECTORS), scales, minima)
 
     def finish(self, out: Any, out_row: Any, count: Any) -> None:
         emit, size = self._emit, self._fmt.size
@@ -138,3 +123,77 @@ class _Unpacked:
                     emit.at(emit.offset(self._sums, (row, ROW_BYTES), (LINE, v)), VEC), align=LINE
                 )
                 emit_store(emit, self._fmt, emit.offset(out, (row, out_row), (size * LANES, v)), value, left)
+
+
+class _Floats(_Unpacked):
+    """Emits products of numbers and fp32 weights. The sums of a row beyond the last are stored as often as that one's,
+    and are the same."""
+
+    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
+        super().__init__(emit, form, fmt, *places, rows_of_block=form.block)
+
+    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+        for number, vectors in enumerate(panel.weights(block, scales, minima)):
+            for v, vector in enumerate(vectors):
+                self._emit.builder.store(vector, self._place(self._weights, number, v), align=LINE)
+
+    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+        emit, builder, size = self._emit, self._emit.builder, self._fmt.size
+        inputs = [emit.offset(self._x, (row, self._x_row), (block, self._form.block * size)) for row in rows]
+        memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
+        registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in rows]
+        for row, places in zip(memory, registers, strict=True):
+            for address, place in zip(row, places, strict=True):
+                builder.store(builder.load(address, align=LINE), place)
+        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block), 1) as k:
+            weights = [builder.load(self._place(self._weights, k, v), align=LINE) for v in vectors]
+            for x, places in zip(inputs, registers, strict=True):
+                factor = emit.splat(emit_load_number(emit, self._fmt, emit.offset(x, (k, size))))
+                for place, weight in zip(places, weights, strict=True):
+                    builder.store(emit.fma(factor, weight, builder.load(place)), place)
+        for row, places in zip(memory, registers, strict=True):
+            for address, place in zip(row, places, strict=True):
+                builder.store(builder.load(place), address, align=LINE)
+
+
+class _Words(_Unpacked):
+    """Emits products in integers, of activations in 16 bits and codes that are unpacked to 16 bits."""
+
+    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
+        super().__init__(emit, form, fmt, *places, rows_of_block=form.block // 2)
+
+    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+        number = 0
+        for codes in panel.quads(block):
+            for vectors in zip(*map(self._emit.pairs, codes), strict=True):
+                for v, vector in enumerate(vectors):
+                    self._emit.builder.store(vector, self._words(number, v), align=LINE)
+                number += 1
+
+    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+        emit, builder = self._emit, self._emit.builder
+        size, zero = 2 * self._form.block, self._form.coding.zero or 0
+        inputs = [emit.offset(self._x, (row, self._x_row)) for row in rows]
+        coded = [CodedBlock(emit, emit.offset(x, (self._blocks, size), (block, 8))) for x in inputs]
+        registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in rows]
+        for one, places in zip(coded, registers, strict=True):
+            for place in places:
+                builder.store(one.start(zero), place)
+        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block // 2), 1) as k:
+            weights = [builder.load(self._words(k, v), align=LINE) for v in vectors]
+            for x, places in zip(inputs, registers, strict=True):
+                pair = builder.load(emit.at(emit.offset(x, (block, size), (k, 4)), I32), align=1)
+                for place, weight in zip(places, weights, strict=True):
+                    builder.store(emit.add_pairs(builder.load(place), weight, emit.splat_int(pair)), place)
+        memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
+        results = [
+            one.add(builder.load(address, align=LINE), builder.load(place), scales[v], minima and minima[v])
+            for one, addresses, places in zip(coded, memory, registers, strict=True)
+            for v, address, place in zip(vectors, addresses, places, strict=True)
+        ]
+        for address, result in zip(chain(*memory), results, strict=True):  # once all are there: rows may be the same
+            builder.store(result, address, align=LINE)
+
+    def _words(self, row: Any, v: int) -> Any:
+        """Emits the address of vector `v` of a row of unpacked codes."""
+        return self._emit.builder.bitcast(self._place(self._weights, row, v), VEC_I32.as_pointer())

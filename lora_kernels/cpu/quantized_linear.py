@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lora_kernels.cpu.formats import FORMATS
 from lora_kernels.cpu.numba_activations import CodeBlock, code_kernel
-from lora_kernels.cpu.numba_quantized_gemm import QuantizedBlock, has_integer_products, product_kernel
+from lora_kernels.cpu.numba_quantized_gemm import QuantizedBlock, code_bits, product_kernel
 from lora_kernels.cpu.numba_quantized_rows import RowsBlock, rows_kernel
 from lora_kernels.cpu.openmp import team
 from lora_kernels.cpu.quantized_panels import PANEL, PanelForm, pack
@@ -42,7 +42,7 @@ class QuantizedEmbedding:
         self._block = RowsBlock(
             w=panels.memory.data_ptr(),
             panel_bytes=panels.memory.shape[1],
-            blocks=panels.width // PanelForm(panels.coding, integers=False).block,
+            blocks=panels.width // PanelForm(panels.coding, code_bits=0).block,
             out_row=4 * panels.width,
         )
 
@@ -60,8 +60,8 @@ class QuantizedEmbedding:
 class QuantizedLinear:
     """A linear layer whose weight is quantised: [num_rows, in_features] in `dtype` -> [num_rows, out_features].
 
-    In a 16-bit dtype, activations are coded in 8 bits and products are sums of integers, if the processor has
-    instructions for these. Otherwise, and always in fp32, products are in fp32.
+    Activations are coded in the 8 or 16 bits that `code_bits` returns for `dtype`, and products are sums of integers.
+    Where it returns 0, products are in fp32.
 
     Args:
         weights: pieces of the weight, one below the other, each in a coding of its own.
@@ -79,14 +79,14 @@ class QuantizedLinear:
     ) -> None:
         self._dtype, self._team, self._width = dtype, team(), weights[0].shape[1]
         self._features = sum(weight.shape[0] for weight in weights)
-        integers = dtype != torch.float32 and has_integer_products()
-        self._out_dtype = (out_dtype or dtype) if integers else dtype
+        bits = code_bits(dtype)
+        self._out_dtype = (out_dtype or dtype) if bits else dtype
         bias = torch.zeros(self._features) if bias is None else bias
         self.panels = [Panels(weight) for weight in weights]
         self._parts: list[_Part] = []
         start = 0
         for panels in self.panels:
-            self._parts.append(_Part(panels, PanelForm(panels.coding, integers), bias, start, dtype, self._out_dtype))
+            self._parts.append(_Part(panels, PanelForm(panels.coding, bits), bias, start, dtype, self._out_dtype))
             start += panels.features
 
     @property
@@ -124,10 +124,10 @@ class _Part:
         self._panels, self._start, self._team = panels, start, team()
         self._bias = torch.zeros(len(panels.memory) * PANEL)
         self._bias[: panels.features] = bias[start : start + panels.features]
-        self.key = form.block if form.integers else 0, 0 if panels.order is None else id(panels)
+        self.key = form.block if form.code_bits else 0, 0 if panels.order is None else id(panels)
         blocks = panels.width // form.block
         self._product = product_kernel(form, FORMATS[out_dtype])
-        self._code = code_kernel(form, FORMATS[dtype]) if form.integers else None
+        self._code = code_kernel(form, FORMATS[dtype]) if form.code_bits else None
         self._block = QuantizedBlock(
             panels=len(panels.memory),
             w=panels.memory.data_ptr(),
@@ -141,12 +141,12 @@ class _Part:
             item_rows=max(1, CODED_NUMBERS // panels.width),
             x_row=panels.width * dtype.itemsize,
             blocks=blocks,
-            out_row=panels.width + 8 * blocks,
+            out_row=panels.width * form.code_bits // 8 + 8 * blocks,
         )
 
     def prepare(self, x: Tensor) -> Tensor:
         """Returns the rows of `x` as `multiply` reads them: with columns in the order of the weight's codes and, for
-        products in integers, coded in 8 bits. Parts with the same `key` can share the result."""
+        products in integers, coded. Parts with the same `key` can share the result."""
         if self._panels.order is not None:
             x = x[:, self._panels.order]
         if self._code is None:

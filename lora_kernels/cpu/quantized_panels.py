@@ -33,14 +33,15 @@ class PanelForm(Constant):
 
     Attributes:
         coding: the coding of the weights.
-        integers: whether activations are codes, too: products are then sums of integers.
+        code_bits: bits of the codes of activations, 8 or 16, with which products are sums of integers. 0 means that
+            activations are numbers, and that products are in fp32.
     """
 
     coding: Coding
-    integers: bool
+    code_bits: int
 
     def key(self) -> str:
-        return f"{self.coding}, {self.integers}"
+        return f"{self.coding}, {self.code_bits}"
 
     @property
     def block(self) -> int:
@@ -94,7 +95,7 @@ class PanelForm(Constant):
 def pack(weight: QuantizedWeight) -> Tensor:
     """Packs a weight into panels. Returns uint8 [panels, bytes], aligned to cache lines; outputs that pad the last
     panel are 0. Columns stay in the order of `weight.codes`, whatever `weight.order` is."""
-    form = PanelForm(weight.coding, integers=True)
+    form = PanelForm(weight.coding, code_bits=0)
     features, width = weight.shape
     panels, size = -(-features // PANEL), form.panel_bytes(width)
     packed = aligned(panels * size).view(panels, size)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lora_kernels.cpu.numba_quantized_gemm import has_integer_products
+from lora_kernels.cpu.numba_quantized_gemm import code_bits
 from lora_kernels.cpu.quantized_linear import Panels, QuantizedEmbedding, QuantizedLinear
 from lora_kernels.linear import make_embedding, make_linear, quantized_form
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, find_coding, quantize, stack
@@ -34,37 +34,48 @@ def rows(count, dtype, seed=1):
     return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def in_blocks(x, block):
-    """Activations as integer products see them: 8 bits each, with a scale for each block."""
-    blocks = x.float().view(len(x), -1, block)
+def as_coded(x, coding):
+    """Activations as products with weights in `coding` see them: in so many bits each, with a scale for each block."""
+    if not (bits := code_bits(x.dtype)):
+        return x.double()
+    largest, blocks = 2 ** (bits - 1) - 1, x.float().view(len(x), -1, min(coding.group, 32))
     tops = blocks.abs().amax(-1, keepdim=True)
-    codes = (blocks * torch.tensor(127.0).div(tops)).round()  # `127 / tops` would multiply by a reciprocal
-    return (codes.double() * tops / 127).view(len(x), -1)
+    codes = (blocks * torch.tensor(float(largest)).div(tops)).round()  # a number / tops multiplies by a reciprocal
+    return (codes.double() * tops / largest).view(len(x), -1)
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_fp32_products_are_those_of_the_dequantised_weight(coding):
+def test_products_in_fp32_are_those_of_the_dequantised_weight(coding):
     one, bias = weight(coding), torch.randn(FEATURES)
     linear = QuantizedLinear([one], bias, torch.float32)
     for count in ROWS:
         x = rows(count, torch.float32)
-        exact = x.double() @ one.dequantize().double().T + bias
+        exact = as_coded(x, coding) @ one.dequantize().double().T + bias
         torch.testing.assert_close(linear(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("coding", [INT8, INT4, SIX], ids=str)
-def test_integer_products_are_exact_but_for_the_activations_codes(coding):
-    if not has_integer_products():
-        pytest.skip("needs AVX512-VNNI")
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_products_in_bf16_are_exact_but_for_the_activations_codes(coding):
     one, bias = weight(coding), torch.randn(FEATURES)
     linear = QuantizedLinear([one], bias, torch.bfloat16)
     for count in ROWS:
         x = rows(count, torch.bfloat16)
-        exact = in_blocks(x, min(coding.group, 32)) @ one.dequantize().double().T + bias
+        exact = as_coded(x, coding) @ one.dequantize().double().T + bias
         assert ((linear(x).double() - exact).abs() <= 2.0**-8 * exact.abs() + 2e-3).all()
     unrounded = QuantizedLinear([one], bias, torch.bfloat16, torch.float32)(x)
-    assert unrounded.dtype == torch.float32
+    assert unrounded.dtype == (torch.float32 if code_bits(torch.bfloat16) else torch.bfloat16)
     assert torch.equal(unrounded.to(torch.bfloat16), linear(x))
+
+
+def test_activations_in_16_bits_are_nearly_exact():
+    if code_bits(torch.float32) != 16:
+        pytest.skip("needs AVX2 without AVX-512")
+    one, x = weight(INT8), rows(13, torch.float32)
+    exact = x.double() @ one.dequantize().double().T
+    assert (QuantizedLinear([one], None, torch.float32)(x) - exact).abs().max() <= 5e-5 * exact.abs().max()
+    largest = QuantizedWeight(INT8, torch.full((48, 32), 255, dtype=torch.uint8), torch.ones(48, 1).half())
+    sums = QuantizedLinear([largest], None, torch.float32)(torch.ones(7, 32))
+    assert (sums == 32 * 127).all(), "sums of the largest codes must not overflow"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

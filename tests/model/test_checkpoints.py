@@ -260,7 +260,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family):
         expected.append(model(torch.tensor([TOKENS[0]])).logits[0])
     assert (expected[0] - expected[2]).abs().max() > 0.1
     for (index, position), row in rows.items():
-        assert (row.log_softmax(-1) - expected[index][position].log_softmax(-1)).abs().max() < 0.001
+        assert (row.log_softmax(-1) - expected[index][position].log_softmax(-1)).abs().max() < 0.005
 
 
 def test_memory_is_counted_as_quantised(tmp_path):

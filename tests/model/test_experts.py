@@ -132,7 +132,8 @@ def test_quantised_experts_are_computed_as_they_are(tmp_path):
     )
     assert isinstance(kept.gate_up, ExpertByExpert) and isinstance(plain.gate_up, PackedExperts)
     x, lora = torch.randn(9, HIDDEN), LoraStep(backend, None)
-    torch.testing.assert_close(kept.compute(x, 1, backend, lora), plain.compute(x, 1, backend, lora))
+    expected = plain.compute(x, 1, backend, lora)
+    torch.testing.assert_close(kept.compute(x, 1, backend, lora), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_what_is_no_adapter_of_the_models_experts_is_refused(tmp_path):

@@ -121,7 +121,7 @@ def test_logits_are_those_of_the_dequantised_weights(tiny):
     for (index, position), row in run.run(TOKENS).items():
         with torch.inference_mode():
             expected = model(torch.tensor([TOKENS[index]])).logits[0, position]
-        assert (row.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 0.001
+        assert (row.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 0.005
 
 
 def test_memory_is_counted_and_taken_as_the_file_has_it(tiny):

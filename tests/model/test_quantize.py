@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     for (index, position), row in found.items():
         with torch.inference_mode():
             expected = reference(torch.tensor([TOKENS[index]])).logits[0, position]
-        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=5e-3)
 
 
 def test_fp8_takes_a_byte_for_a_weight_where_it_is_multiplied(tmp_path, monkeypatch):

@@ -2,11 +2,11 @@
 
 *In integers*, each row's activations are coded as well, with a scale for each block of 32 inputs, and products are sums
 of integers. Such a sum is exact; it is multiplied by both scales in fp32. Codes have 8 bits where an instruction
-multiplies 64 bytes by bytes (AVX512-VNNI: twice as many as in bf16), and 16 bits, which are nearly as exact as fp32,
-where one multiplies 16 pairs of words (AVX2: twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing
-is rounded but the result; this needs no special instructions. But for bytes, a single row's weights stay in registers,
-and for more rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same
-result.
+multiplies 64 bytes by bytes (AVX512-VNNI: twice as many as in bf16), and 16 bits, nearly as exact as fp32, where one
+multiplies 16 words by words (AVX2: twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing is
+rounded but the result; this needs no special instructions. Except for activations in bytes, a single row's weights stay
+in registers, and for more rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with
+the same result.
 
 As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
 and a row's result does not depend on the other rows.
@@ -170,9 +170,8 @@ class _Tile:
     def add_integers(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of a block in integers, and adds them, scaled, to the totals."""
         emit, builder, zero = self.emit, self.emit.builder, self._form.coding.zero or 0
-        coded = [
-            CodedBlock(emit, emit.offset(self._scales_of_x, (r, self._x_row), (block, 8))) for r in range(len(self._sums))
-        ]
+        facts = [emit.offset(self._scales_of_x, (r, self._x_row), (block, 8)) for r in range(len(self._sums))]
+        coded = [CodedBlock(emit, place) for place in facts]
         for one, row in zip(coded, self._sums, strict=True):
             for sums in row:
                 builder.store(one.start(zero), sums)

@@ -8,6 +8,7 @@ AVX2, this takes less than half as long as unpacking weights into registers for 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -48,11 +49,20 @@ def multiply_rows(typingctx, form, fmt, rows, x, x_row, w, blocks, bias, out, ou
             scales, minima = panel.scales(group)
             first = builder.mul(group, ir.Constant(I64, form.blocks))
             with emit.loop(first, builder.add(first, ir.Constant(I64, form.blocks)), 1) as block:
-                unpacked.unpack(panel, block, scales, minima)
-                unpacked.multiply(block, scales, minima)
+                unpacked.unpack(panel, _Block(block, scales, minima))
+                unpacked.multiply(_Block(block, scales, minima))
         unpacked.finish(out, out_row, count)
 
     return types.void(form, fmt, *[types.int64] * 10), codegen
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of a panel: its number, and the scales and minima of its group."""
+
+    number: Any
+    scales: list[Any]
+    minima: list[Any] | None
 
 
 class _Unpacked(ABC):
@@ -66,11 +76,11 @@ class _Unpacked(ABC):
         self._weights, self._sums = (self._memory(PANEL * count) for count in (rows_of_block, MOST_ROWS))
 
     @abstractmethod
-    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+    def unpack(self, panel: PanelLoads, block: _Block) -> None:
         """Emits stores of a block's weights to the memory from which `multiply` reads them, input by input."""
 
     @abstractmethod
-    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
         """Emits the products of a tile: of the rows `rows` of x and the vectors `vectors` of the unpacked weights,
         which are added to the rows' sums."""
 
@@ -94,25 +104,25 @@ class _Unpacked(ABC):
                     value, emit.at(emit.offset(self._sums, (row, ROW_BYTES), (LINE, v)), VEC), align=LINE
                 )
 
-    def multiply(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+    def multiply(self, block: _Block) -> None:
         """Emits the products of all rows and the unpacked block."""
         emit, builder = self._emit, self._emit.builder
         with emit.loop(ir.Constant(I64, 0), self._rows, TILE_ROWS) as row:
             left = builder.sub(self._rows, row)
             with builder.if_else(builder.icmp_signed(">", left, ir.Constant(I64, TILE_ROWS // 2))) as (many, few):
                 with many:
-                    self._tile(block, row, TILE_ROWS, scales, minima)
+                    self._tile(block, row, TILE_ROWS)
                 with few:
-                    self._tile(block, row, TILE_ROWS // 2, scales, minima)
+                    self._tile(block, row, TILE_ROWS // 2)
 
-    def _tile(self, block: Any, first: Any, rows: int, scales: list[Any], minima: list[Any] | None) -> None:
+    def _tile(self, block: _Block, first: Any, rows: int) -> None:
         """Emits the products of `rows` rows from `first` on. Those beyond the last row compute it again."""
         builder = self._emit.builder
         last = builder.sub(self._rows, ir.Constant(I64, 1))
         numbers = [builder.add(first, ir.Constant(I64, number)) for number in range(rows)]
         kept = [builder.select(builder.icmp_signed("<", number, last), number, last) for number in numbers]
         for start in range(0, PANEL_VECTORS, TILE_VECTORS):
-            self._columns(block, kept, range(start, start + TILE_VECTORS), scales, minima)
+            self._columns(block, kept, range(start, start + TILE_VECTORS))
 
     def finish(self, out: Any, out_row: Any, count: Any) -> None:
         emit, size = self._emit, self._fmt.size
@@ -132,14 +142,14 @@ class _Floats(_Unpacked):
     def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
         super().__init__(emit, form, fmt, *places, rows_of_block=form.block)
 
-    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
-        for number, vectors in enumerate(panel.weights(block, scales, minima)):
+    def unpack(self, panel: PanelLoads, block: _Block) -> None:
+        for number, vectors in enumerate(panel.weights(block.number, block.scales, block.minima)):
             for v, vector in enumerate(vectors):
                 self._emit.builder.store(vector, self._place(self._weights, number, v), align=LINE)
 
-    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
         emit, builder, size = self._emit, self._emit.builder, self._fmt.size
-        inputs = [emit.offset(self._x, (row, self._x_row), (block, self._form.block * size)) for row in rows]
+        inputs = [emit.offset(self._x, (row, self._x_row), (block.number, self._form.block * size)) for row in rows]
         memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
         registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in rows]
         for row, places in zip(memory, registers, strict=True):
@@ -162,19 +172,19 @@ class _Words(_Unpacked):
     def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
         super().__init__(emit, form, fmt, *places, rows_of_block=form.block // 2)
 
-    def unpack(self, panel: PanelLoads, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
+    def unpack(self, panel: PanelLoads, block: _Block) -> None:
         number = 0
-        for codes in panel.quads(block):
+        for codes in panel.quads(block.number):
             for vectors in zip(*map(self._emit.pairs, codes), strict=True):
                 for v, vector in enumerate(vectors):
                     self._emit.builder.store(vector, self._words(number, v), align=LINE)
                 number += 1
 
-    def _columns(self, block: Any, rows: list[Any], vectors: range, scales: list[Any], minima: list[Any] | None) -> None:
+    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
         emit, builder = self._emit, self._emit.builder
         size, zero = 2 * self._form.block, self._form.coding.zero or 0
         inputs = [emit.offset(self._x, (row, self._x_row)) for row in rows]
-        coded = [CodedBlock(emit, emit.offset(x, (self._blocks, size), (block, 8))) for x in inputs]
+        coded = [CodedBlock(emit, emit.offset(x, (self._blocks, size), (block.number, 8))) for x in inputs]
         registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in rows]
         for one, places in zip(coded, registers, strict=True):
             for place in places:
@@ -182,12 +192,17 @@ class _Words(_Unpacked):
         with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block // 2), 1) as k:
             weights = [builder.load(self._words(k, v), align=LINE) for v in vectors]
             for x, places in zip(inputs, registers, strict=True):
-                pair = builder.load(emit.at(emit.offset(x, (block, size), (k, 4)), I32), align=1)
+                pair = builder.load(emit.at(emit.offset(x, (block.number, size), (k, 4)), I32), align=1)
                 for place, weight in zip(places, weights, strict=True):
                     builder.store(emit.add_pairs(builder.load(place), weight, emit.splat_int(pair)), place)
         memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
         results = [
-            one.add(builder.load(address, align=LINE), builder.load(place), scales[v], minima and minima[v])
+            one.add(
+                builder.load(address, align=LINE),
+                builder.load(place),
+                block.scales[v],
+                block.minima and block.minima[v],
+            )
             for one, addresses, places in zip(coded, memory, registers, strict=True)
             for v, address, place in zip(vectors, addresses, places, strict=True)
         ]

@@ -68,12 +68,15 @@ class _Block:
 class _Unpacked(ABC):
     """Emits the products of rows of x and blocks of unpacked weights."""
 
-    def __init__(
-        self, emit: Emit, form: PanelForm, fmt: Format, rows: Any, x: Any, x_row: Any, blocks: Any, rows_of_block: int
-    ) -> None:
+    inputs_in_row: int
+    """Inputs whose weights share a row of the unpacked block."""
+
+    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, rows: Any, x: Any, x_row: Any, blocks: Any) -> None:
         self._emit, self._form, self._fmt = emit, form, fmt
         self._rows, self._x, self._x_row, self._blocks = rows, x, x_row, blocks
-        self._weights, self._sums = (self._memory(PANEL * count) for count in (rows_of_block, MOST_ROWS))
+        self._weights, self._sums = (
+            self._memory(PANEL * count) for count in (form.block // self.inputs_in_row, MOST_ROWS)
+        )
 
     @abstractmethod
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
@@ -139,8 +142,7 @@ class _Floats(_Unpacked):
     """Emits products of numbers and fp32 weights. The sums of a row beyond the last are stored as often as that one's,
     and are the same."""
 
-    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
-        super().__init__(emit, form, fmt, *places, rows_of_block=form.block)
+    inputs_in_row = 1
 
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
         for number, vectors in enumerate(panel.weights(block.number, block.scales, block.minima)):
@@ -169,8 +171,7 @@ class _Floats(_Unpacked):
 class _Words(_Unpacked):
     """Emits products in integers, of activations in 16 bits and codes that are unpacked to 16 bits."""
 
-    def __init__(self, emit: Emit, form: PanelForm, fmt: Format, *places: Any) -> None:
-        super().__init__(emit, form, fmt, *places, rows_of_block=form.block // 2)
+    inputs_in_row = 2
 
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
         number = 0

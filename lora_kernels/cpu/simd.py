@@ -120,11 +120,16 @@ class Emit:
         """Returns `sums` plus the sum of the two products in each lane of `a` and `b`, whose lanes are pairs of 16-bit
         integers. Needs AVX2."""
         words, half = ir.VectorType(I16, LANES), ir.VectorType(I32, LANES // 2)
-        found = []
-        for lanes in ([*range(LANES // 2)], [*range(LANES // 2, LANES)]):
-            halves = (self.builder.bitcast(self.shuffle(one, one, lanes), words) for one in (a, b))
-            found.append(self.call("llvm.x86.avx2.pmadd.wd", half, *halves))
-        return self.builder.add(sums, self.shuffle(*found, [*range(LANES)]))
+        sides = [*range(LANES // 2)], [*range(LANES // 2, LANES)]
+        low, high = (
+            self.call(
+                "llvm.x86.avx2.pmadd.wd",
+                half,
+                *(self.builder.bitcast(self.shuffle(one, one, side), words) for one in (a, b)),
+            )
+            for side in sides
+        )
+        return self.builder.add(sums, self.shuffle(low, high, [*range(LANES)]))
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Any:

@@ -23,6 +23,7 @@ MERGE_PROGRAMS = 64
 
 def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tuning: PrefillTuning) -> None:
     """Computes attention of a batch's chunks into the rows of `call.out` that `plan` covers, and merges splits."""
+    programs = min(tuning.programs, len(plan.items) * call.kv.shape[3])
     kernel = with_constants(
         prefill_kernel,
         **prefill_constants(call.group, tuning),
@@ -31,7 +32,7 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
         num_stages=tuning.num_stages,
     )
     kernel(
-        (min(tuning.programs, len(plan.items) * call.kv.shape[3]),),
+        (programs,),
         call.out,
         call.query,
         call.kv,
@@ -44,14 +45,15 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
         batch.block_tables,
         plan.items,
         plan.counts,
+        programs,
         call.base2_scale,
         call.window or 0,
         *call.strides,
         batch.block_tables.stride(0),
     )
     if len(plan.rows):
-        programs = min(MERGE_PROGRAMS, len(plan.rows))
-        merge(call.out, plan.partials, plan.rows, plan.counts[1:], programs, tuning.max_splits, call.scores.sinks)
+        most = min(MERGE_PROGRAMS, len(plan.rows))
+        merge(call.out, plan.partials, plan.rows, plan.counts[1:], most, tuning.max_splits, call.scores.sinks)
 
 
 def prefill_constants(group: int, tuning: PrefillTuning) -> dict[str, int]:
@@ -59,7 +61,49 @@ def prefill_constants(group: int, tuning: PrefillTuning) -> dict[str, int]:
     return {"BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 
-@triton.jit(do_not_specialize=["query_starts_ptr", "contexts_ptr", "tables_ptr", "window", "table_stride"])
+@triton.jit
+def find_item(turn, programs, items_ptr, count_ptr, KV_HEADS: tl.constexpr, AGAIN: tl.constexpr):
+    """Returns the address of the work item that this program computes in a turn, the KV head, and whether there is one
+    (the first item's address if not). Every second turn goes backwards: items become shorter, and so every program gets
+    as much to do.
+
+    With AGAIN, numbers are read from memory once more, and what follows from them is computed once more. Without, the
+    compiler would keep all that for a second use, through loops that need the registers.
+    """
+    place = tl.program_id(0)
+    number = tl.where(turn % 2 == 0, turn * programs + place, (turn + 1) * programs - 1 - place)
+    exists = number < tl.load(count_ptr, volatile=AGAIN) * KV_HEADS
+    number = tl.where(exists, number, 0)
+    return items_ptr + number // KV_HEADS * ITEM, number % KV_HEADS, exists
+
+
+@triton.jit
+def find_rows(
+    item_ptr,
+    kv_head,
+    query_starts_ptr,
+    stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """Returns where a tile's numbers lie in a tensor [num_rows, heads, head_dim] with a row stride of `stride`, which
+    rows of the tile exist, and which of its numbers do. For AGAIN, see `find_item`."""
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    sequence = tl.load(item_ptr, volatile=AGAIN)
+    row_start = tl.load(query_starts_ptr + sequence)
+    length = tl.load(query_starts_ptr + sequence + 1) - row_start
+    row = tl.load(item_ptr + 1, volatile=AGAIN) + m // GROUP
+    here = (m < BLOCK_M // GROUP * GROUP) & (row < length)
+    column = (kv_head * GROUP + m % GROUP) * HEAD_DIM
+    place = ((row_start + row).to(tl.int64) * stride + column)[:, None] + d[None, :]
+    return place, here, here[:, None] & (d < HEAD_DIM)[None, :]
+
+
+@triton.jit(do_not_specialize=["query_starts_ptr", "contexts_ptr", "tables_ptr", "programs", "window", "table_stride"])
 def prefill_kernel(
     out_ptr,
     query_ptr,
@@ -73,6 +117,7 @@ def prefill_kernel(
     tables_ptr,
     items_ptr,
     count_ptr,
+    programs,
     scale,
     window,
     query_stride,
@@ -94,33 +139,23 @@ def prefill_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """Computes splits of tiles, each for one KV head, into `out_ptr` or, if the tile is split, as partial results, item
-    after item. `scale` is for base-2 exponentials."""
-    programs = tl.num_programs(0)
-    work = tl.load(count_ptr) * KV_HEADS
+    after item. `scale` is for base-2 exponentials. `programs` is the number of programs: an argument is read where it
+    is used, and takes no register in between."""
     # Numbers that are the same for all items are computed again for each, as there are no registers to keep them in.
-    for turn in tl.range(0, tl.cdiv(work, programs), disable_licm=True):
-        # Every second turn goes backwards: items become shorter, and so every program gets as much to do.
-        place = tl.where(turn % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
-        number = turn * programs + place
-        kv_head = number % KV_HEADS
-        item_ptr = items_ptr + number // KV_HEADS * ITEM
-        exists = number < work
+    for turn in tl.range(0, tl.cdiv(tl.load(count_ptr) * KV_HEADS, programs), disable_licm=True):
+        item_ptr, kv_head, exists = find_item(turn, programs, items_ptr, count_ptr, KV_HEADS, False)
         sequence = tl.load(item_ptr, mask=exists, other=0)
         first = tl.load(item_ptr + 1, mask=exists, other=0)
         begin = tl.load(item_ptr + 2, mask=exists, other=0)
         end = tl.load(item_ptr + 3, mask=exists, other=0)
         if begin < end:
             m = tl.arange(0, BLOCK_M)
-            d = tl.arange(0, BLOCK_D)
-            row_start = tl.load(query_starts_ptr + sequence)
-            length = tl.load(query_starts_ptr + sequence + 1) - row_start
+            length = tl.load(query_starts_ptr + sequence + 1) - tl.load(query_starts_ptr + sequence)
             start = tl.load(contexts_ptr + sequence) - length + first
-            here = (m < BLOCK_M // GROUP * GROUP) & (first + m // GROUP < length)
-            mask = here[:, None] & (d < HEAD_DIM)[None, :]
-            row = (row_start + first + m // GROUP).to(tl.int64)[:, None]
-            head = kv_head * GROUP + m % GROUP
-            column = (head * HEAD_DIM)[:, None] + d[None, :]
-            query = tl.load(query_ptr + row * query_stride + column, mask=mask, other=0.0)
+            read, _, mask = find_rows(
+                item_ptr, kv_head, query_starts_ptr, query_stride, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, False
+            )
+            query = tl.load(query_ptr + read, mask=mask, other=0.0)
             key_scale = scale
             if FP8:
                 query = query.to(tl.float16)
@@ -161,8 +196,13 @@ def prefill_kernel(
                     BLOCK_N=BLOCK_N,
                     BLOCK_D=BLOCK_D,
                 )
+            item_ptr, kv_head, _ = find_item(turn, programs, items_ptr, count_ptr, KV_HEADS, True)
             if HAS_SCALES:
                 total *= tl.load(scales_ptr + KV_HEADS + kv_head)
+            written, here, mask = find_rows(
+                item_ptr, kv_head, query_starts_ptr, out_stride, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, True
+            )
+            head = kv_head * GROUP + m % GROUP
             part = tl.load(item_ptr + 4)
             if part >= 0:
                 parts = part + m // GROUP * tl.load(item_ptr + 5)
@@ -173,4 +213,4 @@ def prefill_kernel(
                     norm = add_sinks(norm, peak, sinks_ptr, head, here)
                 # Rows that pad the tile may have seen no token, and their norm is then 0.
                 result = total / tl.where(norm > 0, norm, 1.0)[:, None]
-                tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=mask)
+                tl.store(out_ptr + written, result.to(out_ptr.dtype.element_ty), mask=mask)

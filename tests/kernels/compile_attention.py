@@ -62,7 +62,7 @@ LAYERS = (
     Layer(128, window=4096),
     Layer(256, group=2, window=4096, cap=50.0),
 )
-FP8_LAYERS = (Layer(128, kv_dtype=FP8, scaled=True), Layer(256, kv_dtype=FP8))
+FP8_LAYERS = (Layer(128, kv_dtype=FP8, scaled=True), Layer(256, kv_dtype=FP8, scaled=True))
 """8-bit floats begin with compute capability 8.9."""
 FULL_LAYERS = (Layer(256, kv_dtype=torch.float32),)
 """Wide heads in fp32 take the most shared memory. Threads add up their products, and the sums lie on the stack."""

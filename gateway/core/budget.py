@@ -72,7 +72,9 @@ class Meter(Struct, frozen=True):
         return self if self.limit is None else replace(self, used=max(0.0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
-        return self.limit is None or self.used + amount <= self.limit + SLACK
+        """Return whether `amount` more fits the limit; 0 always does, because a request without tokens adds to no
+        debt."""
+        return self.limit is None or not amount or self.used + amount <= self.limit + SLACK
 
     def counts(self, amount: int) -> bool:
         """Return whether an admitted request, which uses `amount`, is charged to this meter: it has a limit and, if it
@@ -110,7 +112,7 @@ class CountMeter(Struct, frozen=True):
         return replace(self, used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
-        return self.limit is None or self.used + amount <= self.limit
+        return self.limit is None or not amount or self.used + amount <= self.limit
 
 
 MeterOrCount = TypeVar("MeterOrCount", Meter, CountMeter)

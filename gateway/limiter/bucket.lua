@@ -83,8 +83,9 @@ local function load_all(limits_key, keys, key_id, adapter, now)
   }
 end
 
+-- A request without tokens fits whatever is in use: it adds to no debt.
 local function fits(meter, amount)
-  return not meter.limit or meter.used + amount <= meter.limit + SLACK
+  return not meter.limit or amount == 0 or meter.used + amount <= meter.limit + SLACK
 end
 
 -- Returns the number of tokens that fit the smallest of the buckets that may refuse a request.

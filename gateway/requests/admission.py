@@ -92,6 +92,34 @@ class RequestIntake:
         self.check_ids(prompt_ids, field)
         return prompt_ids
 
+    def check(self, tenant: Tenant, request: GenerateRequest) -> None:
+        """Check what takes no tokenizing. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+        tenant.class_of(request.request_class)
+        sampling, settings = request.sampling, self._settings
+        if not request.prompts:
+            raise invalid_request("there is no prompt", "prompt")
+        if request.pooling is not None:
+            self._check_pooling(request, request.pooling)
+        elif len(request.prompts) * request.n > settings.max_choices:
+            raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if request.offering is not None:
+            spoken_dialect(self.dialect)
+        self.check_thinking(needed=request.needs_thinking)
+        if request.n > 1 and sampling.prompt_logprobs is not None:
+            raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
+        if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
+            bound = (
+                f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
+            )
+            raise invalid_request(bound, "stop")
+        for param, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ):
+            if len(ids) > settings.max_listed_ids:
+                raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
+            self.check_ids(ids, param)
+
     async def build_job(
         self,
         tenant: Tenant,
@@ -100,8 +128,8 @@ class RequestIntake:
         lane: Lane,
         engine_wait: float | None = None,
     ) -> GenerationJob:
-        """Check and tokenize a request for an adapter of this model (None: none), and wait up to `engine_wait` seconds
-        (None: those of the settings) for an engine that is not ready.
+        """Tokenize a request, which `check` has passed, for an adapter of this model (None: none), check what that
+        needs, and wait up to `engine_wait` seconds (None: those of the settings) for an engine that is not ready.
 
         The job has the adapter's version at the end of this call, not at its start; `average_output` is yet to be set.
 
@@ -111,8 +139,6 @@ class RequestIntake:
                 grammar could not be checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be
                 compiled).
         """
-        self._check(request)
-        tenant.class_of(request.request_class)
         prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
@@ -204,32 +230,6 @@ class RequestIntake:
         model's answers."""
         if needed and self.marks is None:
             raise unsupported_parameter("thinking", "is not supported by this model (model.reasoning_parser)")
-
-    def _check(self, request: GenerateRequest) -> None:
-        sampling, settings = request.sampling, self._settings
-        if not request.prompts:
-            raise invalid_request("there is no prompt", "prompt")
-        if request.pooling is not None:
-            self._check_pooling(request, request.pooling)
-        elif len(request.prompts) * request.n > settings.max_choices:
-            raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
-        if request.offering is not None:
-            spoken_dialect(self.dialect)
-        self.check_thinking(needed=request.needs_thinking)
-        if request.n > 1 and sampling.prompt_logprobs is not None:
-            raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
-        if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
-            bound = (
-                f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
-            )
-            raise invalid_request(bound, "stop")
-        for param, ids in (
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-        ):
-            if len(ids) > settings.max_listed_ids:
-                raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
-            self.check_ids(ids, param)
 
     def _check_pooling(self, request: GenerateRequest, pooling: Pooling) -> None:
         most, hidden_size = self._settings.max_pooled, self._engine.info.hidden_size

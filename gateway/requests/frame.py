@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import structlog
 
 from engine.core.types import Lane
-from gateway.core.errors import MAX_QUOTED
+from gateway.core.errors import MAX_QUOTED, ApiError, Fault
+from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
@@ -21,6 +23,8 @@ from gateway.requests.record import RequestRecord, record_error
 from gateway.requests.types import GenerateRequest
 
 log = structlog.get_logger("gateway")
+
+T = TypeVar("T")
 
 
 class RequestFrame:
@@ -40,7 +44,7 @@ class RequestFrame:
         self.observers = observers
         self._limiter = limiter
         self._deadlines = Deadlines(settings)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
 
     @property
     def active(self) -> int:
@@ -90,6 +94,37 @@ class RequestFrame:
             deadline -= self.clock() - record.started
         return self._deadlines.start(lane, deadline, request.stall, ignore_server_timeout=request.ignore_server_timeout)
 
+    def reservation(
+        self, record: RequestRecord, run: MemberRun | None, tokens: int = 0, least: int | None = None
+    ) -> ReserveRequest:
+        """Return what to ask the limiter for: one request of the record's tenant, with `tokens` and `least` as in
+        `ReserveRequest`. A run that an earlier one of the same request has counted already does not count again."""
+        assert record.lane is not None, "its lane is known"
+        lane, counted = lane_name(record.lane), run is not None and run.is_counted
+        owner = (record.tenant, record.key_id)
+        return ReserveRequest(
+            record.request_id, *owner, tokens, record.served_name, lane, record.counts, least, counted
+        )
+
+    @asynccontextmanager
+    async def counting(
+        self, request: GenerateRequest, record: RequestRecord, run: MemberRun | None
+    ) -> AsyncIterator[None]:
+        """Count the request, without tokens, in its tenant's requests per minute if the block, which tokenizes its
+        prompts and reserves tokens, ends before the limiter has granted a reservation. Otherwise a tenant could have
+        any number of prompts tokenized for nothing. Raises what the block raises, or ApiError if that was an error of
+        the request and the limits refuse the request, too."""
+        try:
+            yield
+        except BaseException as error:
+            if (run is None or run.is_charged) and not record.is_granted and _is_counted(error, request):
+                counted = self._spawn(self._count_refused(self.reservation(record, run), record))
+                if isinstance(error, ApiError):  # a caller who has left does not wait for this
+                    refusal = await asyncio.shield(counted)
+                    if refusal is not None and error.http_status != 429:
+                        raise refusal from error
+            raise
+
     @asynccontextmanager
     async def reserved(
         self, wanted: ReserveRequest, record: RequestRecord, begin: Callable[[], object], *, is_charged: bool
@@ -131,14 +166,34 @@ class RequestFrame:
         while self._background:
             await asyncio.wait(self._background)
 
+    async def _count_refused(self, wanted: ReserveRequest, record: RequestRecord) -> ApiError | None:
+        """Charge a refused request to its tenant. Returns the limiter's error if it refuses that, else None."""
+        try:
+            grant = await self._limiter.reserve(wanted)
+        except ApiError as refusal:
+            return refusal
+        record.is_granted, record.shadowed = True, grant.shadowed
+        await self._settle(grant, record)
+        return None
+
     async def _settle(self, grant: Grant, record: RequestRecord) -> None:
         try:
             await self._limiter.settle(grant, record.used_tokens)
         except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _is_counted(error: BaseException, request: GenerateRequest) -> bool:
+    """Return whether a request that ended with an error, without a grant, counts in the requests per minute. It does
+    not if these or the slots refused it, nor if the gateway itself repeats it, as lines of a batch."""
+    if not isinstance(error, ApiError):
+        return not request.ignore_server_timeout
+    if error.limit_kind == "requests" or error.fault is Fault.LIMITER_UNAVAILABLE:
+        return False
+    return error.http_status == 400 or not request.ignore_server_timeout

@@ -158,7 +158,8 @@ class Gateway:
         lane = principal.tenant.effective_lane(request.lane)
         first_wait = run.engine_wait if run else None
         with self._tracked(principal, request, lane, run) as (record, model, adapter):
-            async with self.frame.timer(request, lane, record) as timer:
+            model.intake.check(principal.tenant, request)
+            async with self.frame.timer(request, lane, record) as timer, self.frame.counting(request, record, run):
                 job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
                 wanted = self._wanted(job, record, run)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
@@ -202,7 +203,7 @@ class Gateway:
         with self.frame.recorded(principal, request, lane, run) as record:
             is_named = run is None or not run.for_policy
             model, adapter = self.models.resolve(permitted, query) if is_named else self.models.member(query.model)
-            record.base_model = model.name
+            record.base_model, record.adapter = model.name, adapter.name if adapter else None
             if full := model.refusal(lane, principal.tenant, answers):
                 if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
                     self.turns.refused(principal.tenant.name)
@@ -222,17 +223,15 @@ class Gateway:
     ) -> GenerationJob:
         job = await model.intake.build_job(principal.tenant, request, adapter, lane, engine_wait)
         if job.adapter is not None:
-            record.adapter, record.adapter_hash = job.adapter.name, job.adapter.version
+            record.adapter_hash = job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
     def _wanted(self, job: GenerationJob, record: RequestRecord, run: MemberRun | None) -> ReserveRequest:
-        adapter, tokens = record.served_name, job.reserve_tokens() * (run.reserved_runs if run else 1)
+        tokens = job.reserve_tokens() * (run.reserved_runs if run else 1)
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
-        lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
-        counted = run is not None and run.is_counted
-        return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least, counted)
+        return self.frame.reservation(record, run, tokens, least)
 
     def _admitted(
         self, model: ServedModel, job: GenerationJob, headers: Mapping[str, str], record: RequestRecord

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from engine.core.types import Lane
 from gateway.core.errors import ApiError, Fault, model_not_found
 from gateway.core.estimate import OutputAverages
-from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal, Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.requests.deadlines import Timer
@@ -87,13 +86,14 @@ class UpstreamServer:
             async with self._frame.timer(request, lane, record) as timer:
                 principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
                 upstream.check(request, principal.tenant)
-                record.prompt_tokens = await self._estimated_prompt(record.tenant, request)
-                wanted = self._wanted(request, record, run)
-                reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
-                stream = upstream.stream(request, principal.tenant)
-                async with reserved as headers, aclosing(self._run(stream, request, record, timer)) as chunks:
-                    first = await anext(chunks)
-                    yield Generation(self._admitted(request, record, lane, headers), first, chunks)
+                async with self._frame.counting(request, record, run):
+                    record.prompt_tokens = await self._estimated_prompt(record.tenant, request)
+                    wanted = self._wanted(request, record, run)
+                    reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
+                    stream = upstream.stream(request, principal.tenant)
+                    async with reserved as headers, aclosing(self._run(stream, request, record, timer)) as chunks:
+                        first = await anext(chunks)
+                        yield Generation(self._admitted(request, record, lane, headers), first, chunks)
 
     async def _run(
         self,
@@ -160,10 +160,7 @@ class UpstreamServer:
         outputs = 0 if request.pooling else (asked or average) * answers
         tokens = (record.prompt_tokens + outputs) * run.reserved_runs
         least = None if asked else record.prompt_tokens + answers
-        assert record.lane is not None, "its lane is known"
-        lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
-        name, counted = record.served_name, run.is_counted
-        return ReserveRequest(record.request_id, *owner, tokens, name, lane, record.counts, least, counted)
+        return self._frame.reservation(record, run, tokens, least)
 
     def _admitted(
         self, request: GenerateRequest, record: RequestRecord, lane: Lane, headers: Mapping[str, str]

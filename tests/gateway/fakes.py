@@ -439,6 +439,11 @@ class CountingLimiter(LocalLimiter):
         self.delay = 0.0
         self.reachable = True
 
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens that all reservations asked for."""
+        return sum(request.tokens for request in self.reserved)
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         await asyncio.sleep(self.delay)
         grant = await super().reserve(request)

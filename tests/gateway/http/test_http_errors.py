@@ -55,6 +55,22 @@ async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(gateway
     check(response, 400, None, "prompt")
 
 
+LONG = "x" * (CONTEXT + 1)
+TOO_LONG = {
+    "/v1/chat/completions": {"model": BASE, "messages": [{"role": "user", "content": LONG}]},
+    "/v1/completions": {"model": BASE, "prompt": LONG},
+    "/v1/embeddings": {"model": BASE, "input": ["hi", LONG]},
+    "/v1/messages": {"model": BASE, "max_tokens": 5, "messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"model": BASE, "input": LONG},
+}
+
+
+@pytest.mark.parametrize("path", TOO_LONG)
+async def test_a_request_refused_after_tokenizing_counts(gateway_app, path):
+    answers = [await ask(gateway_app, TOO_LONG[path], path, "sk-globex") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 429]
+
+
 async def test_context_length_exceeded(gateway_app):
     response = await ask(gateway_app, {**CHAT, "messages": [{"role": "user", "content": "x" * CONTEXT}]})
     check(response, 400, "context_length_exceeded", "messages")

@@ -154,6 +154,13 @@ async def test_using_more_than_reserved_is_a_debt(make):
     assert error.headers()["x-ratelimit-remaining-tokens"] == "0"
 
 
+async def test_a_request_without_tokens_fits_beside_any_debt(make):
+    limiter = await make(Tenant("acme", limits=Limits(2, 1000, tokens_per_day=2000)))
+    await limiter.settle(await limiter.reserve(asking(100)), 3000)
+    await limiter.settle(await limiter.reserve(asking(0)), 0)
+    assert (await refusal(limiter, asking(0))).limit_kind == "requests"
+
+
 async def test_a_request_that_failed_counts_without_its_tokens(make):
     limiter = await make(Tenant("acme", limits=Limits(2, 1000)))
     grant = await limiter.reserve(asking(1000))

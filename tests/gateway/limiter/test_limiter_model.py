@@ -44,7 +44,7 @@ class ExactMeter:
             self.used = max(Fraction(0), self.used + amount)
 
     def room(self, amount: int) -> Fraction:
-        return Fraction(1) if self.limit is None else self.limit - self.used - amount
+        return Fraction(1) if self.limit is None or not amount else self.limit - self.used - amount
 
 
 @dataclass

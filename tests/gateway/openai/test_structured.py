@@ -158,14 +158,14 @@ async def test_over_grpc(tmp_path):
         ({"guided_grammar": "start: nowhere"}, "guided_grammar", "nowhere"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tmp_path, fields, field, why):
+async def test_what_cannot_be_followed_is_refused_before_tokens_are_reserved(tmp_path, fields, field, why):
     gateway_app = await build_gateway_app(tmp_path)
     async with gateway_app.client() as client:
         for path, prompt in (("chat/completions", CHAT), ("completions", {"model": BASE, "prompt": "hi"})):
             error = (await client.post(f"/v1/{path}", json={**prompt, **fields})).json()["error"]
             assert (error["param"], error["type"]) == (field, "invalid_request_error")
             assert why in error["message"]
-    assert not gateway_app.limiter.reserved and not gateway_app.engine.requests
+    assert not gateway_app.limiter.reserved_tokens and not gateway_app.engine.requests
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ async def test_what_is_refused_after_all_is_aborted_and_no_tenant_pays(gateway_a
         await answer(gateway_app, request(n=n, max_tokens=240), principal("sk-globex"))
     assert caught.value.fault is Fault.INSUFFICIENT_QUOTA
     assert list(gateway_app.engine.ends.values()) == ["aborted"] * n
-    assert gateway_app.limiter.ends == {}
+    assert gateway_app.limiter.reserved_tokens == 0
     await gateway_app.assert_empty()
     [record] = gateway_app.watcher.records
     assert (record.status, record.submitted, record.used_tokens) == (429, None, 0)
@@ -225,6 +225,7 @@ async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(gate
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    likely.set()
     await gateway_app.assert_empty()
     assert gateway_app.watcher.records[0].used_tokens == 0
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
+from msgspec.structs import replace as replace_fields
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refusal, SamplingParams, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
@@ -265,7 +267,7 @@ async def test_lanes_are_the_tenants_at_most(gateway_app):
 async def test_senseless_requests_cost_nothing(gateway_app, wanted, param):
     error = await refusal(gateway_app, wanted)
     assert (error.http_status, error.param) == (400, param)
-    assert gateway_app.limiter.reserved == []
+    assert gateway_app.limiter.reserved_tokens == 0
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [("x" * 256, 1), ("x" * 256, None), ("x" * 300, None)])
@@ -274,7 +276,62 @@ async def test_a_context_too_long_is_told_with_numbers(gateway_app, prompt, max_
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
     assert str(len(prompt) + (max_tokens or 1)) in error.message
     assert str(CONTEXT) in error.message
+    assert gateway_app.limiter.reserved_tokens == 0
+
+
+TOKENIZED_THEN_REFUSED = {
+    "an empty prompt": request(["x" * 50, ""]),
+    "an id that is no token": request(["x" * 50, (260,)]),
+    "a long prompt": request("x" * 300),
+    "min_tokens": request(max_tokens=3, sampling=SamplingParams(min_tokens=4)),
+    "a grammar": request(sampling=SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(?=a)")), grammar_field="regex"),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZED_THEN_REFUSED)
+async def test_a_request_refused_after_tokenizing_counts_without_tokens(gateway_app, name):
+    wanted, caller = TOKENIZED_THEN_REFUSED[name], principal("sk-globex")
+    errors = [await refusal(gateway_app, wanted, caller) for _ in range(3)]
+    assert [error.http_status for error in errors] == [400] * 3
+    assert [(asked.tokens, asked.adapter) for asked in gateway_app.limiter.reserved] == [(0, BASE)] * 3
+    assert (settled(gateway_app), gateway_app.limiter.rows) == ([[0]] * 3, [])
+    for beyond in (wanted, request(max_tokens=1)):
+        error = await refusal(gateway_app, beyond, caller)
+        assert (error.fault, error.limit_kind) == (Fault.RATE_LIMIT_EXCEEDED, "requests")
+
+
+async def test_a_request_refused_before_tokenizing_does_not_count(gateway_app):
+    for wanted in (request([]), request(stop=("",)), request(n=129), request(model="unknown")):
+        await refusal(gateway_app, wanted)
     assert gateway_app.limiter.reserved == []
+
+
+async def test_a_request_refused_by_a_limit_of_tokens_counts_unless_it_is_of_a_batch(gateway_app):
+    caller, large = principal("sk-globex"), request(max_tokens=240)
+    assert (await refusal(gateway_app, replace_fields(large, ignore_server_timeout=True), caller)).http_status == 429
+    assert gateway_app.limiter.reserved == []  # the gateway itself sends lines of batches again
+    assert (await refusal(gateway_app, large, caller)).fault is Fault.INSUFFICIENT_QUOTA
+    assert settled(gateway_app) == [[0]]
+    assert gateway_app.watcher.records[-1].reserved_tokens > 200
+
+
+async def test_a_caller_that_leaves_while_its_prompt_is_tokenized_is_counted(gateway_app, monkeypatch):
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def encode(text, **more):
+        begun.set()
+        await never.wait()
+
+    monkeypatch.setattr(gateway_app.gateway.models.default.tokenizer, "encode", encode)
+    error = await refusal(gateway_app, request(deadline=0.01))
+    assert (error.fault, settled(gateway_app)) == (Fault.DEADLINE_EXCEEDED, [[0]])
+    begun.clear()
+    task = asyncio.create_task(answers(gateway_app, request()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    await gateway_app.assert_empty()
+    assert settled(gateway_app) == [[0], [0]]
 
 
 async def test_limits_refuse_before_the_engine_hears_of_it(gateway_app):
@@ -291,7 +348,7 @@ async def test_an_engine_that_is_gone_is_503_and_free(gateway_app, how):
     error = await refusal(gateway_app, request())
     assert (error.http_status, error.code) == (503, "engine_unavailable")
     assert error.retry_after is not None
-    assert settled(gateway_app) == ([] if how == "not ready" else [[0]])
+    assert settled(gateway_app) == [[0]]
 
 
 async def test_one_lost_answer_of_several_ends_all(gateway_app):
@@ -571,7 +628,7 @@ async def test_leaving_while_the_limiter_is_asked_gives_the_reservation_back(gat
     task.cancel()
     await asyncio.wait([task])
     await gateway_app.assert_empty()
-    assert settled(gateway_app) == [[0]]
+    assert settled(gateway_app) == [[0], [0]]
     assert gateway_app.engine.requests == []
 
 

@@ -349,7 +349,15 @@ async def check_refused(gateway_app, fields, code, param, words):
         found = error["param"] if not param.startswith("metadata") else error["param"][: len(param)]
         assert (response.status_code, error["code"], found) == (400, code, param), error
         assert words in error["message"]
-    assert (gateway_app.engine.requests, gateway_app.limiter.reserved) == ([], [])
+    assert (gateway_app.engine.requests, gateway_app.limiter.reserved_tokens) == ([], 0)
+
+
+async def test_a_request_refused_after_tokenizing_counts(gateway_app):
+    unusable = {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"uniqueItems": True}}}}
+    for _ in range(3):
+        assert (await post(gateway_app, "sk-globex", **unusable)).status_code == 400
+    response = await post(gateway_app, "sk-globex")
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
 async def test_options_of_a_stream_need_a_stream(gateway_app):

@@ -258,7 +258,7 @@ async def test_invalid_requests_name_the_field(api, field):
         refusal = await refused(method(INVALID[field], metadata=as_key()))
         assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
         assert refusal.details["ErrorInfo"].domain == "loralane"
-    assert not api.gateway_app.limiter.reserved
+    assert not api.gateway_app.limiter.reserved_tokens
 
 
 def test_every_sampling_field_has_the_range_http_has():
@@ -293,6 +293,14 @@ async def test_a_key_is_required_everywhere(api, metadata):
         api.admin.List(adapters_pb2.ListAdaptersRequest(), metadata=metadata),
     )
     assert [(await refused(call)).code for call in calls] == ["UNAUTHENTICATED"] * 5
+
+
+async def test_a_request_refused_after_tokenizing_counts(api):
+    for _ in range(3):
+        refusal = await refused(api.generation.Generate(ask(prompt="x" * 256), metadata=as_key("globex")))
+        assert refusal.reason == "CONTEXT_LENGTH_EXCEEDED"
+    refusal = await refused(api.generation.Generate(ask(), metadata=as_key("globex")))
+    assert refusal.reason == "RATE_LIMIT_EXCEEDED"
 
 
 async def test_an_exhausted_limit_tells_the_wait_and_the_rates(api):

@@ -220,12 +220,12 @@ BAD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
         ),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_reserved(gateway_app, change, param, code):
+async def test_what_cannot_be_is_refused_before_tokens_are_reserved(gateway_app, change, param, code):
     async with gateway_app.client() as client:
         response = await client.post("/v1/chat/completions", json={**CHAT, "tool_choice": "required", **change})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, param, code)
-    assert not gateway_app.limiter.reserved
+    assert not gateway_app.limiter.reserved_tokens
     assert ("uniqueItems" in error["message"]) == ("uniqueItems" in str(change))
 
 

@@ -54,6 +54,7 @@ def pinned_zeros(count: int, dtype: torch.dtype) -> Tensor:
 def _register(owner: npt.NDArray[np.uint8], address: int, num_bytes: int) -> None:
     """Registers memory of `owner`, and has it unregistered when `owner` is freed. Raises PinningError."""
     driver = torch.cuda.cudart()
+    # Without flags, memory is also mapped for devices with unified addressing, whose kernels may then store there.
     code = driver.cudaHostRegister(address, num_bytes, 0)
     if int(code):
         raise PinningError(

@@ -1,8 +1,8 @@
 """The sampler for a GPU: sampling parameters, counters and sampled tokens all stay on the device.
 
 A request's parameters are uploaded once, when the request is added. From then on kernels read them, update the
-request's token counts and position, and write its last token where the next step reads it. The host reads the tokens
-from pinned memory later. Uploads and kernels go to one stream, whose order makes it safe to reuse a slot.
+request's token counts and position, and write its last token where the next step reads it, and in pinned host memory,
+which the host reads later. Uploads and kernels go to one stream, whose order makes it safe to reuse a slot.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ class DeviceSample:
 
     Attributes:
         ids: int64 [len(request_ids)], on the device.
-        ready: event after the copies to the host. None means that there is nothing to wait for.
-        host_ids: copy of `ids` in host memory.
+        ready: event after the kernels, which also store to host memory, and after the copy of logprobs. None means that
+            there is nothing to wait for.
+        host_ids: the same tokens in host memory.
         host_logprobs: None means that no request wants logprobs.
         results: the block with `host_ids` and `host_logprobs`, which later steps use again.
     """
@@ -120,7 +121,7 @@ class DeviceSample:
     results: StepResults
 
     def to_host(self) -> list[SampledToken]:
-        """Waits for the copies to the host. Returns one token for each of `request_ids`, with its logprobs if
+        """Waits until host memory has the tokens. Returns one token for each of `request_ids`, with its logprobs if
         requested. Raises RuntimeError if later steps have overwritten them."""
         if self.ready is not None:
             self.ready.synchronize()
@@ -218,9 +219,9 @@ class DeviceSampler:
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
-        """Chooses the next token of each request, adds it to the request's history on the device, and starts to copy it
-        and the logprobs that requests want to the host. Does not wait for the copies. Raises KeyError if a request is
-        not known.
+        """Starts to choose the next token of each request, to add it to the request's history on the device, and to
+        store it and the logprobs that requests want in host memory. Does not wait for any of it. Raises KeyError if a
+        request is not known.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
@@ -229,9 +230,9 @@ class DeviceSampler:
         entries = [self._entries[request_id] for request_id in request_ids]
         rows = self._rows.upload(self.slots(request_ids), masks)
         any_filters = any(entry.is_filtered for entry in entries)
-        ids = sample(logits, rows, self._words, self.last_tokens, any_filters, self._tiles)
         results = self._results.begin()
-        host_ids = results.download(ids)
+        host_ids = results.take(len(entries), torch.int64)
+        ids = sample(logits, rows, self._words, self.last_tokens, host_ids, any_filters, self._tiles)
         host_logprobs = self._start_logprobs(logits, ids, entries, results)
         ready = torch.cuda.Event() if ids.is_cuda else None
         if ready is not None:

@@ -1,4 +1,5 @@
-"""Copies the results of steps from a device to blocks of host memory that alternate, so that no step allocates any."""
+"""Blocks of host memory that alternate, so that no step allocates any, for the results of steps: kernels store them
+there, or they are copied from the device."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ ALIGNMENT = 16
 
 
 class ResultBlocks:
-    """A ring of BLOCKS host blocks of `num_bytes` each, to which the results of steps are copied from the device. They
-    are pinned if `device` is a GPU."""
+    """A ring of BLOCKS host blocks of `num_bytes` each, for the results of steps. They are pinned if `device` is a GPU,
+    whose kernels may store results there."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -45,18 +46,32 @@ class StepResults:
         block.turn += 1
         self._block, self._turn, self._used = block, block.turn, 0
 
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Takes room in the step's block on the host, in which a kernel stores results. Returns a tensor [count].
+        Raises ValueError if the block has too little room."""
+        room = self._room(count * dtype.itemsize)
+        if room is None:
+            raise ValueError(f"a block of {len(self._block.memory)} bytes has no room for {count} numbers of {dtype}")
+        return room.view(dtype)
+
     def download(self, tensor: Tensor) -> Tensor:
         """Starts a copy of a contiguous tensor from the device to the step's block on the host, and returns the host
         tensor. Only if the block has too little room does it wait for the copy."""
-        start, end = self._used, self._used + tensor.nbytes
-        if end > len(self._block.memory):
+        room = self._room(tensor.nbytes)
+        if room is None:
             return tensor.cpu()
+        return room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+
+    def _room(self, num_bytes: int) -> Tensor | None:
+        """Takes bytes of the block, uint8 [num_bytes]. None means that the block has too little room."""
+        start, end = self._used, self._used + num_bytes
+        if end > len(self._block.memory):
+            return None
         self._used = -(-end // ALIGNMENT) * ALIGNMENT
-        host = self._block.memory[start:end].view(tensor.dtype).view(tensor.shape)
-        return host.copy_(tensor, non_blocking=True)
+        return self._block.memory[start:end]
 
     def check(self) -> None:
-        """Raises RuntimeError if a later step has taken the step's block: the tensors that `download` returned then
-        hold the results of that step."""
+        """Raises RuntimeError if a later step has taken the step's block: the tensors that `take` and `download`
+        returned then hold the results of that step."""
         if self._block.turn != self._turn:
             raise RuntimeError(f"a step's results are read after {BLOCKS} later steps have begun")

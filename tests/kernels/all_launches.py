@@ -93,8 +93,9 @@ def _launch_sampling() -> None:
     logits, slots = torch.zeros(2, VOCAB, dtype=BF16), torch.zeros(2, dtype=torch.int32)
     rows = SampledRows(slots, slots, torch.zeros(2, -(-VOCAB // 32), dtype=torch.int32))
     words, last = torch.zeros(4, len(SlotWords._fields), dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    host = torch.zeros(2, dtype=torch.int64)
     for any_filters in (False, True):
-        ids = sample(logits, rows, words, last, any_filters, SAMPLING)
+        ids = sample(logits, rows, words, last, host, any_filters, SAMPLING)
     logprobs(logits, slots, torch.zeros_like(ids), 5)
 
 

@@ -23,7 +23,7 @@ from lora_kernels.pointwise import BoundedSwiglu
 POINTERS = {
     **dict.fromkeys(("delta_ptr", "weight_ptr", "gate_up_ptr", "query_norm_ptr", "key_norm_ptr", "logits_ptr"), "bf16"),
     **dict.fromkeys(("cos_ptr", "sin_ptr", "shift_ptr", "peaks_ptr", "scores_ptr", "sums_ptr", "tops_ptr"), "fp32"),
-    **dict.fromkeys(("words_ptr", "last_ptr", "ids_ptr", "masses_ptr", "bins_ptr"), "i64"),
+    **dict.fromkeys(("words_ptr", "last_ptr", "host_ptr", "ids_ptr", "masses_ptr", "bins_ptr"), "i64"),
 }
 
 

@@ -1,14 +1,18 @@
 """Every kernel goes through Triton's own JIT front end, compiler and launch code, with a CUDA driver that pretends."""
 
 import ctypes
+from collections import Counter
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from all_launches import all_kernels, launch_all
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.pretended_cuda import can_pretend, pretend
+from engine.core.types import SamplingParams
+from engine.model.device_sampler import DeviceSampler
 from lora_kernels.gpu.triton_tuned import LEAST_EARLY
 
 pytestmark = pytest.mark.skipif(not can_pretend(), reason="needs a C compiler, and no GPU")
@@ -67,3 +71,35 @@ def test_every_kernel_goes_through_the_jit_front_end(folder, capability, fp8):
     with pretend(folder, capability) as cuda:
         launch_all(fp8=fp8, early=capability >= LEAST_EARLY)
     assert {launch.kernel for launch in cuda.launches} == all_kernels() == set(cuda.compiled)
+
+
+class Copies(TorchDispatchMode):
+    """Notes the addresses that tensors are copied to."""
+
+    def __init__(self):
+        super().__init__()
+        self.targets = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.copy_.default:
+            self.targets.append(args[0].data_ptr())
+        return function(*args, **(kwargs or {}))
+
+
+def test_sampled_tokens_are_stored_in_host_memory_and_not_copied(folder):
+    sampler, logits = DeviceSampler(300, torch.device("cpu"), max_seqs=2), torch.zeros(2, 300)
+    for name in "ab":
+        sampler.add(name, SamplingParams(temperature=0.0), [1, 2], 2)
+    addresses = Counter()
+    with pretend(folder) as cuda:
+        for _ in range(5):
+            cuda.record()
+            with Copies() as copies:
+                step = sampler.start(logits, ("a", "b"))
+            choose = cuda.launches[-1]
+            names = [name for name, kind in choose.signature.items() if kind != "constexpr"]
+            address = int.from_bytes(choose.values[names.index("host_ptr")], "little")
+            assert address == step.host_ids.data_ptr() and address not in copies.targets
+            addresses[address] += 1
+    assert sorted(addresses.values()) == [1, 1, 1, 2], "four blocks, used in turn"
+    assert cuda.compiled == ["score_kernel", "choose_kernel"]

@@ -269,11 +269,20 @@ def padding_is_left_alone() -> None:
     slots[:2] = pair.device.slots(pair.names)
     words = pair.device._words.clone()
     rows = pair.device._rows.upload(slots, None)
-    ids = sample(logits, rows, pair.device._words, pair.device.last_tokens, True, SMALL)
+    host = torch.full((4,), -1)
+    ids = sample(logits, rows, pair.device._words, pair.device.last_tokens, host, True, SMALL)
     tokens = [one.token for one in pair.plain.sample(logits[:2], pair.names)]
-    assert ids.tolist() == [*tokens, 0, 0]
+    assert ids.tolist() == host.tolist() == [*tokens, 0, 0]
     assert pair.device.last_tokens[slots[:2].tolist()].tolist() == tokens
     assert (pair.device._words != words).sum() == 4, "position and count of two slots"
+
+
+def tokens_of_a_step_stay_while_the_next_is_sampled() -> None:
+    pair = Pair(70, [SamplingParams(temperature=0), SamplingParams(temperature=0, logprobs=1)])
+    steps = [random_logits(2, 70, seed) for seed in range(3)]
+    started = [pair.device.start(logits, pair.names) for logits in steps]
+    for logits, sample_of_step in zip(steps, started, strict=True):
+        assert [one.token for one in sample_of_step.to_host()] == logits.argmax(1).tolist()
 
 
 def slots_are_taken_and_given_back() -> None:
@@ -316,6 +325,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         a_row_is_the_same_in_any_batch_and_any_tiles,
         draws_follow_seed_and_position,
         padding_is_left_alone,
+        tokens_of_a_step_stay_while_the_next_is_sampled,
         slots_are_taken_and_given_back,
     )
 }

@@ -31,6 +31,7 @@ NAMES = (
     "a_row_is_the_same_in_any_batch_and_any_tiles",
     "draws_follow_seed_and_position",
     "padding_is_left_alone",
+    "tokens_of_a_step_stay_while_the_next_is_sampled",
     "slots_are_taken_and_given_back",
 )
 

@@ -25,6 +25,16 @@ def test_results_stay_until_their_block_is_taken_again():
     steps[1][0].check()
 
 
+def test_kernels_store_into_a_block_beside_what_is_copied_there():
+    results = ResultBlocks(48, CPU).begin()
+    stored, copied = results.take(3, torch.int64), results.download(torch.arange(2))
+    stored.fill_(7)
+    assert stored.tolist() == [7, 7, 7] and copied.tolist() == [0, 1]
+    assert (stored.data_ptr() - copied.data_ptr()) % 16 == 0, "one kernel serves all of its addresses"
+    with pytest.raises(ValueError, match=r"a block of 48 bytes has no room for 1 numbers of torch\.int64"):
+        results.take(1, torch.int64)
+
+
 def test_what_does_not_fit_into_a_block_arrives_all_the_same():
     results = ResultBlocks(40, CPU).begin()
     large, small = torch.arange(100), torch.arange(3)

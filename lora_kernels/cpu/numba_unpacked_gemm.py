@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from llvmlite import ir
@@ -75,7 +74,7 @@ class _Unpacked(ABC):
         self._emit, self._form, self._fmt = emit, form, fmt
         self._rows, self._x, self._x_row, self._blocks = rows, x, x_row, blocks
         self._weights, self._sums = (
-            self._memory(PANEL * count) for count in (form.block // self.inputs_in_row, MOST_ROWS)
+            self._memory(PANEL * count) for count in (form.block // self.inputs_in_row, MOST_ROWS + TILE_ROWS)
         )
 
     @abstractmethod
@@ -83,9 +82,9 @@ class _Unpacked(ABC):
         """Emits stores of a block's weights to the memory from which `multiply` reads them, input by input."""
 
     @abstractmethod
-    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
-        """Emits the products of a tile: of the rows `rows` of x and the vectors `vectors` of the unpacked weights,
-        which are added to the rows' sums."""
+    def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
+        """Emits the products of a tile: of the rows of x at the addresses `inputs` and the vectors `vectors` of the
+        unpacked weights, which are added to the rows' sums at the address `sums`."""
 
     def _memory(self, numbers: int) -> Any:
         """Emits the allocation of fp32 numbers on the stack, and returns their address."""
@@ -119,13 +118,16 @@ class _Unpacked(ABC):
                     self._tile(block, row, TILE_ROWS // 2)
 
     def _tile(self, block: _Block, first: Any, rows: int) -> None:
-        """Emits the products of `rows` rows from `first` on. Those beyond the last row compute it again."""
-        builder = self._emit.builder
+        """Emits the products of `rows` rows from `first` on. Those beyond the last row read it again, and have sums of
+        their own that are not used."""
+        emit, builder = self._emit, self._emit.builder
         last = builder.sub(self._rows, ir.Constant(I64, 1))
         numbers = [builder.add(first, ir.Constant(I64, number)) for number in range(rows)]
         kept = [builder.select(builder.icmp_signed("<", number, last), number, last) for number in numbers]
+        inputs = [emit.offset(self._x, (row, self._x_row)) for row in kept]
+        sums = emit.offset(self._sums, (first, ROW_BYTES))
         for start in range(0, PANEL_VECTORS, TILE_VECTORS):
-            self._columns(block, kept, range(start, start + TILE_VECTORS))
+            self._columns(block, inputs, sums, range(start, start + TILE_VECTORS))
 
     def finish(self, out: Any, out_row: Any, count: Any) -> None:
         emit, size = self._emit, self._fmt.size
@@ -139,8 +141,7 @@ class _Unpacked(ABC):
 
 
 class _Floats(_Unpacked):
-    """Emits products of numbers and fp32 weights. The sums of a row beyond the last are stored as often as that one's,
-    and are the same."""
+    """Emits products of numbers and fp32 weights."""
 
     inputs_in_row = 1
 
@@ -149,11 +150,11 @@ class _Floats(_Unpacked):
             for v, vector in enumerate(vectors):
                 self._emit.builder.store(vector, self._place(self._weights, number, v), align=LINE)
 
-    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
+    def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
         emit, builder, size = self._emit, self._emit.builder, self._fmt.size
-        inputs = [emit.offset(self._x, (row, self._x_row), (block.number, self._form.block * size)) for row in rows]
-        memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
-        registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in rows]
+        inputs = [emit.offset(x, (block.number, self._form.block * size)) for x in inputs]
+        memory = [[self._place(sums, row, v) for v in vectors] for row in range(len(inputs))]
+        registers = [[cgutils.alloca_once(builder, VEC) for _ in vectors] for _ in inputs]
         for row, places in zip(memory, registers, strict=True):
             for address, place in zip(row, places, strict=True):
                 builder.store(builder.load(address, align=LINE), place)
@@ -181,12 +182,11 @@ class _Words(_Unpacked):
                     self._emit.builder.store(vector, self._words(number, v), align=LINE)
                 number += 1
 
-    def _columns(self, block: _Block, rows: list[Any], vectors: range) -> None:
+    def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
         emit, builder = self._emit, self._emit.builder
         size, zero = 2 * self._form.block, self._form.coding.zero or 0
-        inputs = [emit.offset(self._x, (row, self._x_row)) for row in rows]
         coded = [CodedBlock(emit, emit.offset(x, (self._blocks, size), (block.number, 8))) for x in inputs]
-        registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in rows]
+        registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in inputs]
         for one, places in zip(coded, registers, strict=True):
             for place in places:
                 builder.store(one.start(zero), place)
@@ -196,19 +196,11 @@ class _Words(_Unpacked):
                 pair = builder.load(emit.at(emit.offset(x, (block.number, size), (k, 4)), I32), align=1)
                 for place, weight in zip(places, weights, strict=True):
                     builder.store(emit.add_pairs(builder.load(place), weight, emit.splat_int(pair)), place)
-        memory = [[self._place(self._sums, row, v) for v in vectors] for row in rows]
-        results = [
-            one.add(
-                builder.load(address, align=LINE),
-                builder.load(place),
-                block.scales[v],
-                block.minima and block.minima[v],
-            )
-            for one, addresses, places in zip(coded, memory, registers, strict=True)
-            for v, address, place in zip(vectors, addresses, places, strict=True)
-        ]
-        for address, result in zip(chain(*memory), results, strict=True):  # once all are there: rows may be the same
-            builder.store(result, address, align=LINE)
+        for row, (one, places) in enumerate(zip(coded, registers, strict=True)):
+            for v, place in zip(vectors, places, strict=True):
+                address, minimum = self._place(sums, row, v), block.minima and block.minima[v]
+                result = one.add(builder.load(address, align=LINE), builder.load(place), block.scales[v], minimum)
+                builder.store(result, address, align=LINE)
 
     def _words(self, row: Any, v: int) -> Any:
         """Emits the address of vector `v` of a row of unpacked codes."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import kernel_tests, prompt_steps, report, run, section
+from benchmarks.gpu import kernel_tests, kernels_quantized, prompt_steps, report, run, section
 from benchmarks.gpu.correct_kernels import bounded, exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, end_journal, read_journal, shown
@@ -71,6 +71,12 @@ def test_every_section_runs_in_toy_size(tiny):
     assert document["environment"]["device"] == "cpu"
 
 
+def test_narrow_products_are_timed_at_the_shape_of_k_and_v():
+    *_, narrow = kernels_quantized.linear_works(tiny=False)
+    assert (narrow.shape, narrow.rows[0], narrow.rows[-1]) == ((1024, 4096), 1, 64)
+    assert narrow.layers * narrow.shape[0] * narrow.shape[1] * 2 > 100e6, "in 16 bits, more than a cache holds"
+
+
 def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     sections = tiny[1]["sections"]
     checks = sections["A"]["tables"]["the kernels' own tests"]
@@ -86,6 +92,8 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     )
     decodes = [row["case"] for row in sections["B"]["tables"]["attention, decode"]]
     assert decodes == ["2 of 20", "2 of 20, FP8 KV"]
+    linear = {row["case"] for row in sections["B"]["tables"]["linear layers"]}
+    assert {"int4, o, 2 rows", "int4, k or v, 1 rows", "bf16, k or v, 2 rows"} < linear
     assert any("left out" in note for note in sections["C"]["notes"])
     decoded = next(rows for name, rows in sections["D"]["tables"].items() if name.startswith("decode"))
     assert {"base", "idle: adapters resident, unused"} < {row["case"] for row in decoded}

@@ -139,6 +139,11 @@ class Limiter(Protocol):
         """Return whether a reservation for `request` is almost certain to be granted. The caller must still reserve,
         but may begin to work on the request meanwhile; that work is wasted if the reservation is refused."""
 
+    async def check_requests(self, request: ReserveRequest) -> None:
+        """Raise the ApiError (RATE_LIMIT_EXCEEDED) with which `reserve` would refuse a request now because of requests
+        per minute or concurrent requests, whatever tokens it needs; charge nothing. A limiter that must ask Redis does
+        so only if such a limit has refused a request of these scopes since their last grant."""
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charge one request and its tokens to the scopes of tenant, key and adapter, or to none of them, and return
         the grant, which the caller must settle. If the call is cancelled, nothing stays charged in the end.

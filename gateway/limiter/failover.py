@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -36,6 +36,8 @@ class FailoverLimiter:
         self._headroom = Headroom()
         self._asking = 0
         """Number of reservations that Redis has not answered yet."""
+        self._refused: set[Scope] = set()
+        """Scopes whose limits of requests (per minute or concurrent) have refused one since their last grant."""
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that the local limiter granted, which Redis does not know."""
@@ -65,6 +67,12 @@ class FailoverLimiter:
         """
         return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
+    async def check_requests(self, request: ReserveRequest) -> None:
+        """Refuse a request as `reserve` would; see `Limiter.check_requests`. While Redis is away, refuse none."""
+        if not self._refused.isdisjoint(request.scopes):
+            with suppress(StoreError):
+                await self._shared.check_requests(request)
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._asking += 1
         self._headroom.forget(request.scopes)
@@ -73,9 +81,14 @@ class FailoverLimiter:
         except StoreError as error:
             self._report(str(error))
             return await self._reserve_alone(request)
+        except ApiError as error:
+            if error.limit_kind == "requests":
+                self._refused |= {scope for scope in request.scopes if str(scope) == error.metadata["scope"]}
+            raise
         finally:
             self._asking -= 1
         self._report("")
+        self._refused.difference_update(request.scopes)
         self._local.adopt(grant)
         self._headroom.remember(request.scopes, grant.buckets)
         return grant
@@ -107,6 +120,7 @@ class FailoverLimiter:
         with _changing():
             await self._shared.drop(tenant)
         self._headroom.drop(tenant)
+        self._refused = {scope for scope in self._refused if scope.tenant != tenant}
         await self._local.drop(tenant)
 
     @property

@@ -73,13 +73,21 @@ class LocalLimiter:
         """Return False always: `reserve` answers at once, so that an early start of the work would gain no time."""
         return False
 
+    async def check_requests(self, request: ReserveRequest) -> None:
+        """Refuse a request as `reserve` would whatever tokens it needs, and count each limit that it does not fit; see
+        `Limiter.check_requests`. Raises what `reserve` raises."""
+        bare, now = replace(request, tokens=0), self._clock()
+        decision = self._decide(bare, now)
+        if not decision.admitted:
+            self._count_misses(request.scopes, decision, now)
+            raise self._refusal(bare, decision.buckets)
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Reserve within this gateway's share of the limits, and count each limit that the request does not fit. Raises
         ApiError: a 429 if the request does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's
         share is used up."""
         scopes, now = request.scopes, self._clock()
-        buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
-        decision = reserve(buckets, request.tokens, now, request.least, request.num_counted)
+        decision = self._decide(request, now)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
@@ -181,6 +189,11 @@ class LocalLimiter:
 
     async def close(self) -> None:
         self._leases.clear()
+
+    def _decide(self, request: ReserveRequest, now: int) -> Decision:
+        """Compute a reservation in this gateway's share of the limits, and make none."""
+        buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in request.scopes]
+        return reserve(buckets, request.tokens, now, request.least, request.num_counted)
 
     def _limits(self, scope: Scope) -> Limits:
         live = self._live.get(scope)

@@ -43,6 +43,8 @@ from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 log = structlog.get_logger("limiter")
 
 ADMITTED, UNPUBLISHED = 1, -1
+ONLY_CHECK = ""
+"""Lease id with which the script decides about a reservation, but makes none."""
 RECEIPT_SECONDS = 86_400.0
 """How long a reservation can be settled after its last renewal. It should exceed any time that Redis is unavailable."""
 RENEWALS = 3
@@ -104,6 +106,14 @@ class RedisLimiter:
     @property
     def tenants(self) -> Sequence[str]:
         return self._published.tenants
+
+    async def check_requests(self, request: ReserveRequest) -> None:
+        """Ask Redis whether a request would be refused whatever tokens it needs; see `Limiter.check_requests`. Raises
+        StoreError if Redis gives no answer."""
+        self._calls.check_allowed()
+        decision = await self.send_reservation(Grant(ONLY_CHECK, replace(request, tokens=0), "redis"))
+        if not decision.admitted:
+            raise limit_error(replace(request, tokens=0), decision.buckets)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Reserve in Redis and return the grant, whose lease is renewed until it is settled. Raises

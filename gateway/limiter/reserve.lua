@@ -2,7 +2,8 @@
 -- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
 -- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter, and where the tokens are a guess
 -- that yields to the smallest bucket, what it does not yield below, else ''; how many buckets, from the first on, have
--- counted the request already, so that their requests per minute neither count nor refuse it.
+-- counted the request already, so that their requests per minute neither count nor refuse it. A lease id of '' only
+-- asks: nothing is charged, and only a refusal is counted.
 -- Returns {1 admitted | 0 refused | -1 limits not published, misses: for each limit of each scope '1' where the request
 -- did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
 -- up already is not charged.
@@ -37,7 +38,8 @@ for scope, bucket in ipairs(buckets) do
   misses[scope] = missed
 end
 
-if admitted then
+local only_asks = lease_id == ''
+if admitted and not only_asks then
   -- The lease remembers what was counted: a limit that appears later must not refund what was never charged.
   local lease = { 'tokens', tokens, 'day', day_of(now) }
   local expiry = math.floor(now / 1000) + tonumber(slot_ms)
@@ -60,7 +62,7 @@ if admitted then
   redis.call('PEXPIRE', lease_key, receipt_ms)
 end
 for scope, bucket in ipairs(buckets) do
-  if misses[scope] ~= '0000' then
+  if misses[scope] ~= '0000' and not (admitted and only_asks) then
     count_misses(bucket, misses[scope], not admitted, index, now)
   end
 end

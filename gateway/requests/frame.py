@@ -107,17 +107,20 @@ class RequestFrame:
         )
 
     @asynccontextmanager
-    async def counting(
+    async def admitting(
         self, request: GenerateRequest, record: RequestRecord, run: MemberRun | None
     ) -> AsyncIterator[None]:
-        """Count the request, without tokens, in its tenant's requests per minute if the block, which tokenizes its
-        prompts and reserves tokens, ends before the limiter has granted a reservation. Otherwise a tenant could have
-        any number of prompts tokenized for nothing. Raises what the block raises, or ApiError if that was an error of
-        the request and the limits refuse the request, too."""
+        """Refuse a request whose tenant is beyond its limits of requests before the block, which tokenizes the prompts
+        and reserves tokens. Count the request, without tokens, if the block ends before the limiter has granted the
+        reservation. Otherwise a tenant could have any number of prompts tokenized for nothing. Raises ApiError: the
+        limits refuse the request, at the end in place of an error of the request; and what the block raises."""
+        is_charged = run is None or run.is_charged
+        if is_charged:
+            await self._check_requests(self.reservation(record, run), record)
         try:
             yield
         except BaseException as error:
-            if (run is None or run.is_charged) and not record.is_granted and _is_counted(error, request):
+            if is_charged and not record.is_granted and _is_counted(error, request):
                 counted = self._spawn(self._count_refused(self.reservation(record, run), record))
                 if isinstance(error, ApiError):  # a caller who has left does not wait for this
                     refusal = await asyncio.shield(counted)
@@ -165,6 +168,14 @@ class RequestFrame:
         """Wait until the reservations of all ended requests are settled."""
         while self._background:
             await asyncio.wait(self._background)
+
+    async def _check_requests(self, wanted: ReserveRequest, record: RequestRecord) -> None:
+        asked = self.clock()
+        try:
+            await self._limiter.check_requests(wanted)
+        except ApiError:
+            record.reserving, record.reserved = asked, self.clock()
+            raise
 
     async def _count_refused(self, wanted: ReserveRequest, record: RequestRecord) -> ApiError | None:
         """Charge a refused request to its tenant. Returns the limiter's error if it refuses that, else None."""

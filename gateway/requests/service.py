@@ -159,7 +159,7 @@ class Gateway:
         first_wait = run.engine_wait if run else None
         with self._tracked(principal, request, lane, run) as (record, model, adapter):
             model.intake.check(principal.tenant, request)
-            async with self.frame.timer(request, lane, record) as timer, self.frame.counting(request, record, run):
+            async with self.frame.timer(request, lane, record) as timer, self.frame.admitting(request, record, run):
                 job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
                 wanted = self._wanted(job, record, run)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)

@@ -86,7 +86,7 @@ class UpstreamServer:
             async with self._frame.timer(request, lane, record) as timer:
                 principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
                 upstream.check(request, principal.tenant)
-                async with self._frame.counting(request, record, run):
+                async with self._frame.admitting(request, record, run):
                     record.prompt_tokens = await self._estimated_prompt(record.tenant, request)
                     wanted = self._wanted(request, record, run)
                     reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)

@@ -161,6 +161,57 @@ async def test_a_request_without_tokens_fits_beside_any_debt(make):
     assert (await refusal(limiter, asking(0))).limit_kind == "requests"
 
 
+async def test_a_check_refuses_beyond_limits_of_requests_alone_and_charges_nothing(make):
+    limiter = await make(Tenant("acme", limits=Limits(2, 100, shadow=("tokens_per_minute",))))
+    for _ in range(2):
+        await limiter.check_requests(asking(0))
+        await limiter.settle(await limiter.reserve(asking(100)), 100)
+    with pytest.raises(ApiError) as caught:
+        await limiter.check_requests(asking(0))
+    assert caught.value.metadata == {"scope": "tenant:acme", "limit": "requests_per_minute", "value": "2"}
+    assert 0 < caught.value.retry_after <= 30
+    [tenant, *_] = await limiter.usage("acme")
+    refused = {use.name: use.refused_today for use in tenant.limits}
+    assert (refused["requests_per_minute"], refused["tokens_per_minute"]) == (1, 1)
+    assert await limiter.outstanding() == 0
+
+
+async def test_a_check_knows_running_requests(make):
+    limiter = await make(Tenant("acme", limits=Limits(concurrent_requests=1)))
+    grant = await limiter.reserve(asking(1))
+    with pytest.raises(ApiError) as caught:
+        await limiter.check_requests(asking(0))
+    assert (caught.value.limit_kind, caught.value.retry_after) == ("requests", 1.0)
+    await limiter.settle(grant, 1)
+    await limiter.check_requests(asking(0))
+
+
+async def test_redis_is_asked_beforehand_only_after_a_refusal_and_until_a_grant(valkey, monkeypatch):
+    shared, operator = RedisLimiter(valkey, timeout=PATIENT), RedisLimiter(valkey, timeout=PATIENT)
+    limiter, asked = FailoverLimiter(shared, LocalLimiter()), []
+    check = shared.check_requests
+
+    async def counted(request):
+        asked.append(request)
+        await check(request)
+
+    monkeypatch.setattr(shared, "check_requests", counted)
+    await limiter.configure([Tenant("acme", limits=Limits(requests_per_minute=1))])
+    await limiter.check_requests(asking(1))
+    await limiter.settle(await limiter.reserve(asking(1)), 1)
+    await limiter.check_requests(asking(1))
+    assert asked == []
+    await refusal(limiter, asking(1))
+    with pytest.raises(ApiError):
+        await limiter.check_requests(asking(1, key="k2"))
+    await operator.set_limits(ACME, {"requests_per_minute": 1000})
+    await limiter.check_requests(asking(1))
+    assert len(asked) == 2
+    await limiter.settle(await limiter.reserve(asking(1)), 1)
+    await limiter.check_requests(asking(1))
+    assert len(asked) == 2
+
+
 async def test_a_request_that_failed_counts_without_its_tokens(make):
     limiter = await make(Tenant("acme", limits=Limits(2, 1000)))
     grant = await limiter.reserve(asking(1000))

@@ -300,6 +300,22 @@ async def test_a_request_refused_after_tokenizing_counts_without_tokens(gateway_
         assert (error.fault, error.limit_kind) == (Fault.RATE_LIMIT_EXCEEDED, "requests")
 
 
+async def test_a_tenant_beyond_its_requests_per_minute_has_no_prompt_tokenized(gateway_app, monkeypatch):
+    tokenizer, caller, encoded = gateway_app.gateway.models.default.tokenizer, principal("sk-globex"), []
+    encode = tokenizer.encode
+
+    async def noted(text, **more):
+        encoded.append(text)
+        return await encode(text, **more)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    for _ in range(3):
+        await answers(gateway_app, request(max_tokens=1), caller)
+    error = await refusal(gateway_app, request(max_tokens=1), caller)
+    assert (error.fault, error.limit_kind, len(encoded)) == (Fault.RATE_LIMIT_EXCEEDED, "requests", 3)
+    assert gateway_app.watcher.records[-1].reserve_seconds is not None
+
+
 async def test_a_request_refused_before_tokenizing_does_not_count(gateway_app):
     for wanted in (request([]), request(stop=("",)), request(n=129), request(model="unknown")):
         await refusal(gateway_app, wanted)

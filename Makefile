@@ -87,7 +87,7 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	@touch $@
 
 test-clients: setup-dev $(CLIENTS_VENV)/.setup  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
-	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 3 --dist loadfile \
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile \
 	  -k 'clients or langchain or litellm' tests/clients tests/e2e/behaviour/test_behaviour.py $(ARGS)
 
 # These libraries bring pytest plugins, and need other versions of some libraries that the tests use: they have an

@@ -47,7 +47,7 @@ SCRIPTS = (
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that exist once per tenant. Those of other kinds exist once per batch."""
 PAGE = 256
-"""Number of index entries that `claim` reads at a time."""
+"""Number of index entries that `claim` reads at a time, and of batches that `list` reads where records expired."""
 MAX_NEWEST = 1000
 """Number of newest batches, over all tenants, that an operator can list."""
 MAX_REMEMBERED = 2000
@@ -119,13 +119,13 @@ class BatchStore:
     async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
         """Return at most `limit` of a tenant's batches that follow `after` (None: from the newest), newest first, and
         whether there are more. Raises ApiError (INVALID_REQUEST) if `after` is not a batch of the tenant."""
-        [everything] = self._keys(tenant, "", "batches")
+        [everything], count = self._keys(tenant, "", "batches"), limit + 1
         while True:
             async with self._client() as client:
                 rank = -1 if after is None else await client.zrevrank(everything, after)
                 if rank is None:
                     raise invalid_request("after is no batch of yours", "after")
-                found = await client.zrevrange(everything, rank + 1, rank + 1 + limit)
+                found = await client.zrevrange(everything, rank + 1, rank + count)
             ids = [batch_id.decode() for batch_id in found]
             pages = await self._read(tenant, ids)
             forgotten = [batch_id for batch_id, words in zip(ids, pages, strict=True) if not words]
@@ -133,6 +133,7 @@ class BatchStore:
                 return [read_fields(words) for words in pages[:limit]], len(ids) > limit
             async with self._client() as client:
                 await client.zrem(everything, *forgotten)
+            count = max(count, min(2 * count, PAGE))  # so that thousands of expired records take few rounds
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """Give a batch the status "cancelling" and return it; repeating changes nothing. Its lines stop at the next

@@ -1,11 +1,13 @@
 -- What a tenant keeps, and what it is charged for that. Each call does one operation, as one.
 -- KEYS: records {id: JSON}, order {id by when it was begun}, expiry {id by its end}, use {bytes, files},
--- held {token: bytes}, leases {token by its end}, pins {id: JSON {holder: its end}}.
+-- held {token: bytes}, leases {token by its end}, pins {id: JSON {holder: its end}}, gone {id by when its file ended}.
+-- The order keeps the ids of the last MOST_GONE files that ended, so that a list can go on behind one of them.
 -- A token is an upload under way; its record will carry it. Times are milliseconds of this server's clock.
 -- ARGV: the operation and its arguments.
 
-local RECORDS, ORDER, EXPIRY, USE, HELD, LEASES, PINS = unpack(KEYS)
+local RECORDS, ORDER, EXPIRY, USE, HELD, LEASES, PINS, GONE = unpack(KEYS)
 local REAPED = 1000
+local MOST_GONE = 1000
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -51,8 +53,11 @@ local function forget(id)
   charge(-cjson.decode(record).bytes, -1)
   redis.call('HDEL', RECORDS, id)
   redis.call('HDEL', PINS, id)
-  redis.call('ZREM', ORDER, id)
   redis.call('ZREM', EXPIRY, id)
+  redis.call('ZADD', GONE, now, id)
+  if redis.call('ZCARD', GONE) > MOST_GONE then
+    redis.call('ZREM', ORDER, redis.call('ZPOPMIN', GONE)[1])
+  end
   return record
 end
 
@@ -122,13 +127,14 @@ function operations.keep(token, id, record, began, ends)
   charge(cjson.decode(record).bytes - held, 0)
   redis.call('HSET', RECORDS, id, record)
   redis.call('ZADD', ORDER, began, id)
+  redis.call('ZREM', GONE, id)
   if ends ~= '' then
     redis.call('ZADD', EXPIRY, ends, id)
   end
   return record
 end
 
--- Ids from behind `after` on, or from the beginning. Returns nothing if `after` is no file.
+-- Ids, also of files that have ended, from behind `after` on, or from the beginning. Returns nothing if `after` is none.
 function operations.ids(after, newest_first)
   local newest = newest_first == '1'
   local from = 0

@@ -4,12 +4,13 @@ of them.
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
 
     *file-records:{tenant}  hash  id -> record as JSON
-    *file-order:{tenant}    zset  id, scored by the time when its upload began
+    *file-order:{tenant}    zset  id, scored by the time when its upload began; also of the last files that ended
     *file-expiry:{tenant}   zset  id, scored by its expiry, of files that expire
     *file-use:{tenant}      hash  bytes and files charged: those of files, and those of uploads
     *file-held:{tenant}     hash  token of an upload -> bytes it is charged for
     *file-leases:{tenant}   zset  token, scored by the time when its charge is refunded unless it is renewed
     *file-pins:{tenant}     hash  id -> holders that need the file, each until when
+    *file-gone:{tenant}     zset  id, scored by the time when its file was deleted or expired, of the last 1,000
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 CALL_SECONDS = 2.0
 LEASE_SECONDS = 60.0
 """Seconds after its last renewal when an upload is refunded, because its gateway may have died."""
-KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins")
+KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins", "gone")
 AT_ONCE = 500
 """Maximum number of records in one call, because Redis runs nothing else during a script."""
 FULL, CROWDED, LOST = 0, -1, -1
@@ -115,8 +116,9 @@ class FileRegistry:
         return decode(found[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
-        """Return the ids of a tenant's files, perhaps expired, that follow the file `after` (all if it is empty),
-        sorted by when their uploads began: `newest_first` or oldest first. None means that there is no file `after`."""
+        """Return the ids of a tenant's files, perhaps expired or deleted, that follow the file `after` (all if it is
+        empty), sorted by when their uploads began: `newest_first` or oldest first. None means that there is no file
+        `after`, nor was it among the last 1,000 that ended."""
         found = await self._do("ids", tenant, after, int(newest_first))
         return None if found is None else [item.decode() for item in found]
 

@@ -116,7 +116,8 @@ class Files:
     ) -> FilePage:
         """Return at most `limit` of a tenant's files, sorted by the time their uploads began (`newest_first`, else
         oldest first): those with the purpose (None: any) that follow the file `after` (None: from the beginning).
-        Raises ApiError (INVALID_REQUEST) if there is no such `after`."""
+        `after` may be deleted, as by a caller that deletes what it lists. Raises ApiError (INVALID_REQUEST) if there is
+        no such `after`."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")

@@ -120,6 +120,40 @@ async def test_lists_in_pages(valkey, folder):
     await refused(files.list("acme", after=new_file_id()), Fault.INVALID_REQUEST)
 
 
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_list_goes_on_behind_a_file_that_was_deleted_meanwhile(files, newest_first):
+    ids = [(await bring(files)).id for _ in range(5)]
+    seen, has_more = [], True
+    while has_more:
+        page = await files.list("acme", after=seen[-1] if seen else None, limit=2, newest_first=newest_first)
+        has_more = page.has_more
+        for record in page.data:
+            seen.append(record.id)
+            await files.delete("acme", record.id)
+    assert seen == (ids[::-1] if newest_first else ids)
+    assert (await files.list("acme")).data == []
+    await refused(files.list("globex", after=ids[0]), Fault.INVALID_REQUEST)
+
+
+async def test_the_list_forgets_all_but_the_last_thousand_deleted_files(files, valkey):
+    first = await bring(files)
+    await valkey.zadd("loralane:file-gone:{acme}", {f"file-{number:024x}": number for number in range(1000)})
+    await valkey.zadd("loralane:file-order:{acme}", {f"file-{number:024x}": number for number in range(1000)})
+    await files.delete("acme", first.id)
+    assert await valkey.zcard("loralane:file-gone:{acme}") == await valkey.zcard("loralane:file-order:{acme}") == 1000
+    await refused(files.list("acme", after=f"file-{0:024x}"), Fault.INVALID_REQUEST)
+    assert (await files.list("acme", after=first.id)).data == []
+
+
+async def test_a_deleted_result_file_that_is_written_again_stays_in_the_list(files, valkey):
+    file_id = new_file_id()
+    for _ in range(2):
+        await files.adopt("acme", file_id, "out.jsonl", pieces(b"answers"))
+        assert [record.id for record in (await files.list("acme")).data] == [file_id]
+        assert not await valkey.zcard("loralane:file-gone:{acme}")
+        await files.delete("acme", file_id)
+
+
 async def test_a_list_longer_than_what_redis_is_asked_at_once(files, monkeypatch):
     monkeypatch.setattr("gateway.files.service.AT_ONCE", 2)
     ids = [(await bring(files)).id for _ in range(5)]

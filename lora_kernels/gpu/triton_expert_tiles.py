@@ -22,6 +22,8 @@ from lora_kernels.routing import Routing, RowAdapters, slots_each
 
 BLOCK = 128
 """Entries of an expert that a program compares with each other at a time. No tile has entries of two blocks."""
+WARPS = 8
+"""Warps of a program. Four have no registers for BLOCK x BLOCK comparisons beside the lists of long segments."""
 LISTS = 4
 """Number of lists in `TileLists`."""
 
@@ -58,7 +60,7 @@ def prepare(
         **tile_constants(tuning, has_long),
     }
     for write in (False, True):
-        kernel = with_constants(expert_tiles_kernel, WRITE=write, **constants, num_warps=4)
+        kernel = with_constants(expert_tiles_kernel, WRITE=write, **constants, num_warps=WARPS)
         tensors = (routing.rows, routing.starts, adapters.slots, virtual.ranks, counts, meta)
         kernel((experts,), *tensors, first_slot, *sections[1:-1])
     parts = 2 * tuning.num_splits(max_features)

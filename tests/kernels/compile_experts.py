@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_kernels.gpu.grouped_linear import expert_constants
 from lora_kernels.gpu.grouped_tuning import SHIPPED
-from lora_kernels.gpu.triton_expert_tiles import expert_tiles_kernel, tile_constants
+from lora_kernels.gpu.triton_expert_tiles import WARPS, expert_tiles_kernel, tile_constants
 from lora_kernels.gpu.triton_experts import COMBINE_BLOCK, PLACE_BLOCK, ROWS
 from lora_kernels.gpu.triton_grouped import grouped_kernel
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED as LORA
@@ -38,5 +38,6 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield f"place entries {model}", place_entries_kernel, place, {"num_warps": 4}
         tiles = {**expert_constants(count), "SLOTS_EACH": 48 * (count + 3), "TARGETS": 3, **tile_constants(LORA, True)}
         for write in (False, True):
-            yield f"expert tiles {model}", expert_tiles_kernel, {**tiles, "WRITE": write}, {"num_warps": 4}
+            name = f"expert tiles {model}{', written' if write else ''}"
+            yield name, expert_tiles_kernel, {**tiles, "WRITE": write}, {"num_warps": WARPS}
         yield f"combine {model}", combine_kernel, {"TOP_K": top_k, "BLOCK": COMBINE_BLOCK}, {"num_warps": 4}

@@ -21,7 +21,7 @@ from gateway.terminal.output import LOCAL_URL
 
 DEMO_ADMIN_KEY = DEMO_KEYS[2]
 DEMO_ADMIN_HASH = hash_key(DEMO_ADMIN_KEY)
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 
 
 class Banner:

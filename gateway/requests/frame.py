@@ -112,8 +112,9 @@ class RequestFrame:
     ) -> AsyncIterator[None]:
         """Refuse a request whose tenant is beyond its limits of requests before the block, which tokenizes the prompts
         and reserves tokens. Count the request, without tokens, if the block ends before the limiter has granted the
-        reservation. Otherwise a tenant could have any number of prompts tokenized for nothing. Raises ApiError: the
-        limits refuse the request, at the end in place of an error of the request; and what the block raises."""
+        reservation. Otherwise a tenant could have any number of prompts tokenized for nothing. Raises what the block
+        raises, and ApiError: RATE_LIMIT_EXCEEDED, LIMITER_UNAVAILABLE, which replace any other ApiError of the
+        block."""
         is_charged = run is None or run.is_charged
         if is_charged:
             await self._check_requests(self.reservation(record, run), record)
@@ -121,11 +122,10 @@ class RequestFrame:
             yield
         except BaseException as error:
             if is_charged and not record.is_granted and _is_counted(error, request):
-                counted = self._spawn(self._count_refused(self.reservation(record, run), record))
-                if isinstance(error, ApiError):  # a caller who has left does not wait for this
-                    refusal = await asyncio.shield(counted)
-                    if refusal is not None and error.http_status != 429:
-                        raise refusal from error
+                # Even a cancelled run waits for this, because the next run of its request asks whether it is counted.
+                refusal = await asyncio.shield(self._spawn(self._count_refused(self.reservation(record, run), record)))
+                if refusal is not None and isinstance(error, ApiError) and error.http_status != 429:
+                    raise refusal from error
             raise
 
     @asynccontextmanager

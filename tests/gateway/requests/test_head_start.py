@@ -223,9 +223,11 @@ async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(gate
     await asyncio.sleep(0.01)
     assert gateway_app.engine.open == 1
     task.cancel()
+    await asyncio.sleep(0.01)
+    assert gateway_app.engine.open == 0
+    likely.set()
     with suppress(asyncio.CancelledError):
         await task
-    likely.set()
     await gateway_app.assert_empty()
     assert gateway_app.watcher.records[0].used_tokens == 0
 

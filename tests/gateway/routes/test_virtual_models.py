@@ -348,6 +348,16 @@ async def test_a_stream_of_a_cascade_does_not_wait_for_ever(make_room):
     assert list(room.engines[SMALL].ends.values()) == ["aborted"]
 
 
+async def test_a_member_that_is_too_slow_before_its_reservation_counts_the_request_once(make_room, monkeypatch):
+    async def never(*args, **more):
+        await asyncio.Event().wait()
+
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    monkeypatch.setattr(room.app.gateway.models.find(SMALL)[0].tokenizer, "encode_chat", never)
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
+    assert [asked.is_counted for asked in room.app.limiter.reserved] == [False, True]
+
+
 async def test_a_deadline_counts_from_the_arrival_and_ends_all_members(make_room):
     room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
     room.app.engine.go_on = asyncio.Event()

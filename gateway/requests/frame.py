@@ -202,9 +202,9 @@ class RequestFrame:
 
 def _is_counted(error: BaseException, request: GenerateRequest) -> bool:
     """Return whether a request that ended with an error, without a grant, counts in the requests per minute. It does
-    not if these or the slots refused it, nor if the gateway itself repeats it, as lines of a batch."""
+    not if these or the slots refused it, nor if it is a line of a batch that the gateway will send again."""
     if not isinstance(error, ApiError):
-        return not request.ignore_server_timeout
+        return not request.is_batch_line
     if error.limit_kind == "requests" or error.fault is Fault.LIMITER_UNAVAILABLE:
         return False
-    return error.http_status == 400 or not request.ignore_server_timeout
+    return error.http_status == 400 or not request.is_batch_line

@@ -205,7 +205,7 @@ class Gateway:
             model, adapter = self.models.resolve(permitted, query) if is_named else self.models.member(query.model)
             record.base_model, record.adapter = model.name, adapter.name if adapter else None
             if full := model.refusal(lane, principal.tenant, answers):
-                if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
+                if not request.is_batch_line:
                     self.turns.refused(principal.tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             with model.answering(lane, principal.tenant, answers):

@@ -75,6 +75,8 @@ class GenerateRequest(Struct, frozen=True):
     `ignore_server_timeout` is set."""
     ignore_server_timeout: bool = False
     """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
+    is_batch_line: bool = False
+    """True means that the request is a line of a batch, which the gateway itself sends again after most refusals."""
     stall: float | None = None
     """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
     thinking_budget: int | None = None

@@ -110,6 +110,27 @@ async def test_a_response_is_polled_until_it_is_complete(gateway_app):
     assert answer.model == BASE
 
 
+async def test_it_counts_if_it_is_refused_or_cancelled_after_tokenizing(gateway_app, monkeypatch):
+    """The gateway does not send it again, as it does a line of a batch."""
+    async with gateway_app.openai("sk-globex") as client:
+        made = await client.responses.create(model=BASE, input="x" * 300, background=True)
+        while (await client.responses.retrieve(made.id)).status == "queued":
+            await asyncio.sleep(0.005)
+    begun = asyncio.Event()
+
+    async def never(*args, **more):
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway_app.gateway.models.default.tokenizer, "encode_chat", never)
+    made = await begin(gateway_app)
+    await begun.wait()
+    await cancel(gateway_app, made.id)
+    await drained(gateway_app)
+    assert [asked.tenant for asked in gateway_app.limiter.reserved] == ["globex", "acme"]
+    assert gateway_app.limiter.reserved_tokens == 0
+
+
 async def test_it_is_continued_and_continues(gateway_app):
     first = await begin(gateway_app, input="a")
     await ended(gateway_app, first.id)

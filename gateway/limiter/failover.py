@@ -37,7 +37,9 @@ class FailoverLimiter:
         self._asking = 0
         """Number of reservations that Redis has not answered yet."""
         self._refused: set[Scope] = set()
-        """Scopes whose limits of requests (per minute or concurrent) have refused one since their last grant."""
+        """Scopes whose limits of requests (per minute or concurrent) have refused one since a grant last left room for
+        another. A grant that takes the last room clears nothing: a tenant could get one for a short prompt each time,
+        and have long ones, which will be refused, tokenized meanwhile."""
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that the local limiter granted, which Redis does not know."""
@@ -88,7 +90,7 @@ class FailoverLimiter:
         finally:
             self._asking -= 1
         self._report("")
-        self._refused.difference_update(request.scopes)
+        self._refused -= {scope for scope, left in zip(request.scopes, grant.buckets, strict=True) if left.admits(0)}
         self._local.adopt(grant)
         self._headroom.remember(request.scopes, grant.buckets)
         return grant

@@ -266,19 +266,24 @@ def rest(model, adapters, monkeypatch):
     return answer
 
 
+CODED = 1e-3
+"""Bound of differences where activations are coded in 16 bits: a sum that ranks add in another order may be rounded to
+the next code."""
+
+
 def test_all_that_one_device_does_several_ranks_do(rest):
     """With weights in codes, of which stages have some layers and ranks parts."""
     alone, several = rest(1, 1, "int8"), rest(2, 2, "int8")
     text = byte_tokenizer().decode(alone.tokens["grammar"][:-1])
     assert re.fullmatch("(yes|no, thanks){2}", text) and alone.tokens["grammar"][-1] == EOS
     assert several.tokens == alone.tokens
-    assert several.logprobs["repeated"] == pytest.approx(alone.logprobs["repeated"], abs=2e-5)
+    assert several.logprobs["repeated"] == pytest.approx(alone.logprobs["repeated"], abs=CODED)
     for name, vector in alone.vectors.items():
-        assert several.vectors[name] == pytest.approx(vector, abs=2e-5)
+        assert several.vectors[name] == pytest.approx(vector, abs=CODED)
     found, expected = (list(unpack(engines.scored["scored"], 1)) for engines in (several, alone))
     assert len(expected) == 49 and [row.rank for row in found] == [row.rank for row in expected]
     both = zip(found, expected, strict=True)
-    assert all(one.values.logprob == pytest.approx(other.values.logprob, abs=2e-5) for one, other in both)
+    assert all(one.values.logprob == pytest.approx(other.values.logprob, abs=CODED) for one, other in both)
 
 
 def test_a_rank_has_its_part_of_the_memory(model, adapters):

@@ -54,6 +54,32 @@ def test_products_in_fp32_are_those_of_the_dequantised_weight(coding):
         torch.testing.assert_close(linear(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("features", "of_fp32", "of_bf16"),
+    [
+        ("+neon", 0, 0),
+        ("+avx,+f16c", 0, 0),
+        ("+avx2,+avxvnni", 16, 16),
+        ("+avx2,+avx512f", 0, 0),
+        ("+avx2,+avx512f,+avx512vnni", 0, 8),
+    ],
+)
+def test_codes_of_activations_are_those_that_the_processor_multiplies_fast(features, of_fp32, of_bf16, monkeypatch):
+    monkeypatch.setattr("numba.core.codegen.get_host_cpu_features", lambda: features)
+    assert (code_bits(torch.float32), code_bits(torch.bfloat16)) == (of_fp32, of_bf16)
+
+
+@pytest.mark.parametrize("coding", [INT4, SIX], ids=str)
+def test_products_with_fp32_weights_are_exact_on_any_processor(coding, monkeypatch):
+    monkeypatch.setattr("lora_kernels.cpu.quantized_linear.code_bits", lambda dtype: 0)
+    one, bias = weight(coding), torch.randn(FEATURES)
+    linear = QuantizedLinear([one], bias, torch.float32)
+    for count in ROWS:
+        x = rows(count, torch.float32)
+        exact = x.double() @ one.dequantize().double().T + bias
+        torch.testing.assert_close(linear(x).double(), exact, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 def test_products_in_bf16_are_exact_but_for_the_activations_codes(coding):
     one, bias = weight(coding), torch.randn(FEATURES)

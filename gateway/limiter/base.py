@@ -142,7 +142,7 @@ class Limiter(Protocol):
     async def check_requests(self, request: ReserveRequest) -> None:
         """Raise the ApiError (RATE_LIMIT_EXCEEDED) with which `reserve` would refuse a request now because of requests
         per minute or concurrent requests, whatever tokens it needs; charge nothing. A limiter that must ask Redis does
-        so only if such a limit has refused a request of these scopes since a grant last left room for another."""
+        so only if these scopes had no room for another request at its last answer."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charge one request and its tokens to the scopes of tenant, key and adapter, or to none of them, and return

@@ -36,10 +36,10 @@ class FailoverLimiter:
         self._headroom = Headroom()
         self._asking = 0
         """Number of reservations that Redis has not answered yet."""
-        self._refused: set[Scope] = set()
-        """Scopes whose limits of requests (per minute or concurrent) have refused one since a grant last left room for
-        another. A grant that takes the last room clears nothing: a tenant could get one for a short prompt each time,
-        and have long ones, which will be refused, tokenized meanwhile."""
+        self._full: set[Scope] = set()
+        """Scopes whose limits of requests (per minute or concurrent) had no room for another when Redis last answered,
+        with a refusal or a grant. If only refusals counted, a tenant could take the last slots with short prompts, and
+        have long ones tokenized in the time until the first of them is refused."""
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that the local limiter granted, which Redis does not know."""
@@ -71,7 +71,7 @@ class FailoverLimiter:
 
     async def check_requests(self, request: ReserveRequest) -> None:
         """Refuse a request as `reserve` would; see `Limiter.check_requests`. While Redis is away, refuse none."""
-        if not self._refused.isdisjoint(request.scopes):
+        if not self._full.isdisjoint(request.scopes):
             with suppress(StoreError):
                 await self._shared.check_requests(request)
 
@@ -85,12 +85,13 @@ class FailoverLimiter:
             return await self._reserve_alone(request)
         except ApiError as error:
             if error.limit_kind == "requests":
-                self._refused |= {scope for scope in request.scopes if str(scope) == error.metadata["scope"]}
+                self._full |= {scope for scope in request.scopes if str(scope) == error.metadata["scope"]}
             raise
         finally:
             self._asking -= 1
         self._report("")
-        self._refused -= {scope for scope, left in zip(request.scopes, grant.buckets, strict=True) if left.admits(0)}
+        self._full.difference_update(request.scopes)
+        self._full |= {scope for scope, left in zip(request.scopes, grant.buckets, strict=True) if not left.admits(0)}
         self._local.adopt(grant)
         self._headroom.remember(request.scopes, grant.buckets)
         return grant
@@ -122,7 +123,7 @@ class FailoverLimiter:
         with _changing():
             await self._shared.drop(tenant)
         self._headroom.drop(tenant)
-        self._refused = {scope for scope in self._refused if scope.tenant != tenant}
+        self._full = {scope for scope in self._full if scope.tenant != tenant}
         await self._local.drop(tenant)
 
     @property

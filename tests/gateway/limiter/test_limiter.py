@@ -186,20 +186,18 @@ async def test_a_check_knows_running_requests(make):
     await limiter.check_requests(asking(0))
 
 
-async def test_a_grant_that_takes_the_last_slot_does_not_end_the_checks(valkey):
+async def test_a_grant_that_takes_the_last_slot_begins_the_checks(valkey):
     limiter = FailoverLimiter(RedisLimiter(valkey, timeout=PATIENT), LocalLimiter())
-    await limiter.configure([Tenant("acme", limits=Limits(concurrent_requests=1))])
-    grant = await limiter.reserve(asking(1))
-    await refusal(limiter, asking(1))
-    await limiter.settle(grant, 1)
-    grant = await limiter.reserve(asking(1))
+    await limiter.configure([Tenant("acme", limits=Limits(concurrent_requests=2))])
+    grants = [await limiter.reserve(asking(1)) for _ in range(2)]
     with pytest.raises(ApiError):
         await limiter.check_requests(asking(1))
-    await limiter.settle(grant, 1)
+    await limiter.settle(grants.pop(), 1)
     await limiter.check_requests(asking(1))
+    await limiter.settle(grants.pop(), 1)
 
 
-async def test_redis_is_asked_beforehand_only_after_a_refusal_and_until_a_grant_leaves_room(valkey, monkeypatch):
+async def test_redis_is_asked_beforehand_only_while_its_last_answer_left_no_room(valkey, monkeypatch):
     shared, operator = RedisLimiter(valkey, timeout=PATIENT), RedisLimiter(valkey, timeout=PATIENT)
     limiter, asked = FailoverLimiter(shared, LocalLimiter()), []
     check = shared.check_requests
@@ -209,9 +207,11 @@ async def test_redis_is_asked_beforehand_only_after_a_refusal_and_until_a_grant_
         await check(request)
 
     monkeypatch.setattr(shared, "check_requests", counted)
-    await limiter.configure([Tenant("acme", limits=Limits(requests_per_minute=1))])
+    await limiter.configure([Tenant("acme", limits=Limits(requests_per_minute=2))])
     await limiter.check_requests(asking(1))
     await limiter.settle(await limiter.reserve(asking(1)), 1)
+    await limiter.check_requests(asking(1))
+    await operator.settle(await operator.reserve(asking(1)), 1)
     await limiter.check_requests(asking(1))
     assert asked == []
     await refusal(limiter, asking(1))

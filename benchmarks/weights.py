@@ -46,6 +46,8 @@ FORMS = ("bf16", "stored", "int8", "int4")
 PROMPT, TOKENS, PREFILL = 64, 32, 512
 """Tokens of a prompt and of its answer where decoding is measured, and of the prompt where prefill is."""
 RANK = 8
+PATIENT_S = 60.0
+"""Goals for TTFT and ITL. They keep no prompts out of steps, so that all streams begin before the first one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,19 @@ class Served:
     def run(self, case: Case, rng: random.Random) -> float:
         for number in range(max(case.streams, 1)):
             self._submit(str(number), case, number, rng)
-        steps: list[float] = []
-        while True:
+        steps: list[tuple[float, int]] = []
+        while self.engine.state.has_work or not steps:
             began = time.perf_counter()
             self.engine.step()
-            steps.append(time.perf_counter() - began)
-            if not self.engine.state.has_work:
-                break
-        return statistics.median(steps[-TOKENS + 4 : -1]) if case.streams else sum(steps)
+            steps.append((time.perf_counter() - began, self._decodes()))
+        if not case.streams:
+            return sum(seconds for seconds, _ in steps)
+        return statistics.median(seconds for seconds, decodes in steps if decodes == case.streams)
+
+    def _decodes(self) -> int:
+        """Returns how many sequences the last step advanced by a token, or 0 if it computed anything else."""
+        chunks = plan.chunks if (plan := self.engine.state.absorbed) else ()
+        return len(chunks) if all(chunk.num_tokens == 1 for chunk in chunks) else 0
 
     def _submit(self, name: str, case: Case, number: int, rng: random.Random) -> None:
         vocab = self.runner.vocab_size
@@ -123,7 +130,7 @@ class Served:
         prompt = tuple(rng.randrange(vocab) for _ in range(length))
         adapter = self.adapters[number % case.adapters] if case.adapters else None
         params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
-        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter)))
+        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter, ttft=PATIENT_S, itl=PATIENT_S)))
 
 
 class LlamaCpp:

@@ -1,7 +1,7 @@
 """Speed of quantised weights beside bf16: `make bench-weights`.
 
 Engines over the same model, one for each form of its weights, compute the same requests in turn, so that all meet the
-same machine, in the dtype that `auto` chooses for it. There is no gateway. `stored` reads a GGUF file as it is; `bf16`
+same machine, in the dtype that `auto` chooses for it unless `--dtype` names one. There is no gateway. `stored` reads a GGUF file as it is; `bf16`
 has its weights dequantised, from which `int8` and `int4` are quantised. Decoding is measured by the steps in which all
 streams decode, prefill by one prompt of 512 tokens. Ratios are medians over rounds, each of which has every form once.
 With `--llama-cpp`, the library llama.cpp computes the same cases from the same GGUF file; it samples nothing, and has
@@ -89,12 +89,12 @@ class Served:
 
     has_adapters = True
 
-    def __init__(self, form: str, folder: Path, state: Path, adapters: Sequence[Path]) -> None:
+    def __init__(self, form: str, folder: Path, state: Path, adapters: Sequence[Path], dtype: str) -> None:
         weights = form if form in ("int8", "int4") else "auto"
         config = EngineConfig(
             str(folder),
             device="cpu",
-            dtype="auto",
+            dtype=dtype,
             weights=weights,
             memory_gb=1,
             prefix_caching=False,
@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--adapters", type=int, default=8, help="adapters of rank 8 of the case with adapters")
+    parser.add_argument("--dtype", default="auto", help="engine.dtype of all forms but bf16, whose dtype is auto")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each case and form")
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python")
     parser.add_argument("--json", type=Path, help="also write the figures here")
@@ -218,7 +219,13 @@ def main() -> None:
         scratch = stack.enter_context(TemporaryDirectory(prefix="loralane-weights-"))
         adapters = list(write_adapters(stored, Path(scratch), [RANK] * args.adapters).values())
         served: dict[str, Form] = {
-            form: Served(form, stored if form == "stored" else dense, args.data_dir / "engine", adapters)
+            form: Served(
+                form,
+                stored if form == "stored" else dense,
+                args.data_dir / "engine",
+                adapters,
+                "auto" if form == "bf16" else args.dtype,
+            )
             for form in track(FORMS, "Loading", console=console)
         }
         if args.llama_cpp:

@@ -1,12 +1,13 @@
 """Linear layers over panels of quantised weights (see quantized_panels.py), in integers or in fp32.
 
 *In integers*, each row's activations are coded as well, with a scale for each block of 32 inputs, and products are sums
-of integers. Such a sum is exact; it is multiplied by both scales in fp32. Codes have 8 bits where an instruction
-multiplies 64 bytes by bytes (AVX512-VNNI: twice as many as in bf16), and 16 bits, nearly as exact as fp32, where one
-multiplies 16 words by words (AVX2: twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing is
-rounded but the result; this needs no special instructions. Except for activations in bytes, a single row's weights stay
-in registers, and for more rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with
-the same result.
+of integers. Such a sum is exact; it is multiplied by both scales in fp32. Activations of 16 bits have codes of 8 bits
+where an instruction multiplies bytes (AVX512-VNNI: 64, twice as many as in bf16; AVX2: 32, whose sums of 16 bits hold a
+block's products with codes of 4 bits). Other codes have 16 bits, nearly as exact as fp32, where it multiplies words
+(AVX2: 16, twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing is rounded but the result; this
+needs no special instructions. A single row's weights stay in registers. So they do for up to eight rows with
+AVX512-VNNI; elsewhere a block of weights is unpacked once for up to 64 rows (numba_unpacked_gemm.py), with the same
+result.
 
 As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
 and a row's result does not depend on the other rows.
@@ -31,8 +32,8 @@ from lora_kernels.cpu.numba_activations import CodedBlock
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.numba_unpacked_gemm import MOST_ROWS, multiply_rows
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
-from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
-from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_I32, Emit
+from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
+from lora_kernels.cpu.simd import I32, I64, LANES, ONES, VEC, VEC_I32, Emit
 
 
 class QuantizedBlock(ctypes.Structure):
@@ -47,13 +48,16 @@ class QuantizedBlock(ctypes.Structure):
     ]
 
 
-def code_bits(dtype: torch.dtype) -> int:
-    """Returns the bits of the codes of activations that are in `dtype`, which are fewest for a dtype of 16 bits and a
-    processor with AVX512-VNNI. 0 means that products are in fp32."""
-    features = numba.core.codegen.get_host_cpu_features()
-    if dtype != torch.float32 and "+avx512vnni" in features:
+def code_bits(dtype: torch.dtype, weight_bits: int) -> int:
+    """Returns the bits of the codes of activations in `dtype` that are multiplied by codes of `weight_bits` bits: 8 if
+    `dtype` has 16 bits and the processor multiplies bytes so fast (with AVX2 alone, only by 4 bits, because sums of
+    larger products need more than 16 bits), otherwise 16. 0 means that products are in fp32."""
+    features, is_short = numba.core.codegen.get_host_cpu_features(), dtype != torch.float32
+    if is_short and "+avx512vnni" in features:
         return 8
-    return 16 if "+avx2" in features and "+avx512f" not in features else 0
+    if "+avx2" not in features or "+avx512f" in features:
+        return 0
+    return 8 if is_short and weight_bits == HALF_BITS else 16
 
 
 @cache
@@ -62,7 +66,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     unless products are in integers."""
 
     # The kernel must not have one of the two functions in a variable: numba would not keep the kernel on disk.
-    size, in_bytes = fmt.size, form.code_bits == 8
+    size, in_tiles = fmt.size, form.code_bits == 8 and simd.has_wide_vectors()
 
     def multiply(pointer):
         block = carray(pointer, 1)[0]
@@ -76,8 +80,8 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             while start < block.rows:
                 x, out = block.x + start * block.x_row, block.out + start * block.out_row + size * PANEL * panel
                 left = block.rows - start
-                if in_bytes:
-                    start += _some_in_bytes(
+                if in_tiles:
+                    start += _some_in_tiles(
                         form, fmt, left, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead
                     )
                 else:
@@ -103,9 +107,9 @@ def _some_unpacked(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, cou
 
 
 @simd.inner
-def _some_in_bytes(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights, with
-    activations in bytes. Returns the number of rows multiplied; the caller goes on with the next ones."""
+def _some_in_tiles(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
+    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights, whose
+    codes stay in registers. Returns the number of rows multiplied; the caller goes on with the next ones."""
     simd.stay_apart()
     if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
@@ -156,9 +160,10 @@ class _Tile:
         self._form, self._fmt, self._x, self._x_row = form, fmt, x, x_row
         self._code_bytes = form.code_bits // 8
         self._scales_of_x = emit.offset(x, (blocks, form.block * self._code_bytes))
-        self._totals, self._sums = (
+        self._is_wide = simd.has_wide_vectors()
+        self._totals, self._sums, self._words = (
             [[cgutils.alloca_once(emit.builder, of) for _ in range(PANEL_VECTORS)] for _ in range(rows)]
-            for of in (VEC, VEC_I32)
+            for of in (VEC, VEC_I32, VEC_I32)
         )
 
     def start(self, bias: Any) -> None:
@@ -187,8 +192,14 @@ class _Tile:
         emit, builder, name = self.emit, self.emit.builder, "llvm.x86.avx512.vpdpbusd.512"
         for r, row in enumerate(self._sums):
             x = self._codes_of_x(r, block, number, 0)
-            for sums, code in zip(row, codes, strict=True):
-                builder.store(emit.call(name, VEC_I32, builder.load(sums), code, x), sums)
+            for v, (sums, code) in enumerate(zip(row, codes, strict=True)):
+                if self._is_wide:
+                    builder.store(emit.call(name, VEC_I32, builder.load(sums), code, x), sums)
+                    continue
+                products, place = emit.multiply_bytes(code, x), self._words[r][v]
+                builder.store(emit.add_words(builder.load(place), products) if number else products, place)
+                if number == self._form.block // QUAD - 1:
+                    builder.store(emit.add_pairs(builder.load(sums), builder.load(place), ONES), sums)
 
     def _add_words(self, block: Any, number: int, codes: list[Any]) -> None:
         """Emits the products of quad `number` of a block and activations in 16 bits."""

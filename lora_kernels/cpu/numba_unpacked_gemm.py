@@ -20,7 +20,7 @@ from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
 from lora_kernels.cpu.numba_activations import CodedBlock
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, PanelForm
-from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit, has_wide_vectors
+from lora_kernels.cpu.simd import F32, I32, I64, LANES, ONES, VEC, VEC_I32, Emit, every, has_wide_vectors
 
 MOST_ROWS = 64
 """Most rows that share an unpacked block: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
@@ -41,7 +41,7 @@ def multiply_rows(typingctx, form, fmt, rows, x, x_row, w, blocks, bias, out, ou
         _, _, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead = args
         emit = Emit(builder)
         panel = PanelLoads(emit, form, w, blocks, ahead)
-        unpacked = (_Words if form.code_bits else _Floats)(emit, form, fmt, rows, x, x_row, blocks)
+        unpacked = {0: _Floats, 8: _Bytes, 16: _Words}[form.code_bits](emit, form, fmt, rows, x, x_row, blocks)
         unpacked.start(bias)
         groups = builder.udiv(blocks, ir.Constant(I64, form.blocks))
         with emit.loop(ir.Constant(I64, 0), groups, 1) as group:
@@ -169,39 +169,88 @@ class _Floats(_Unpacked):
                 builder.store(builder.load(place), address, align=LINE)
 
 
-class _Words(_Unpacked):
-    """Emits products in integers, of activations in 16 bits and codes that are unpacked to 16 bits."""
-
-    inputs_in_row = 2
+class _Codes(_Unpacked):
+    """Emits products in integers, of activations and weights in codes."""
 
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
-        number = 0
-        for codes in panel.quads(block.number):
-            for vectors in zip(*map(self._emit.pairs, codes), strict=True):
-                for v, vector in enumerate(vectors):
-                    self._emit.builder.store(vector, self._words(number, v), align=LINE)
-                number += 1
+        rows = (vectors for codes in panel.quads(block.number) for vectors in self._rows_of(codes))
+        for number, vectors in enumerate(rows):
+            for v, vector in enumerate(vectors):
+                self._emit.builder.store(vector, self._codes(number, v), align=LINE)
+
+    @abstractmethod
+    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
+        """Emits what is stored of a quad: for each row of unpacked codes, its vectors."""
+
+    @abstractmethod
+    def _start(self, coded: CodedBlock) -> Any:
+        """Emits the vector with which the sums of a row begin."""
+
+    @abstractmethod
+    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
+        """Emits `sums` plus the products of `codes` and of four bytes of a row's codes, `x`."""
+
+    @abstractmethod
+    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
+        """Emits the sums of a block in int32."""
 
     def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
-        emit, builder = self._emit, self._emit.builder
-        size, zero = 2 * self._form.block, self._form.coding.zero or 0
+        emit, builder, size = self._emit, self._emit.builder, self._form.block * self._form.code_bits // 8
         coded = [CodedBlock(emit, emit.offset(x, (self._blocks, size), (block.number, 8))) for x in inputs]
         registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in inputs]
         for one, places in zip(coded, registers, strict=True):
             for place in places:
-                builder.store(one.start(zero), place)
-        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block // 2), 1) as k:
-            weights = [builder.load(self._words(k, v), align=LINE) for v in vectors]
+                builder.store(self._start(one), place)
+        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block // self.inputs_in_row), 1) as k:
+            weights = [builder.load(self._codes(k, v), align=LINE) for v in vectors]
             for x, places in zip(inputs, registers, strict=True):
-                pair = builder.load(emit.at(emit.offset(x, (block.number, size), (k, 4)), I32), align=1)
+                four = builder.load(emit.at(emit.offset(x, (block.number, size), (k, 4)), I32), align=1)
                 for place, weight in zip(places, weights, strict=True):
-                    builder.store(emit.add_pairs(builder.load(place), weight, emit.splat_int(pair)), place)
+                    builder.store(self._added(builder.load(place), weight, emit.splat_int(four)), place)
         for row, (one, places) in enumerate(zip(coded, registers, strict=True)):
             for v, place in zip(vectors, places, strict=True):
                 address, minimum = self._place(sums, row, v), block.minima and block.minima[v]
-                result = one.add(builder.load(address, align=LINE), builder.load(place), block.scales[v], minimum)
+                found = self._ended(one, builder.load(place))
+                result = one.add(builder.load(address, align=LINE), found, block.scales[v], minimum)
                 builder.store(result, address, align=LINE)
 
-    def _words(self, row: Any, v: int) -> Any:
+    def _codes(self, row: Any, v: int) -> Any:
         """Emits the address of vector `v` of a row of unpacked codes."""
         return self._emit.builder.bitcast(self._place(self._weights, row, v), VEC_I32.as_pointer())
+
+
+class _Words(_Codes):
+    """Activations in 16 bits, and weights' codes that are unpacked to 16 bits."""
+
+    inputs_in_row = 2
+
+    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
+        return [list(vectors) for vectors in zip(*map(self._emit.pairs, codes), strict=True)]
+
+    def _start(self, coded: CodedBlock) -> Any:
+        return coded.start(self._form.coding.zero or 0)
+
+    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
+        return self._emit.add_pairs(sums, codes, x)
+
+    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
+        return sums
+
+
+class _Bytes(_Codes):
+    """Activations in 8 bits, and weights' codes of 4 bits, each in a byte. Their sums have 16 bits: a block's are at
+    most 32 x 127 x 15 in two of them."""
+
+    inputs_in_row = 4
+
+    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
+        return [codes]
+
+    def _start(self, coded: CodedBlock) -> Any:
+        return every(0, VEC_I32)
+
+    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
+        return self._emit.add_words(sums, self._emit.multiply_bytes(codes, x))
+
+    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
+        return self._emit.add_pairs(coded.start(self._form.coding.zero or 0), sums, ONES)

@@ -60,8 +60,8 @@ class QuantizedEmbedding:
 class QuantizedLinear:
     """A linear layer whose weight is quantised: [num_rows, in_features] in `dtype` -> [num_rows, out_features].
 
-    Activations are coded in the 8 or 16 bits that `code_bits` returns for `dtype`, and products are sums of integers.
-    Where it returns 0, products are in fp32.
+    Activations are coded in the 8 or 16 bits that `code_bits` returns, and products are sums of integers. Where it
+    returns 0, products are in fp32.
 
     Args:
         weights: pieces of the weight, one below the other, each in a coding of its own.
@@ -79,14 +79,14 @@ class QuantizedLinear:
     ) -> None:
         self._dtype, self._team, self._width = dtype, team(), weights[0].shape[1]
         self._features = sum(weight.shape[0] for weight in weights)
-        bits = code_bits(dtype)
-        self._out_dtype = (out_dtype or dtype) if bits else dtype
+        forms = [PanelForm(weight.coding, code_bits(dtype, weight.coding.bits)) for weight in weights]
+        self._out_dtype = (out_dtype or dtype) if all(form.code_bits for form in forms) else dtype
         bias = torch.zeros(self._features) if bias is None else bias
         self.panels = [Panels(weight) for weight in weights]
         self._parts: list[_Part] = []
         start = 0
-        for panels in self.panels:
-            self._parts.append(_Part(panels, PanelForm(panels.coding, bits), bias, start, dtype, self._out_dtype))
+        for panels, form in zip(self.panels, forms, strict=True):
+            self._parts.append(_Part(panels, form, bias, start, dtype, self._out_dtype))
             start += panels.features
 
     @property
@@ -106,7 +106,7 @@ class QuantizedLinear:
             raise ValueError(f"a quantised linear of {expected} was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
         out = self._team.empty((rows, self._features), self._out_dtype)
-        coded: dict[tuple[int, int], Tensor] = {}
+        coded: dict[tuple[int, int, int], Tensor] = {}
         for part in self._parts:
             if part.key not in coded:
                 coded[part.key] = part.prepare(x)
@@ -124,7 +124,8 @@ class _Part:
         self._panels, self._start, self._team = panels, start, team()
         self._bias = torch.zeros(len(panels.memory) * PANEL)
         self._bias[: panels.features] = bias[start : start + panels.features]
-        self.key = form.block if form.code_bits else 0, 0 if panels.order is None else id(panels)
+        order = 0 if panels.order is None else id(panels)
+        self.key = form.code_bits, form.block if form.code_bits else 0, order
         blocks = panels.width // form.block
         self._product = product_kernel(form, FORMATS[out_dtype])
         self._code = code_kernel(form, FORMATS[dtype]) if form.code_bits else None

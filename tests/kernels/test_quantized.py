@@ -36,7 +36,7 @@ def rows(count, dtype, seed=1):
 
 def as_coded(x, coding):
     """Activations as products with weights in `coding` see them: in so many bits each, with a scale for each block."""
-    if not (bits := code_bits(x.dtype)):
+    if not (bits := code_bits(x.dtype, coding.bits)):
         return x.double()
     largest, blocks = 2 ** (bits - 1) - 1, x.float().view(len(x), -1, min(coding.group, 32))
     tops = blocks.abs().amax(-1, keepdim=True)
@@ -55,23 +55,27 @@ def test_products_in_fp32_are_those_of_the_dequantised_weight(coding):
 
 
 @pytest.mark.parametrize(
-    ("features", "of_fp32", "of_bf16"),
+    ("features", "of_fp32", "of_bf16", "beside_4_bits"),
     [
-        ("+neon", 0, 0),
-        ("+avx,+f16c", 0, 0),
-        ("+avx2,+avxvnni", 16, 16),
-        ("+avx2,+avx512f", 0, 0),
-        ("+avx2,+avx512f,+avx512vnni", 0, 8),
+        ("+neon", 0, 0, 0),
+        ("+avx,+f16c", 0, 0, 0),
+        ("+avx2,+avxvnni", 16, 16, 8),
+        ("+avx2,+avx512f", 0, 0, 0),
+        ("+avx2,+avx512f,+avx512vnni", 0, 8, 8),
     ],
 )
-def test_codes_of_activations_are_those_that_the_processor_multiplies_fast(features, of_fp32, of_bf16, monkeypatch):
+def test_codes_of_activations_are_those_that_the_processor_multiplies_fast(
+    features, of_fp32, of_bf16, beside_4_bits, monkeypatch
+):
     monkeypatch.setattr("numba.core.codegen.get_host_cpu_features", lambda: features)
-    assert (code_bits(torch.float32), code_bits(torch.bfloat16)) == (of_fp32, of_bf16)
+    assert {code_bits(torch.float32, bits) for bits in (4, 5, 6, 8)} == {of_fp32}
+    assert {code_bits(torch.bfloat16, bits) for bits in (5, 6, 8)} == {of_bf16}
+    assert code_bits(torch.float16, 4) == beside_4_bits
 
 
 @pytest.mark.parametrize("coding", [INT4, SIX], ids=str)
 def test_products_with_fp32_weights_are_exact_on_any_processor(coding, monkeypatch):
-    monkeypatch.setattr("lora_kernels.cpu.quantized_linear.code_bits", lambda dtype: 0)
+    monkeypatch.setattr("lora_kernels.cpu.quantized_linear.code_bits", lambda dtype, weight_bits: 0)
     one, bias = weight(coding), torch.randn(FEATURES)
     linear = QuantizedLinear([one], bias, torch.float32)
     for count in ROWS:
@@ -89,12 +93,12 @@ def test_products_in_bf16_are_exact_but_for_the_activations_codes(coding):
         exact = as_coded(x, coding) @ one.dequantize().double().T + bias
         assert ((linear(x).double() - exact).abs() <= 2.0**-8 * exact.abs() + 2e-3).all()
     unrounded = QuantizedLinear([one], bias, torch.bfloat16, torch.float32)(x)
-    assert unrounded.dtype == (torch.float32 if code_bits(torch.bfloat16) else torch.bfloat16)
+    assert unrounded.dtype == (torch.float32 if code_bits(torch.bfloat16, 4) else torch.bfloat16)
     assert torch.equal(unrounded.to(torch.bfloat16), linear(x))
 
 
 def test_activations_in_16_bits_are_nearly_exact():
-    if code_bits(torch.float32) != 16:
+    if code_bits(torch.float32, 8) != 16:
         pytest.skip("needs AVX2 without AVX-512")
     one, x = weight(INT8), rows(13, torch.float32)
     exact = x.double() @ one.dequantize().double().T
@@ -102,6 +106,13 @@ def test_activations_in_16_bits_are_nearly_exact():
     largest = QuantizedWeight(INT8, torch.full((48, 32), 255, dtype=torch.uint8), torch.ones(48, 1).half())
     sums = QuantizedLinear([largest], None, torch.float32)(torch.ones(7, 32))
     assert (sums == 32 * 127).all(), "sums of the largest codes must not overflow"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_codes_of_4_bits_do_not_overflow(sign):
+    largest = QuantizedWeight(Coding(4, 32, 8), torch.full((48, 32), 15, dtype=torch.uint8), torch.ones(48, 1).half())
+    linear, x = QuantizedLinear([largest], None, torch.bfloat16), torch.full((7, 32), float(sign)).bfloat16()
+    assert (linear(x) == sign * 32 * 7).all() and (linear(x[:1]) == sign * 32 * 7).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -1,11 +1,11 @@
 """Speed of quantised weights beside bf16: `make bench-weights`.
 
 Engines over the same model, one for each form of its weights, compute the same requests in turn, so that all meet the
-same machine, in the dtype that `auto` chooses for it unless `--dtype` names one. There is no gateway. `stored` reads a GGUF file as it is; `bf16`
-has its weights dequantised, from which `int8` and `int4` are quantised. Decoding is measured by the steps in which all
-streams decode, prefill by one prompt of 512 tokens. Ratios are medians over rounds, each of which has every form once.
-With `--llama-cpp`, the library llama.cpp computes the same cases from the same GGUF file; it samples nothing, and has
-no adapters that differ by sequence.
+same machine, in the dtype that `auto` chooses for it unless `--dtype` names one. There is no gateway. `stored` reads a
+GGUF file as it is; `bf16` has its weights dequantised, from which `int8` and `int4` are quantised. Decoding is measured
+by the steps in which all streams decode, prefill by one prompt of 512 tokens. Ratios are medians over rounds, each of
+which has every form once. With `--llama-cpp`, the library llama.cpp computes the same cases from the same GGUF file; it
+samples nothing, and has no adapters that differ by sequence.
 """
 
 from __future__ import annotations

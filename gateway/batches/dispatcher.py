@@ -162,7 +162,7 @@ class Dispatcher:
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
-        self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)  # before a claim, as work may end in it
+        self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)  # set first: work may end during a claim
         while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(CONTROL_TASKS):
             found = True
         return found

@@ -65,8 +65,15 @@ class LineRunner:
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
         call, endpoint = await self._parsed(principal.tenant, body, name), self.lease.batch.endpoint
-        request = replace(call.request, lane=Lane.BATCH, deadline=self.left, stall=None, coalesce=True)
-        request = replace(request, ignore_server_timeout=True, is_batch_line=True)
+        request = replace(
+            call.request,
+            lane=Lane.BATCH,
+            deadline=self.left,
+            stall=None,
+            coalesce=True,
+            ignore_server_timeout=True,
+            is_batch_line=True,
+        )
         call = replace(call, request=request)
         with FIELD_NAMES.get(endpoint, nullcontext)():
             async with self.gateway.generate(principal, request, begun) as generation:

@@ -54,7 +54,7 @@ def _code(typingctx, form, fmt, x, codes, facts):
     """Codes a block of activations in `fmt` at `x`: writes their codes to `codes`, and to `facts` the scale (fp32),
     which is the largest magnitude divided by that of a code, and the sum of the codes (int32). If a number is not
     finite, the scale is not either, so that the row's result shows it. Of four codes of 16 bits, the second and the
-    third change places (see `Emit.pairs`)."""
+    third change places (see integer_sums.py)."""
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
@@ -93,26 +93,3 @@ def _stored(emit: Emit, code: Any, bits: int) -> Any:
         return emit.builder.trunc(code, VEC_BYTES)
     words = emit.builder.trunc(code, VEC_I16)
     return emit.shuffle(words, words, [quad + lane for quad in range(0, LANES, 4) for lane in (0, 2, 1, 3)])
-
-
-class CodedBlock:
-    """Emits what products in integers need of a block of a coded row, whose scale and sum of codes are at `facts`."""
-
-    def __init__(self, emit: Emit, facts: Any) -> None:
-        self._emit, builder = emit, emit.builder
-        self._scale = builder.load(emit.at(facts, F32), align=4)
-        self._total = builder.load(emit.at(emit.offset(facts, (4, 1)), I32), align=4)
-
-    def start(self, zero: int) -> Any:
-        """Emits the vector with which sums of products begin, so that they end as if the weights' codes were smaller by
-        `zero`."""
-        return self._emit.splat_int(self._emit.builder.mul(self._total, ir.Constant(I32, -zero)))
-
-    def add(self, result: Any, sums: Any, scale: Any, minimum: Any | None) -> Any:
-        """Emits `result`, an fp32 vector, plus the block's products: `sums` of integers, multiplied by the scales of x
-        and of the weights, and the minima of the weights, if there are any, times the sum of x."""
-        emit, builder = self._emit, self._emit.builder
-        found = emit.fma(builder.fmul(builder.sitofp(sums, VEC), emit.splat(self._scale)), scale, result)
-        if minimum is None:
-            return found
-        return emit.fma(emit.splat(builder.fmul(self._scale, builder.sitofp(self._total, F32))), minimum, found)

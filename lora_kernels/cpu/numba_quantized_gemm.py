@@ -1,13 +1,13 @@
 """Linear layers over panels of quantised weights (see quantized_panels.py), in integers or in fp32.
 
 *In integers*, each row's activations are coded as well, with a scale for each block of 32 inputs, and products are sums
-of integers. Such a sum is exact; it is multiplied by both scales in fp32. Activations of 16 bits have codes of 8 bits
-where an instruction multiplies bytes (AVX512-VNNI: 64, twice as many as in bf16; AVX2: 32, whose sums of 16 bits hold a
-block's products with codes of 4 bits). Other codes have 16 bits, nearly as exact as fp32, where it multiplies words
-(AVX2: 16, twice as many as in fp32). *In fp32*, codes become fp32 weights, and nothing is rounded but the result; this
-needs no special instructions. A single row's weights stay in registers. So they do for up to eight rows with
-AVX512-VNNI; elsewhere a block of weights is unpacked once for up to 64 rows (numba_unpacked_gemm.py), with the same
-result.
+of integers. Such a sum is exact; it is multiplied by both scales in fp32. Activations in a 16-bit dtype have codes of
+8 bits where an instruction multiplies bytes: 64 of them with AVX512-VNNI, twice as many as numbers in bf16, and 32 with
+AVX2, whose sums of 16 bits hold a block's products with weights of 4 bits. Other activations have codes of 16 bits on
+processors with AVX2 alone: an instruction multiplies 16 of them, twice as many as numbers in fp32, and the result is
+nearly as exact. *In fp32*, codes become fp32 weights, and nothing is rounded but the result; this needs no special
+instructions. The weights of a single row stay in registers, and with AVX512-VNNI those of up to eight rows. For more
+rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same result.
 
 As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
 and a row's result does not depend on the other rows.
@@ -28,12 +28,12 @@ from numba.extending import intrinsic
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
-from lora_kernels.cpu.numba_activations import CodedBlock
+from lora_kernels.cpu.integer_sums import CodedBlock, integer_sums
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.numba_unpacked_gemm import MOST_ROWS, multiply_rows
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
-from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
-from lora_kernels.cpu.simd import I32, I64, LANES, ONES, VEC, VEC_I32, Emit
+from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, PanelForm
+from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_I32, Emit
 
 
 class QuantizedBlock(ctypes.Structure):
@@ -160,10 +160,9 @@ class _Tile:
         self._form, self._fmt, self._x, self._x_row = form, fmt, x, x_row
         self._code_bytes = form.code_bits // 8
         self._scales_of_x = emit.offset(x, (blocks, form.block * self._code_bytes))
-        self._is_wide = simd.has_wide_vectors()
-        self._totals, self._sums, self._words = (
+        self._totals, self._sums = (
             [[cgutils.alloca_once(emit.builder, of) for _ in range(PANEL_VECTORS)] for _ in range(rows)]
-            for of in (VEC, VEC_I32, VEC_I32)
+            for of in (VEC, VEC_I32)
         )
 
     def start(self, bias: Any) -> None:
@@ -174,48 +173,30 @@ class _Tile:
 
     def add_integers(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
         """Emits the products of a block in integers, and adds them, scaled, to the totals."""
-        emit, builder, zero = self.emit, self.emit.builder, self._form.coding.zero or 0
+        emit, builder, integers = self.emit, self.emit.builder, integer_sums(self.emit, self._form)
         facts = [emit.offset(self._scales_of_x, (r, self._x_row), (block, 8)) for r in range(len(self._sums))]
         coded = [CodedBlock(emit, place) for place in facts]
         for one, row in zip(coded, self._sums, strict=True):
-            for sums in row:
-                builder.store(one.start(zero), sums)
-        for number, codes in enumerate(self.panel.quads(block)):
-            (self._add_bytes if self._form.code_bits == 8 else self._add_words)(block, number, codes)
+            for place in row:
+                builder.store(integers.start(one), place)
+        number = 0
+        for quad in self.panel.quads(block):
+            for operands in zip(*map(integers.operands, quad), strict=True):
+                for r, row in enumerate(self._sums):
+                    x = self._codes_of_x(r, block, number)
+                    for place, operand in zip(row, operands, strict=True):
+                        builder.store(integers.add(builder.load(place), operand, x), place)
+                number += 1
         for one, row, totals in zip(coded, self._sums, self._totals, strict=True):
-            for v, (sums, place) in enumerate(zip(row, totals, strict=True)):
-                minimum = None if minima is None else minima[v]
-                builder.store(one.add(builder.load(place), builder.load(sums), scales[v], minimum), place)
+            for v, (place, total) in enumerate(zip(row, totals, strict=True)):
+                minimum, sums = minima and minima[v], integers.end(one, builder.load(place))
+                builder.store(one.add(builder.load(total), sums, scales[v], minimum), total)
 
-    def _add_bytes(self, block: Any, number: int, codes: list[Any]) -> None:
-        """Emits the products of quad `number` of a block and activations in 8 bits."""
-        emit, builder, name = self.emit, self.emit.builder, "llvm.x86.avx512.vpdpbusd.512"
-        for r, row in enumerate(self._sums):
-            x = self._codes_of_x(r, block, number, 0)
-            for v, (sums, code) in enumerate(zip(row, codes, strict=True)):
-                if self._is_wide:
-                    builder.store(emit.call(name, VEC_I32, builder.load(sums), code, x), sums)
-                    continue
-                products, place = emit.multiply_bytes(code, x), self._words[r][v]
-                builder.store(emit.add_words(builder.load(place), products) if number else products, place)
-                if number == self._form.block // QUAD - 1:
-                    builder.store(emit.add_pairs(builder.load(sums), builder.load(place), ONES), sums)
-
-    def _add_words(self, block: Any, number: int, codes: list[Any]) -> None:
-        """Emits the products of quad `number` of a block and activations in 16 bits."""
-        emit, builder = self.emit, self.emit.builder
-        for part, words in enumerate(zip(*map(emit.pairs, codes), strict=True)):
-            for r, row in enumerate(self._sums):
-                x = self._codes_of_x(r, block, number, part)
-                for sums, pair in zip(row, words, strict=True):
-                    builder.store(emit.add_pairs(builder.load(sums), pair, x), sums)
-
-    def _codes_of_x(self, row: int, block: Any, number: int, part: int) -> Any:
-        """Emits a load of four bytes of the codes of a row's activations: of part `part` of quad `number` of a block.
-        Returns them in each lane."""
-        emit, size = self.emit, self._code_bytes
-        start = (block, self._form.block * size), (1, QUAD * (number * size + part))
-        place = emit.offset(self._x, (row, self._x_row), *start)
+    def _codes_of_x(self, row: int, block: Any, number: int) -> Any:
+        """Emits a load of four bytes of the codes of a row's activations in a block, the `number`th ones. Returns them
+        in each lane."""
+        emit = self.emit
+        place = emit.offset(self._x, (row, self._x_row), (block, self._form.block * self._code_bytes), (1, 4 * number))
         return emit.splat_int(emit.builder.load(emit.at(place, I32), align=1))
 
     def add_floats(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:

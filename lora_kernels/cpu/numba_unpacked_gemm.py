@@ -1,8 +1,8 @@
 """Products of several rows and a panel of quantised weights, whose weights are unpacked once for all rows.
 
-The weights of a block of inputs, fp32 or 16-bit codes, are unpacked into the first-level cache and multiplied by up to
-64 rows, a tile of rows at a time, whose sums stay in registers during a block. With 16 to 256 rows on two cores with
-AVX2, this takes less than half as long as unpacking weights into registers for every four rows.
+The weights of a block of inputs, as fp32 numbers or as codes of 8 or 16 bits, are unpacked into the first-level cache
+and multiplied by up to 64 rows, a tile of rows at a time, whose sums stay in registers during a block. With 16 to 256
+rows on two cores with AVX2, this takes less than half as long as unpacking weights into registers for every four rows.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
-from lora_kernels.cpu.numba_activations import CodedBlock
+from lora_kernels.cpu.integer_sums import CodedBlock, integer_sums
 from lora_kernels.cpu.numba_panel import PanelLoads
 from lora_kernels.cpu.quantized_panels import LINE, PANEL, PANEL_VECTORS, PanelForm
-from lora_kernels.cpu.simd import F32, I32, I64, LANES, ONES, VEC, VEC_I32, Emit, every, has_wide_vectors
+from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_I32, Emit, has_wide_vectors
 
 MOST_ROWS = 64
 """Most rows that share an unpacked block: their sums take 12 KiB of the first-level cache, and a block takes 6 KiB."""
 ROW_BYTES = 4 * PANEL
-"""Bytes of a row of sums, of the fp32 weights of an input, and of the codes of two inputs."""
+"""Bytes of a row of sums, of the fp32 weights of an input, and of the codes of two or four inputs."""
 TILE_ROWS, TILE_VECTORS = (8, PANEL_VECTORS) if has_wide_vectors() else (6, 1)
 """Rows and vectors of a tile, whose sums, weights and input fill the registers: 24 sums with AVX-512's 32 registers, or
 six, each of which takes two of AVX2's 16."""
@@ -41,7 +41,7 @@ def multiply_rows(typingctx, form, fmt, rows, x, x_row, w, blocks, bias, out, ou
         _, _, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead = args
         emit = Emit(builder)
         panel = PanelLoads(emit, form, w, blocks, ahead)
-        unpacked = {0: _Floats, 8: _Bytes, 16: _Words}[form.code_bits](emit, form, fmt, rows, x, x_row, blocks)
+        unpacked = (_Codes if form.code_bits else _Floats)(emit, form, fmt, rows, x, x_row, blocks)
         unpacked.start(bias)
         groups = builder.udiv(blocks, ir.Constant(I64, form.blocks))
         with emit.loop(ir.Constant(I64, 0), groups, 1) as group:
@@ -67,14 +67,13 @@ class _Block:
 class _Unpacked(ABC):
     """Emits the products of rows of x and blocks of unpacked weights."""
 
-    inputs_in_row: int
-    """Inputs whose weights share a row of the unpacked block."""
-
     def __init__(self, emit: Emit, form: PanelForm, fmt: Format, rows: Any, x: Any, x_row: Any, blocks: Any) -> None:
         self._emit, self._form, self._fmt = emit, form, fmt
         self._rows, self._x, self._x_row, self._blocks = rows, x, x_row, blocks
+        # A row of unpacked weights has those of as many inputs as four bytes hold.
+        self._rows_of_block = form.block * form.code_bits // 32 if form.code_bits else form.block
         self._weights, self._sums = (
-            self._memory(PANEL * count) for count in (form.block // self.inputs_in_row, MOST_ROWS + TILE_ROWS)
+            self._memory(PANEL * count) for count in (self._rows_of_block, MOST_ROWS + TILE_ROWS)
         )
 
     @abstractmethod
@@ -143,8 +142,6 @@ class _Unpacked(ABC):
 class _Floats(_Unpacked):
     """Emits products of numbers and fp32 weights."""
 
-    inputs_in_row = 1
-
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
         for number, vectors in enumerate(panel.weights(block.number, block.scales, block.minima)):
             for v, vector in enumerate(vectors):
@@ -158,7 +155,7 @@ class _Floats(_Unpacked):
         for row, places in zip(memory, registers, strict=True):
             for address, place in zip(row, places, strict=True):
                 builder.store(builder.load(address, align=LINE), place)
-        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block), 1) as k:
+        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._rows_of_block), 1) as k:
             weights = [builder.load(self._place(self._weights, k, v), align=LINE) for v in vectors]
             for x, places in zip(inputs, registers, strict=True):
                 factor = emit.splat(emit_load_number(emit, self._fmt, emit.offset(x, (k, size))))
@@ -172,27 +169,17 @@ class _Floats(_Unpacked):
 class _Codes(_Unpacked):
     """Emits products in integers, of activations and weights in codes."""
 
+    def __init__(self, emit: Emit, form: PanelForm, *places: Any) -> None:
+        super().__init__(emit, form, *places)
+        self._integers = integer_sums(emit, form)
+
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
-        rows = (vectors for codes in panel.quads(block.number) for vectors in self._rows_of(codes))
-        for number, vectors in enumerate(rows):
-            for v, vector in enumerate(vectors):
-                self._emit.builder.store(vector, self._codes(number, v), align=LINE)
-
-    @abstractmethod
-    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
-        """Emits what is stored of a quad: for each row of unpacked codes, its vectors."""
-
-    @abstractmethod
-    def _start(self, coded: CodedBlock) -> Any:
-        """Emits the vector with which the sums of a row begin."""
-
-    @abstractmethod
-    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
-        """Emits `sums` plus the products of `codes` and of four bytes of a row's codes, `x`."""
-
-    @abstractmethod
-    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
-        """Emits the sums of a block in int32."""
+        number = 0
+        for quad in panel.quads(block.number):
+            for vectors in zip(*map(self._integers.operands, quad), strict=True):
+                for v, vector in enumerate(vectors):
+                    self._emit.builder.store(vector, self._codes(number, v), align=LINE)
+                number += 1
 
     def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
         emit, builder, size = self._emit, self._emit.builder, self._form.block * self._form.code_bits // 8
@@ -200,57 +187,20 @@ class _Codes(_Unpacked):
         registers = [[cgutils.alloca_once(builder, VEC_I32) for _ in vectors] for _ in inputs]
         for one, places in zip(coded, registers, strict=True):
             for place in places:
-                builder.store(self._start(one), place)
-        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._form.block // self.inputs_in_row), 1) as k:
+                builder.store(self._integers.start(one), place)
+        with emit.loop(ir.Constant(I64, 0), ir.Constant(I64, self._rows_of_block), 1) as k:
             weights = [builder.load(self._codes(k, v), align=LINE) for v in vectors]
             for x, places in zip(inputs, registers, strict=True):
                 four = builder.load(emit.at(emit.offset(x, (block.number, size), (k, 4)), I32), align=1)
                 for place, weight in zip(places, weights, strict=True):
-                    builder.store(self._added(builder.load(place), weight, emit.splat_int(four)), place)
+                    builder.store(self._integers.add(builder.load(place), weight, emit.splat_int(four)), place)
         for row, (one, places) in enumerate(zip(coded, registers, strict=True)):
             for v, place in zip(vectors, places, strict=True):
                 address, minimum = self._place(sums, row, v), block.minima and block.minima[v]
-                found = self._ended(one, builder.load(place))
+                found = self._integers.end(one, builder.load(place))
                 result = one.add(builder.load(address, align=LINE), found, block.scales[v], minimum)
                 builder.store(result, address, align=LINE)
 
     def _codes(self, row: Any, v: int) -> Any:
         """Emits the address of vector `v` of a row of unpacked codes."""
         return self._emit.builder.bitcast(self._place(self._weights, row, v), VEC_I32.as_pointer())
-
-
-class _Words(_Codes):
-    """Activations in 16 bits, and weights' codes that are unpacked to 16 bits."""
-
-    inputs_in_row = 2
-
-    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
-        return [list(vectors) for vectors in zip(*map(self._emit.pairs, codes), strict=True)]
-
-    def _start(self, coded: CodedBlock) -> Any:
-        return coded.start(self._form.coding.zero or 0)
-
-    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
-        return self._emit.add_pairs(sums, codes, x)
-
-    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
-        return sums
-
-
-class _Bytes(_Codes):
-    """Activations in 8 bits, and weights' codes of 4 bits, each in a byte. Their sums have 16 bits: a block's are at
-    most 32 x 127 x 15 in two of them."""
-
-    inputs_in_row = 4
-
-    def _rows_of(self, codes: list[Any]) -> list[list[Any]]:
-        return [codes]
-
-    def _start(self, coded: CodedBlock) -> Any:
-        return every(0, VEC_I32)
-
-    def _added(self, sums: Any, codes: Any, x: Any) -> Any:
-        return self._emit.add_words(sums, self._emit.multiply_bytes(codes, x))
-
-    def _ended(self, coded: CodedBlock, sums: Any) -> Any:
-        return self._emit.add_pairs(coded.start(self._form.coding.zero or 0), sums, ONES)

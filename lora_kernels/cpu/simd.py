@@ -109,42 +109,6 @@ class Emit:
             sums = self.builder.fadd(*(self.shuffle(sums, sums, side) for side in sides))
         return sums
 
-    def pairs(self, quads: Any) -> list[Any]:
-        """Returns a vector with four bytes to a lane as two with two 16-bit integers to a lane: of its first and third
-        bytes, and of its second and fourth. This takes fewer instructions than keeping bytes in order."""
-        words = ir.VectorType(I16, 2 * LANES)
-        upper = self.builder.lshr(self.builder.bitcast(quads, words), ir.Constant(words, [8] * 2 * LANES))
-        return [self.builder.and_(quads, every(0x00FF00FF, VEC_I32)), self.builder.bitcast(upper, VEC_I32)]
-
-    def add_pairs(self, sums: Any, a: Any, b: Any) -> Any:
-        """Returns `sums` plus the sum of the two products in each lane of `a` and `b`, whose lanes are pairs of 16-bit
-        integers. Needs AVX2."""
-        return self.builder.add(sums, self._in_halves("llvm.x86.avx2.pmadd.wd", a, b, I16))
-
-    def multiply_bytes(self, codes: Any, x: Any) -> Any:
-        """Returns, as pairs of 16-bit integers, the sums of the products of neighbouring bytes of `codes`, unsigned,
-        and `x`, signed: two in each lane. Sums beyond 16 bits are cut to the largest. Needs AVX2."""
-        return self._in_halves("llvm.x86.avx2.pmadd.ub.sw", codes, x, BYTE)
-
-    def _in_halves(self, name: str, a: Any, b: Any, of: Any) -> Any:
-        """Returns what an instruction of AVX2 makes of both halves of two vectors, whose numbers are of type `of`."""
-        given, half = ir.VectorType(of, 256 // of.width), ir.VectorType(I32, LANES // 2)
-        result = ir.VectorType(I16, LANES) if of is BYTE else half
-        sides = [*range(LANES // 2)], [*range(LANES // 2, LANES)]
-        low, high = (
-            self.call(name, result, *(self.builder.bitcast(self.shuffle(one, one, side), given) for one in (a, b)))
-            for side in sides
-        )
-        low, high = (self.builder.bitcast(one, half) for one in (low, high))
-        return self.shuffle(low, high, [*range(LANES)])
-
-    def add_words(self, a: Any, b: Any) -> Any:
-        """Returns the sums of vectors whose lanes are pairs of 16-bit integers."""
-        words = ir.VectorType(I16, 2 * LANES)
-        return self.builder.bitcast(
-            self.builder.add(self.builder.bitcast(a, words), self.builder.bitcast(b, words)), VEC_I32
-        )
-
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Any:
         """Emits a loop over an int64 counter in [start, stop), and yields the counter. The context emits the body."""
@@ -165,9 +129,6 @@ def every(value: Any, of: ir.VectorType) -> ir.Constant:
     """Returns a constant vector of type `of` with `value` in every lane."""
     return ir.Constant(of, [value] * LANES)
 
-
-ONES = every(0x00010001, VEC_I32)
-"""Pairs of 16-bit integers that are 1: by these, `Emit.add_pairs` adds both of each pair."""
 
 _INNER: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inner: Any = numba.njit(**_INNER)

@@ -33,9 +33,9 @@ find_rest_in_venv = @$(BIN)/python $(SITE_PACKAGES) > $$($(1)/bin/python $(SITE_
 
 .PHONY: help setup setup-dev serve test test-fast test-clients test-jit test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
-.PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
+.PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-experts bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
-.PHONY: bench-activated screenshots chaos soak proto audit wheel-check clean-data clean
+.PHONY: bench-activated screenshots attack chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -152,9 +152,6 @@ bench-gateway: setup-dev  ## What the gateway costs, beside LiteLLM where LORALA
 bench-limits: setup-dev  ## Whether limits stay exact on a busy machine, with one gateway and with several
 	$(BIN)/python -m benchmarks.busy_limits $(ARGS)
 
-bench-hostile: setup-dev  ## What a tenant feels while another tenant attacks the gateway
-	$(BIN)/python -m benchmarks.hostile $(ARGS)
-
 screenshots: setup-dev  ## Pictures of the console's views under traffic (ARGS="--folder DIR --minutes 3"); needs Chromium
 	$(BIN)/python -m benchmarks.screenshots $(ARGS)
 
@@ -206,11 +203,14 @@ bench-router: setup-dev  ## Time of a routing decision with 64 replicas, 10,000 
 bench-routes: setup-dev  ## Cost against accuracy of a cascade and a learned router (trains two adapters, minutes)
 	$(BIN)/python -m benchmarks.routing $(ARGS)
 
+attack: setup-dev  ## Mount every known attack on a server and measure what other tenants notice (ARGS="--only grammar")
+	$(BIN)/python -m tests.attack $(ARGS)
+
 chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, for hours (ARGS="--rounds 500 --seed 1")
 	$(BIN)/python -m tests.chaos.run $(ARGS)
 
 soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as it was afterwards
-	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py

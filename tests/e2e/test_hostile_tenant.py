@@ -8,7 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.attacks import ATTACKS, GRAMMARS, Attacker, expensive_grammars, flood, many_grammars
+from tests.attack.attacker import Attacker
+from tests.attack.generations import ATTACKS, GRAMMARS, expensive_grammars, flood, many_grammars
 from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

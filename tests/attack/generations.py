@@ -1,18 +1,18 @@
-"""Attacks that a tenant with a key can mount against its neighbours. Each counts the gateway's answers of each kind."""
+"""Attacks by ordinary generations: grammars, floods, batches and callers that hang up."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
-import httpx
+
+from tests.attack.attacker import Attack, Attacker
 
 CHAIN = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000)) + '\na3000: "x"'
 GRAMMARS: Mapping[str, Mapping[str, Any]] = {
@@ -33,40 +33,8 @@ GROWING = "(.*e.{200}){5}"
 A_CLIENT = 50
 """Number of requests in a flood that share a client. httpx takes time quadratic in the requests that a client has in
 flight, which would slow the neighbour's chats in the same process."""
-TLS = ssl.create_default_context()
-"""TLS context shared by all clients, so that the certificates are read once. The demo itself uses plain HTTP."""
 TERMINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"
-
-
-@dataclass(frozen=True, slots=True)
-class Attacker:
-    """The attacking tenant's API key and HTTP client, the gateway's gRPC address, and the model to ask for."""
-
-    http: httpx.AsyncClient
-    """Client with base URL and authorization set."""
-    grpc_target: str
-    model: str
-    key: str
-
-    def body(self, **fields: Any) -> dict[str, Any]:
-        messages = [{"role": "user", "content": "Tell me about the sea."}]
-        return {"model": self.model, "messages": messages, "max_tokens": 8, **fields}
-
-    def another_client(self) -> httpx.AsyncClient:
-        """Return a client with the same base URL and key, but its own connections."""
-        limits = httpx.Limits(max_connections=None)
-        url, headers = self.http.base_url, {"authorization": f"Bearer {self.key}"}
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=self.http.timeout, limits=limits, verify=TLS)
-
-    async def chat(self, **fields: Any) -> str:
-        """Send a chat; returns its HTTP status as text, followed by the error's code if there is one."""
-        answer = await self.http.post("/v1/chat/completions", json=self.body(**fields))
-        error = answer.json().get("error") or {}
-        return " ".join(filter(None, (str(answer.status_code), error.get("code"))))
-
-
-Attack = Callable[[Attacker], Awaitable[Counter[str]]]
 
 
 async def crashing_grammars(attacker: Attacker) -> Counter[str]:
@@ -158,4 +126,4 @@ ATTACKS: Mapping[str, Attack] = {
     "streams that are left": hang_ups,
     "a flood with n = 4": flood,
 }
-"""All attacks by name, in the order in which they are sent."""
+"""Attacks by name."""

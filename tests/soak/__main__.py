@@ -1,6 +1,6 @@
 """`make soak MINUTES=30`: uses a server in every way for a while, and checks that its resource use does not grow.
 
-    python -m benchmarks.soak [--minutes 30] [--round-s 30] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
+    python -m tests.soak [--minutes 30] [--round-s 30] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
 
 Each round sends chats and batch work in both lanes over HTTP and gRPC. Adapters are loaded, replaced and unloaded while
 they are in use; clients disconnect, read slowly, send invalid requests or exceed their limits; administrators read the
@@ -25,14 +25,14 @@ from rich.progress import Progress, TaskID
 
 from benchmarks.command import run
 from benchmarks.server import launched
-from benchmarks.soak.gauges import Gauges, Reading
-from benchmarks.soak.house import ADMIN_KEY, House, prepare
-from benchmarks.soak.people import busy_round, crowd_of
-from benchmarks.soak.report import Run, draw, table
-from benchmarks.soak.verdict import Finding, judge, unexpected
 from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
+from tests.soak.gauges import Gauges, Reading
+from tests.soak.house import ADMIN_KEY, House, prepare
+from tests.soak.people import busy_round, crowd_of
+from tests.soak.report import Run, draw, table
+from tests.soak.verdict import Finding, judge, unexpected
 
 WARM_SHARE, WARM_SECONDS = 0.25, 300.0
 """Warm-up, in which caches, pools and allocators fill: this fraction of the run, but at most this many seconds."""
@@ -132,7 +132,7 @@ def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak",
+        prog="python -m tests.soak",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.soak.verdict import FEWEST, judge, slope, unexpected
+from tests.soak.verdict import FEWEST, judge, slope, unexpected
 
 CALM = {
     "gateway heap MiB": 300.0,

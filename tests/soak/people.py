@@ -14,9 +14,9 @@ import grpc
 import httpx
 import msgspec
 
-from benchmarks.soak.house import ADMIN_KEY, KEYS, MODEL, House
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from tests.soak.house import ADMIN_KEY, KEYS, MODEL, House
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ADMIN_READS = (

@@ -8,7 +8,7 @@ from itertools import combinations
 from math import sqrt
 from statistics import median
 
-from benchmarks.soak.gauges import PAGES, Reading
+from tests.soak.gauges import PAGES, Reading
 
 MEMORY_BOUND = 1.0
 """Largest growth of a memory series, in MiB per minute."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from benchmarks.soak.gauges import Reading
-from benchmarks.soak.verdict import Finding
 from gateway.bench.document import versions
+from tests.soak.gauges import Reading
+from tests.soak.verdict import Finding
 
 PANELS = (
     ("memory, MiB", ("PSS MiB", "heap MiB", "redis MiB")),

@@ -74,7 +74,7 @@ class Run:
 
     async def _mount(self, phase: Phase, seconds: float) -> None:
         loop, server, most = asyncio.get_running_loop(), self._server, Counter(phase.before)
-        words = (phase.name, seconds, server.url, server.grpc_target, self._key)
+        words = (phase.name, seconds, server.url, server.grpc_target, self._key, MODEL)
         work = loop.run_in_executor(self._attacker, repeat, *words)
         while not work.done():
             await asyncio.wait([work], timeout=0.5)

@@ -11,7 +11,6 @@ import httpx
 
 from tests.attack import generations
 from tests.attack.attacker import Attack, Attacker
-from tests.attack.server import MODEL
 
 ATTACKS: Mapping[str, Attack] = {
     **generations.ATTACKS,
@@ -19,16 +18,16 @@ ATTACKS: Mapping[str, Attack] = {
 """All attacks by name, in the order in which they are sent."""
 
 
-def repeat(name: str, seconds: float, url: str, grpc_target: str, key: str) -> Counter[str]:
+def repeat(name: str, seconds: float, url: str, grpc_target: str, key: str, model: str) -> Counter[str]:
     """Repeat an attack for some seconds, at least once, in the attacker's process. Counts the answers of each kind."""
-    return asyncio.run(_repeat(name, seconds, url, grpc_target, key))
+    return asyncio.run(_repeat(name, seconds, url, grpc_target, key, model))
 
 
-async def _repeat(name: str, seconds: float, url: str, grpc_target: str, key: str) -> Counter[str]:
+async def _repeat(name: str, seconds: float, url: str, grpc_target: str, key: str, model: str) -> Counter[str]:
     headers, limits = {"authorization": f"Bearer {key}"}, httpx.Limits(max_connections=None)
     answers: Counter[str] = Counter()
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as http:
         ends = time.monotonic() + seconds
         while not answers or time.monotonic() < ends:
-            answers += await ATTACKS[name](Attacker(http, grpc_target, MODEL, key)) or Counter(["none"])
+            answers += await ATTACKS[name](Attacker(http, grpc_target, model, key)) or Counter(["none"])
     return answers

@@ -40,7 +40,7 @@ class Server:
 
     pid: int
     url: str
-    grpc_target: str
+    grpc_target: str = ""
 
     def memory(self) -> dict[str, int]:
         """Return the RSS in bytes of all processes of each role."""

@@ -4,7 +4,9 @@
 
 Each round sends chats and batch work in both lanes over HTTP and gRPC. Adapters are loaded, replaced and unloaded while
 they are in use; clients disconnect, read slowly, send invalid requests or exceed their limits; administrators read the
-admin API. After each round, when no request runs, everything that could grow is read. The trend over rounds is judged.
+admin API. In every other round a hostile tenant mounts the attacks of `make attack` at random, which a neighbour tenant
+must not notice. After each round, when no request runs, everything that could grow is read. The trend over rounds is
+judged.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from benchmarks.server import launched
 from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
+from tests.attack.server import Server
+from tests.soak.attacks import Attacks, attacks_on
 from tests.soak.gauges import Gauges, Reading
 from tests.soak.house import ADMIN_KEY, House, prepare
 from tests.soak.people import busy_round, crowd_of
@@ -46,8 +50,10 @@ ROUND_SECONDS = (8.0, 30.0)
 class Soak:
     """A soak run against a server that is ready."""
 
-    def __init__(self, house: House, gauges: Gauges, seconds: float, round_seconds: float, seed: int) -> None:
-        self._house, self._gauges, self._seed = house, gauges, seed
+    def __init__(
+        self, house: House, gauges: Gauges, attacks: Attacks, seconds: float, round_seconds: float, seed: int
+    ) -> None:
+        self._house, self._gauges, self._attacks, self._seed = house, gauges, attacks, seed
         self.seconds, self._round_seconds = seconds, round_seconds
         self._began = time.monotonic()
         self.outcomes: Counter[str] = Counter()
@@ -66,7 +72,8 @@ class Soak:
         number, crowd = 0, await crowd_of(self._house)
         while self.age < self.seconds:
             number += 1
-            self.outcomes += await busy_round(self._house, self._round_seconds, self._seed + number, crowd)
+            work = busy_round(self._house, self._round_seconds, self._seed + number, crowd)
+            self.outcomes += await self._attacks.beside(work, attacking=number % 2 == 0)
             await self._rest()
             self.at_rest.append((self.age, await asyncio.to_thread(self._gauges.read)))
         watching.cancel()
@@ -110,16 +117,21 @@ def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None
     model = dense_folder("embedded", arguments.data_dir, console)
     house, command = prepare(scratch, model, gateways=arguments.gateways, threads=arguments.threads)
     log = arguments.out / "server.log"
-    with launched(command, log) as process, Progress(console=console) as progress:
-        gauges = Gauges(process.pid, house.url, house.data_dir, ADMIN_KEY)
-        work = Soak(house, gauges, seconds, round_seconds, arguments.seed)
+    with (
+        launched(command, log) as process,
+        attacks_on(house, arguments.seed) as attacks,
+        Progress(console=console) as progress,
+    ):
+        gauges, server = Gauges(process.pid, house.url, house.data_dir, ADMIN_KEY), Server(process.pid, house.url)
+        work, lasting = Soak(house, gauges, attacks, seconds, round_seconds, arguments.seed), server.processes()
         started = datetime.now(UTC).isoformat(timespec="seconds")
         asyncio.run(work.run(progress))
+        died = [f"processes ended: {lasting} are {server.processes()} now"] if server.processes() != lasting else []
         kinds = gauges.kinds_of_keys()
         gauges.close()
     warm_from = min(seconds * WARM_SHARE, WARM_SECONDS)
     findings = judge([(at, reading) for at, reading in work.at_rest if at > warm_from])
-    failures = failures_of(findings, unexpected(work.outcomes))
+    failures = [*failures_of(findings, unexpected(work.outcomes)), *died, *attacks.failures()]
     seen = Run(started, arguments.minutes, warm_from, work.at_rest, work.busy, work.outcomes, kinds, findings, failures)
     seen.write(arguments.out)
     draw(seen, arguments.out / "soak.png")

@@ -14,7 +14,7 @@ import yaml
 from benchmarks.server import Command, free_port
 from engine.model.random_adapters import write_adapters
 
-KEYS = {"acme": "sk-soak-acme-key", "small": "sk-soak-small-key"}
+KEYS = {name: f"sk-soak-{name}-key" for name in ("acme", "small", "attacker", "neighbour")}
 ADMIN_KEY = "sk-soak-admin-key"
 MODEL = "base"
 RESIDENTS = 6
@@ -87,6 +87,8 @@ def _config(model: Path, root: Path, preload: dict[str, str], threads: int) -> d
         "tenants": {
             "acme": {"keys": ["${SOAK_ACME}"], "limits": {"requests_per_minute": 1_000_000}},
             "small": {"keys": ["${SOAK_SMALL}"], "limits": {"requests_per_minute": REQUESTS_PER_MINUTE}},
+            "attacker": {"keys": ["${SOAK_ATTACKER}"]},
+            "neighbour": {"keys": ["${SOAK_NEIGHBOUR}"]},
         },
         "admin": {"keys": ["${SOAK_ADMIN}"]},
     }

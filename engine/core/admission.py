@@ -59,6 +59,11 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
         return Refusal(ErrorCode.INVALID_REQUEST, f"{wrong} is out of range")
+    if foreign := _foreign_ids(config.vocab_size, request):
+        reason = (
+            f"{foreign} has token ids that the model has no rows for: they must be from 0 to {config.vocab_size - 1}"
+        )
+        return Refusal(ErrorCode.INVALID_REQUEST, reason)
     if not request.prompt_ids:
         return Refusal(ErrorCode.INVALID_REQUEST, "the prompt is empty")
     if request.adapter_hash and (adapter is None or adapter.closing):
@@ -153,6 +158,21 @@ def _out_of_range(request: Request) -> str:
     waits = request.kv_source.seconds if request.kv_source else None
     figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl, "kv_source": waits}
     return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")
+
+
+def _foreign_ids(vocab_size: int, request: Request) -> str:
+    """Return which field has token ids outside the vocabulary; an empty string means that none has. They come from
+    callers, and from tokenizers that know more tokens than the model has rows."""
+    params = request.params
+    fields = {
+        "the prompt": request.prompt_ids,
+        "produced": request.produced,
+        "prediction": request.prediction,
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token_id for token_id, _ in params.logit_bias],
+    }
+    beyond = (name for name, ids in fields.items() if ids and not (min(ids) >= 0 and max(ids) < vocab_size))
+    return next(beyond, "") if vocab_size else ""
 
 
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:

@@ -272,6 +272,9 @@ class CoreConfig:
     """Number of waiting requests from which on a new request is refused or replaces a waiting request of a lower lane.
     Beyond this limit, a tenant without waiting requests in a lane may still add one there."""
     eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+    """Number of rows of the model's embedding. A request with a token id beyond them is refused, because it would end
+    the engine process. 0 means that the executor computes with any id."""
     prefix_caching: bool = True
     share_prefixes: bool = False
     """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
@@ -287,7 +290,7 @@ class CoreConfig:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
         _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "grammar_bytes")
-        _check(self, 0, "draft_block", "host_pages", "min_kv_pages", "max_adapter_pages")
+        _check(self, 0, "draft_block", "host_pages", "min_kv_pages", "max_adapter_pages", "vocab_size")
         _check(self, 0, "host_adapter_bytes", "fetch_backoff_s")
         if not 0 < self.chosen_experts <= 1:
             raise ValueError(f"chosen_experts must be above 0 and at most 1, not {self.chosen_experts}")

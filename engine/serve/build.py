@@ -54,7 +54,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     runner.start_grammar_workers()
     config = runner.config
     sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
-    core = replace(core_config(config, *sizes), chosen_experts=runner.spec.chosen_experts)
+    core = replace(core_config(config, *sizes), chosen_experts=runner.spec.chosen_experts, vocab_size=runner.vocab_size)
     core = replace(core, speculation=core.speculation and runner.proposes, draft_block=runner.draft_block)
     info = pb.EngineInfo(
         model=config.model,

@@ -85,8 +85,11 @@ class RequestIntake:
         """
         if isinstance(prompt, Chat):
             chat = (prompt.messages, prompt.tools, prompt.options)
-            return await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt)
-        prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name) if isinstance(prompt, str) else prompt
+            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt)
+        elif isinstance(prompt, str):
+            prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name)
+        else:
+            prompt_ids = prompt
         if not prompt_ids:
             raise invalid_request("the prompt is empty" if field == "prompt" else f"{field} is empty", field)
         self.check_ids(prompt_ids, field)
@@ -160,7 +163,9 @@ class RequestIntake:
             return ()
         most = min(self._engine.info.max_model_len, PREDICTED_PER_TOKEN * max_tokens + LEAST_PREDICTED)
         text = request.prediction[: most * CHARACTERS_PER_TOKEN]
-        return (await self._tokenizer.encode(text, special=False, tenant=tenant.name))[:most]
+        prediction = (await self._tokenizer.encode(text, special=False, tenant=tenant.name))[:most]
+        self.check_ids(prediction, "prediction")
+        return prediction
 
     async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
         """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway

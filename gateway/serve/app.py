@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 
+import structlog
 from redis.asyncio import Redis
 
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
@@ -61,6 +62,10 @@ from gateway.usage.report import UsageAdmin
 
 ENGINE_START_SECONDS = 600.0
 """Seconds that the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""
+MOST_NAMED_TOKENS = 8
+"""Maximum number of tokens that a warning names."""
+
+log = structlog.get_logger("serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,8 @@ async def built_gateway(
         directory = engine_directory(member_store(redis, config.redis.key_prefix), engines, config.engine_tls)
         members = await stack.enter_async_context(directory)
         await _wait_for_engines(engines, backends, group)
+        for model in models:
+            _warn_of_missing_rows(model)
         await _preload(models, config, bar)
         metrics = Metrics(goals_of(config), backends.metrics)
         window = LatencyWindow(metrics.collect)
@@ -211,6 +218,14 @@ async def _served_model(
         reasoning_parser=settings.model.reasoning_parser,
     )
     return ServedModel(engine, tokenizer, adapters, grammars=grammars, settings=own)
+
+
+def _warn_of_missing_rows(model: ServedModel) -> None:
+    """Log the tokens of a model's tokenizer for which the model has no rows. Prompts that have one are refused."""
+    rows = model.engine.info.vocab_size
+    if beyond := model.tokenizer.beyond(rows):
+        some = dict(sorted(beyond.items(), key=lambda token: token[1])[:MOST_NAMED_TOKENS])
+        log.warning("tokens_without_rows", model=model.name, rows=rows, tokens=some, count=len(beyond))
 
 
 async def _load_tokenizer(model_dir: Path, template: Path | None, where: str = "model") -> Tokenizer:

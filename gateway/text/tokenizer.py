@@ -193,6 +193,12 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
+    def beyond(self, vocab_size: int) -> dict[str, int]:
+        """Return the added and special tokens whose ids are not below `vocab_size`: text -> id. A tokenizer may know
+        more tokens than the model has rows, for example a padding token that was added without resizing the model."""
+        added = self._backend.get_added_tokens_decoder()
+        return {str(token): token_id for token_id, token in added.items() if token_id >= vocab_size}
+
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is a special token, which is not part of an answer's text."""
         return token_id in self._special

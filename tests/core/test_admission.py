@@ -200,3 +200,27 @@ def test_goals_out_of_range_are_named():
         LaneGoals(ttft_s=1.0, itl_s=0.1, attainment=1.1)
     with pytest.raises(ValueError, match="host_pages"):
         CoreConfig(num_pages=10, host_pages=-1)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields", "params"),
+    [
+        ("the prompt", {"prompt_ids": (1, 100)}, {}),
+        ("the prompt", {"prompt_ids": (-1, 1)}, {}),
+        ("produced", {"produced": (100,)}, {}),
+        ("prediction", {"prediction": (5, 100)}, {}),
+        ("stop_token_ids", {}, {"stop_token_ids": (2**31,)}),
+        ("logit_bias", {}, {"logit_bias": ((100, 1.0),)}),
+    ],
+)
+def test_tokens_that_the_model_has_no_rows_for_are_refused_by_the_engine(field, fields, params):
+    """An id beyond the rows of the embedding would end the engine process, also if a template or a tokenizer put it there."""
+    stepped = SteppedEngine(vocab_size=100)
+    request = Request("beyond", (1, 2, 99), SamplingParams(8, **params))._replace(**fields)
+    stepped.send(request)
+    stepped.send(Request("within", (1, 2, 99), SamplingParams(1), prediction=(99,)))
+    stepped.step(2)
+    assert stepped.reason("beyond") == "invalid_request"
+    assert refusal(stepped, "beyond").message.startswith(f"{field} has token ids")
+    stepped.finish()
+    assert stepped.reason("within") in ("length", "stop")

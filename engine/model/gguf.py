@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,19 +15,16 @@ from typing import Any
 
 import gguf
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from engine.model.gguf_config import read_config
 from engine.process.files import appearing
 from engine.process.model_source import GGUF_NAME, is_broken
 
 RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Finds the OS error number in messages of safetensors and tokenizers, whose exceptions are of their own types."""
 
-
-TOKENIZER_SHARE = 0.9
-"""Fraction of the total time that has passed once the tokenizer has been written."""
 
 OnProgress = Callable[[str, float], object]
 """Called with the current activity and the fraction of the work that is done, from 0 to 1."""
@@ -40,7 +38,7 @@ def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
         on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
 
     Raises:
-        ValueError: the file is damaged, or of an architecture transformers cannot read.
+        ValueError: the file is damaged, or has metadata that the engine does not support.
         OSError: the system refuses an operation, for example because the disk is full.
     """
     disable_progress_bar()  # the caller shows the progress
@@ -93,10 +91,8 @@ def _write(file: Path, out: Path, on_progress: OnProgress) -> None:
         "gguf_file": file.name,
         "local_files_only": True,
     }
+    config = read_config(file)  # before the tokenizer, which takes seconds: a file may be refused
     on_progress(f"reading the tokenizer of {file.name}", 0.0)
     AutoTokenizer.from_pretrained(**where).save_pretrained(out)
-    on_progress(f"reading the configuration of {file.name}", TOKENIZER_SHARE)
-    config = AutoConfig.from_pretrained(**where)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
-    config.save_pretrained(out)
+    (out / "config.json").write_text(json.dumps(config, indent=2))
     (out / GGUF_NAME).symlink_to(file.resolve())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, BlockType, read_blocks
+from engine.model.gguf_config import ROPE_FACTORS
 from engine.model.gguf_header import ARCHITECTURES, StoredTensor, read_tensors
 from engine.model.spec import ModelSpec
 from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense
@@ -36,9 +37,8 @@ IN_LAYER = {
 FROM_WHOLE = {name: module for module, name in WHOLE.items()}
 FROM_LAYER = {name: module for module, name in IN_LAYER.items()}
 GGUF_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-IGNORED = ("rope_freqs.weight",)
-"""Names of tensors that are not read: the factors of rotary frequencies, because config.json has the scaling, if
-transformers knows it."""
+IGNORED = (ROPE_FACTORS,)
+"""Names of tensors that are not weights: the divisors of rotary frequencies, which config.json has."""
 TURNED = re.compile(r"self_attn\.[qk]_proj")
 """Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
 that a rotation turns side by side, whereas Hugging Face has them half a head apart."""

@@ -57,7 +57,7 @@ def prepare_model(
     Raises:
         ModelNotFound: the model is none of these, or the hub does not give it.
         NoSpace: a folder has to be made, and the disk has no room for it.
-        ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
+        ValueError: the GGUF file is damaged, or has metadata that the engine does not support.
         OSError: the system refuses an operation, for example because the disk is full.
     """
     found = find_local(model) or _download(model, console)

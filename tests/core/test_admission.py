@@ -214,7 +214,7 @@ def test_goals_out_of_range_are_named():
     ],
 )
 def test_tokens_that_the_model_has_no_rows_for_are_refused_by_the_engine(field, fields, params):
-    """An id beyond the rows of the embedding would end the engine process, also if a template or a tokenizer put it there."""
+    """An id beyond the rows of the embedding would end the engine process, also if a template put it there."""
     stepped = SteppedEngine(vocab_size=100)
     request = Request("beyond", (1, 2, 99), SamplingParams(8, **params))._replace(**fields)
     stepped.send(request)

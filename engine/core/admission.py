@@ -59,6 +59,8 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
         return Refusal(ErrorCode.INVALID_REQUEST, f"{wrong} is out of range")
+    if config.pools_only and request.pooling is None:
+        return Refusal(ErrorCode.INVALID_REQUEST, "the model has no head: it gives embeddings, and generates no tokens")
     if foreign := _foreign_ids(config.vocab_size, request):
         reason = (
             f"{foreign} has token ids that the model has no rows for: they must be from 0 to {config.vocab_size - 1}"

@@ -275,6 +275,8 @@ class CoreConfig:
     vocab_size: int = 0
     """Number of rows of the model's embedding. A request with a token id beyond them is refused, because it would end
     the engine process. 0 means that the executor computes with any id."""
+    pools_only: bool = False
+    """True means that the model has no head, so that requests for tokens are refused."""
     prefix_caching: bool = True
     share_prefixes: bool = False
     """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""

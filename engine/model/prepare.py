@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from engine.model.gguf import OnProgress
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
+HUB_TWINS = ["consolidated*", "original/*"]
+"""Files that hold the same weights again in a vendor's own format."""
 SPACE_BYTES = 64 << 20
 """Disk space that tokenizer and configuration may take. A tokenizer takes up to some 30 MiB."""
 
@@ -116,7 +118,7 @@ def _download(model: str, console: Console) -> Path:
 
     console.print(f"fetching {model} from the Hugging Face hub")
     try:
-        folder = Path(snapshot_download(model, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(model, allow_patterns=HUB_FILES, ignore_patterns=HUB_TWINS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFound(f"{model} is no local folder, and the hub did not give it: {reason}") from error

@@ -48,7 +48,7 @@ def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec
     """Returns the rotary embedding that config.json describes, in `rope_parameters` (transformers 5) or `rope_theta`
     and `rope_scaling` (before it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated
     and `partial` is False."""
-    params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    params = _parameters(config)
     kind = params.get("rope_type") or params.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 checkpoints
     if kind not in (*_SCALINGS, "longrope"):
@@ -67,8 +67,21 @@ def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec
     inv_freq = 1.0 / (theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim))
     if kind == "longrope":
         return _longrope(inv_freq, params, config)
+    for name in NEEDED[kind]:
+        if not isinstance(params.get(name), int | float):
+            raise ValueError(f"config.json's rope_scaling of type {kind!r} must have a number {name}")
     scaled, attention_factor = _SCALINGS[kind](inv_freq, params)
     return RopeSpec(kind=kind, inv_freq=tuple(scaled.tolist()), attention_factor=attention_factor)
+
+
+def _parameters(config: Json) -> dict[str, Any]:
+    """Returns the parameters of both places that may have some. Raises ValueError if one is no object."""
+    found: dict[str, Any] = {}
+    for place in ("rope_scaling", "rope_parameters"):
+        if not isinstance(part := config.get(place) or {}, Mapping):
+            raise ValueError(f"config.json's {place} must be an object")
+        found |= part
+    return found
 
 
 def _default(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
@@ -137,6 +150,13 @@ def _yarn_temperature(params: Json) -> float:
     return mscale(1.0)
 
 
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+"""Parameters without which a scaling cannot be computed."""
 _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 

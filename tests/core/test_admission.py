@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.types import Lane, Pooling, Request, SamplingParams
 from tests.core.virtual import SteppedEngine
 
 PATIENT = LaneGoals(ttft_s=0.5, itl_s=0.1, max_wait_s=1.0)
@@ -224,3 +224,12 @@ def test_tokens_that_the_model_has_no_rows_for_are_refused_by_the_engine(field, 
     assert refusal(stepped, "beyond").message.startswith(f"{field} has token ids")
     stepped.finish()
     assert stepped.reason("within") in ("length", "stop")
+
+
+def test_a_model_without_a_head_gives_vectors_only():
+    stepped = SteppedEngine(pools_only=True)
+    stepped.send(Request("answer", (1, 2), SamplingParams(8)))
+    stepped.send(Request("vector", (1, 2), SamplingParams(0), pooling=Pooling()))
+    stepped.step(3)
+    assert "has no head" in refusal(stepped, "answer").message
+    assert stepped.reason("vector") != "invalid_request"

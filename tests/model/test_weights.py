@@ -144,3 +144,87 @@ def test_both_ways_of_writing_rope_are_one():
     new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}}
     assert read_rope(old, 16) == read_rope(new, 16)
     assert read_rope(old, 16) != read_rope({"rope_theta": 5e5}, 16)
+
+
+def test_tensors_that_automodel_saved_lack_a_prefix(tmp_path, spec, tensors):
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    source = open_weights(tmp_path, spec)
+    assert all(torch.equal(source(name), tensor) for name, tensor in tensors.items())
+
+
+def test_a_checkpoint_without_a_head_gives_vectors_only(tmp_path, tensors):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": False}))
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = read_spec(tmp_path)
+    assert not found.has_head
+    open_weights(tmp_path, found)
+    save_file(tensors | {"lm_head.weight": torch.zeros(32, 16)}, tmp_path / "model.safetensors")
+    assert read_spec(tmp_path).has_head
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty: fetch it again"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n", "git lfs pull"),
+        (b"\xff" * 200, "is damaged or incomplete"),
+        (None, "is damaged or incomplete"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_remedy(tmp_path, spec, tensors, content, words):
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    file.write_bytes(file.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(WeightsError, match=words) as broken:
+        open_weights(tmp_path, spec)
+    assert str(broken.value).startswith(str(file))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_named_with_the_remedy(tmp_path, spec, text):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(text)
+    with pytest.raises(WeightsError, match="fetch it again") as broken:
+        open_weights(tmp_path, spec)
+    assert str(broken.value).startswith(str(index))
+
+
+@pytest.mark.parametrize("text", ["{ not json", "[]", ""])
+def test_a_broken_configuration_is_named_with_the_remedy(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="fetch it again"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"type": "yarn"}, "'yarn' must have a number factor"),
+        ({"type": "linear", "factor": "2"}, "'linear' must have a number factor"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+            "'llama3' must have a number high_freq_factor",
+        ),
+        ([1, 2], "rope_scaling must be an object"),
+    ],
+)
+def test_scaling_without_what_it_needs_is_refused_by_name(scaling, words):
+    with pytest.raises(ValueError, match=words):
+        parse_spec(CONFIG | {"rope_scaling": scaling}, {})
+
+
+def test_yarn_extends_the_context_as_qwen_documents():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert parse_spec(CONFIG | {"rope_scaling": yarn}, {}).max_position == 256
+    assert parse_spec(CONFIG | {"rope_scaling": yarn, "max_position_embeddings": 300}, {}).max_position == 300
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>"}])
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "tokenizer.json"])
+def test_the_tokenizers_eos_ends_answers_too(tmp_path, eos, place):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    decoder = {"added_tokens_decoder": {"2": {"content": "<|endoftext|>"}, "7": {"content": "<|im_end|>"}}}
+    settings = {"eos_token": eos} | (decoder if place == "tokenizer_config.json" else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 7, "content": "<|im_end|>"}]}))
+    assert read_spec(tmp_path).eos_token_ids == (2, 7)

@@ -4,6 +4,7 @@ import errno
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
 from rich.console import Console
@@ -92,7 +93,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 def test_an_unreachable_hub_id_is_refused_with_the_reason(tmp_path, monkeypatch):
-    def unreachable(model, allow_patterns):
+    def unreachable(model, allow_patterns, ignore_patterns):
+        assert any(fnmatch("consolidated-00001.safetensors", pattern) for pattern in ignore_patterns)
+        assert any(fnmatch("original/model.safetensors", pattern) for pattern in ignore_patterns)
         assert not any("bin" in pattern or "pt" in pattern for pattern in allow_patterns)
         raise OSError("no route to the hub\nmore")
 

@@ -7,12 +7,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 Shape = tuple[int, ...]
 FLOATS = ("F32", "F16", "BF16", "F64")
 """Dtypes of tensors that are not quantised, as safetensors names them."""
+
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head."
+"""Name of the embedding where names lack the prefix `model.`, and the beginning of the names that never have it."""
+LFS_POINTER = b"version https://git-lfs"
 
 
 class WeightsError(ValueError):
@@ -31,13 +36,16 @@ class Header(NamedTuple):
 
 class StoredTensors:
     """The tensors of one file model.safetensors, or of shards with an index. Creating it raises WeightsError if there
-    are none, or the index names a file that is missing or outside the folder. In names of tensors, the first string of
-    each of `aliases` is replaced by the second."""
+    are none, a file is damaged, or the index names a file that is missing or outside the folder. In names of tensors,
+    the first string of each of `aliases` is replaced by the second. Names that lack Hugging Face's prefix `model.` get
+    it."""
 
     def __init__(self, folder: Path, aliases: Iterable[tuple[str, str]] = ()) -> None:
         self._headers: dict[str, Header] = {}
         for path in _locate(folder):
             self._headers |= _read_headers(path)
+        if EMBEDDING in self._headers:  # saved by AutoModel, as embedding models are
+            self._headers = {_prefixed(name): header for name, header in self._headers.items()}
         for part, usual in aliases:
             self._headers = {name.replace(part, usual): header for name, header in self._headers.items()}
 
@@ -84,7 +92,7 @@ class StoredTensors:
 def _locate(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        files = sorted({folder / name for name in _read_index(index)})
         for file in files:
             if file.parent != folder:
                 raise WeightsError(f"{index} names {file}, which is not in its folder")
@@ -96,12 +104,41 @@ def _locate(folder: Path) -> list[Path]:
     raise WeightsError(f"{folder} has no model.safetensors and no model.safetensors.index.json{hint}")
 
 
+def _read_index(index: Path) -> list[str]:
+    """Return the names of the files that an index lists."""
+    try:
+        names = list(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} is not an index of safetensors files: fetch it again") from error
+    if not names or not all(isinstance(name, str) for name in names):
+        raise WeightsError(f"{index} lists no safetensors files: fetch it again")
+    return names
+
+
 def _read_headers(path: Path) -> dict[str, Header]:
     if not path.is_file():
         raise WeightsError(f"{path.parent} has no {path.name}, which its index names")
     found = {}
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            found[name] = Header(path, name, tuple(part.get_shape()), part.get_dtype())
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                found[name] = Header(path, name, tuple(part.get_shape()), part.get_dtype())
+    except SafetensorError as error:
+        raise WeightsError(_damage(path, error)) from error
     return found
+
+
+def _damage(path: Path, error: SafetensorError) -> str:
+    """Return what is wrong with a file that safetensors cannot open, and what to do."""
+    with path.open("rb") as file:
+        begin = file.read(len(LFS_POINTER))
+    if begin == LFS_POINTER:
+        return f"{path} is a pointer of git-lfs, not the weights: run `git lfs pull` in its folder"
+    if not begin:
+        return f"{path} is empty: fetch it again"
+    return f"{path} is damaged or incomplete ({error}): fetch it again"
+
+
+def _prefixed(name: str) -> str:
+    return name if name.startswith(HEAD) else f"model.{name}"

@@ -99,6 +99,7 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     """Sliding attention window of each layer in tokens. None means that a row sees everything before it."""
     tied_embeddings: bool
+    """True means that the head has the weights of the embedding."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -125,6 +126,8 @@ class ModelSpec:
     logits_divisor: float = 1.0
     logits_cap: float | None = None
     """Bound of logits, which become cap * tanh(logit / cap). None means that they are not bounded."""
+    has_head: bool = True
+    """False means that the checkpoint has no head, so that the model gives vectors and generates nothing."""
     fused: bool = False
     """True means that checkpoints and adapters have the projections of `FUSED` (engine/model/fused.py) as one."""
     experts: ExpertsSpec | None = None
@@ -204,7 +207,7 @@ def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
         head_dim=head_dim,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         ropes=(read_rope(config, head_dim, partial=partial_rope),) * layers,
-        max_position=required(config, "max_position_embeddings"),
+        max_position=max_positions(config),
         windows=(None,) * layers,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias,
@@ -213,6 +216,17 @@ def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
         eos_token_ids=token_ids(config.get("eos_token_id")),
         attention_scale=head_dim**-0.5,
     )
+
+
+def max_positions(config: Json) -> int:
+    """Returns the number of positions that a model was made for: `max_position_embeddings` or, with YaRN, the original
+    positions times the factor, if that is more. Qwen documents YaRN as an addition to a config.json whose
+    `max_position_embeddings` stays the original number."""
+    positions = int(required(config, "max_position_embeddings"))
+    params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    if "yarn" not in (params.get("rope_type"), params.get("type")):
+        return positions
+    return max(positions, int(params["factor"] * (params.get("original_max_position_embeddings") or positions)))
 
 
 def required(config: Json, key: str) -> Any:

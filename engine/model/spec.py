@@ -32,7 +32,7 @@ def read_json(file: Path) -> Json:
         return {}
     try:
         found = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON ({error}): fetch it again") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file} is not a JSON object: fetch it again")

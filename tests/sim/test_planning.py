@@ -73,7 +73,7 @@ def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
         ({**LLAMA, "num_experts": 8}, "has experts, which models of model_type 'llama' do not have"),
         ({**LLAMA, "model_type": "mixtral"}, "config.json has no num_local_experts"),
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, "must be 1 to .*, 4"),
-        ({**LLAMA, "rope_scaling": 3}, "does not describe a model"),
+        ({**LLAMA, "rope_scaling": 3}, "rope_scaling must be an object"),
         ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers must be an integer from 1 to 10,000"),
         ({**LLAMA, "model_type": "deepseek_v3"}, "the engine lacks .*latent attention"),
         ({**LLAMA, "model_type": "abacus"}, "'abacus' is not supported"),

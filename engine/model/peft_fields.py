@@ -15,16 +15,16 @@ HANDLED = {
 HARMLESS = {
     "task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config",
-    "ensure_weight_tying",
+    "ensure_weight_tying", "fan_in_fan_out",
 }  # fmt: skip
-"""Fields for training, bookkeeping or initialisation, which do not affect the forward pass."""
+"""Fields for training, bookkeeping or initialisation, which do not affect the forward pass. `fan_in_fan_out` has none
+on linears, where PEFT warns and ignores it, and no family here has Conv1D."""
 
 REFUSED = {
     "use_bora": "BoRA adapters are not supported; retrain without it, or merge the adapter into its base",
     "use_qalora": "QA-LoRA adapters are not supported; retrain with use_qalora=false",
     "use_bdlora": "block-diagonal LoRA is not supported; retrain without it",
     "lora_bias": "a bias on lora_B is not supported; retrain with lora_bias=false",
-    "fan_in_fan_out": "transposed (Conv1D) weights are not supported; the adapter is of another kind of base model",
     "modules_to_save": "fully trained modules are not supported in adapters of this kind; retrain without them",
     "megatron_config": "Megatron adapters are not supported; convert it to a plain LoRA",
     "layer_replication": "the adapter is of a base with replicated layers, which this model is not",
@@ -41,7 +41,7 @@ PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 _SELECTION = frozenset(("peft_type", "target_modules", "base_model_name_or_path"))
 _LAYERS = frozenset(("layers_to_transform", "layers_pattern"))
-_BOOKKEEPING = frozenset(("task_type", "inference_mode", "revision", "auto_mapping", "peft_version"))
+_BOOKKEEPING = frozenset(("task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "fan_in_fan_out"))
 _LYCORIS = _SELECTION | _LAYERS | {"exclude_modules", "r", "alpha", "rank_pattern", "alpha_pattern"}
 _LYCORIS_TRAINING = _BOOKKEEPING | {"rank_dropout", "module_dropout", "use_effective_conv2d", "init_weights"}
 

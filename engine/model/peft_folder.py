@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from engine.model.gguf_adapter import GgufBase, from_gguf
 from engine.model.peft_config import parse_config
+from engine.model.peft_roots import find_root, renamed
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE, find_gguf
 
@@ -85,7 +86,8 @@ def read_adapter(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer 
     data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())
     digest = blake3(settings.canonical() + b"\0")
     digest.update(data)
-    return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
+    root = find_root(data)
+    return PeftFolder(digest.hexdigest()[:ID_CHARS], replace(settings, root=root), renamed(data, root))
 
 
 def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -> PeftFolder | None:

@@ -22,9 +22,9 @@ from engine.model.lora import FIRST_EXPERT, ROUTER, touched_names
 from engine.model.parallel.adapters import Place
 from engine.model.peft_dora import Block, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
-from engine.model.peft_settings import AdapterError, PeftSettings
+from engine.model.peft_settings import AdapterError, PeftSettings, short
 from engine.model.peft_targets import TargetShapes
-from engine.model.peft_tokens import KnownRows, TrainedRows, read_rows, split_tokens
+from engine.model.peft_tokens import KnownRows, TrainedRows, read_rows, refuse_changed, split_stored, split_tokens
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -35,6 +35,8 @@ KEY = re.compile(
     r"(?P<scale>output_scale)\.weight)"
 )
 
+PREFIX = "base_model.model."
+"""Beginning of the names that PEFT gives to tensors."""
 MAGNITUDE, OUTPUT_SCALE = "magnitude_vector", "output_scale"
 """Parts of adapters that scale base outputs. The second stands only in what `as_lora` has converted."""
 MOST_NAMED = 12
@@ -82,8 +84,10 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the file is damaged, does not fit
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
-    found, tensors = split_tokens(_parse(folder.data), settings)
     base = KnownRows(shapes.base_linears, shapes.changed, folder.adapter_hash)
+    stored, rest = split_stored(_parse(folder.data), settings)
+    refuse_changed(stored, shapes.ends, base, _tensor)
+    found, tensors = split_tokens(rest, settings)
     tokens = read_rows(found, settings, shapes.ends, base, _tensor)
     pairs = pair_tensors(tensors, settings, shapes)
     # Of transformers 4, or with names that parameters of experts have got (see `PeftSettings.exact`).
@@ -201,6 +205,11 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
         return f"{shown}: adapting the embeddings or lm_head is not supported; retrain with trainable_token_indices"
     if layer and int(layer[1]) >= shapes.layers:
         return f"{shown} is of layer {int(layer[1])}, {_other_base(settings, shapes)}"
+    if (inner := re.search(r"(.*?)(?:model\.)?layers\.\d", key)) and inner[1] != PREFIX:
+        return (
+            f"{shown} matches no module: its prefix is {short(inner[1])}, and PEFT's names begin with {PREFIX!r}; save "
+            "the adapter from the model without its wrapper, or rename its tensors"
+        )
     return f"{shown} matches no module of the model, whose projections are {', '.join(shapes.targets[:MOST_NAMED])}"
 
 

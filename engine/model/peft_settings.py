@@ -18,6 +18,7 @@ import regex
 
 from engine.model.fused import fused_name
 from engine.model.peft_fields import LORA
+from engine.model.peft_roots import HERE
 from lora_kernels.layout import MAX_RANK
 
 MATCH_SECONDS = 1.0
@@ -95,6 +96,9 @@ class PeftSettings:
     fused: bool = False
     """True means that the configuration names the projections of `FUSED` (engine/model/fused.py) in place of their
     parts."""
+    root: str = HERE
+    """Path, in the model that the adapter was trained on, of the decoder that is `model.` in the base model: see
+    peft_roots.py. The configuration's expressions were written for it."""
     kind: str = LORA
     """The kind of adapter, one of `KINDS` (engine/model/peft_fields.py)."""
     seed: int | None = None
@@ -206,8 +210,9 @@ class PeftSettings:
 
     def _written(self, module: str) -> str:
         """Returns the name by which the adapter's configuration knows a module of the base model: that of the fused
-        projection that it is part of if `fused`, else its own."""
-        return fused_name(module) if self.fused else module
+        projection that it is part of if `fused`, else its own, below the path `root`."""
+        name = fused_name(module) if self.fused else module
+        return name if self.root == HERE else self.root + name.removeprefix(HERE)
 
     def _layer(self, module: str) -> int | None:
         for pattern in self.layer_patterns:

@@ -90,6 +90,34 @@ class KnownRows(NamedTuple):
     adapter_hash: str
 
 
+def split_stored(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    """Separates whole layers, embedding or head, that the file has although the configuration does not say that they
+    were trained, as PEFT's `save_embedding_layers` stores them. Returns these by layer, and all other tensors by
+    name."""
+    stored: dict[str, Raw] = {}
+    others: dict[str, Raw] = {}
+    for key, tensor in tensors.items():
+        match = KEY.fullmatch(key)
+        if match and match["part"] is None and match["layer"] not in (*settings.saved, *stored):
+            stored[match["layer"]] = tensor
+        else:
+            others[key] = tensor
+    return stored, others
+
+
+def refuse_changed(stored: Mapping[str, Raw], ends: Ends, base: KnownRows, convert: Convert) -> None:
+    """Raises AdapterError if a layer that PEFT stored untrained differs from the base model's: some of its rows were
+    trained after all, or its vocabulary was resized."""
+    for layer, raw in stored.items():
+        path = PATHS[EMBEDDING if ends.are_tied else layer]
+        if changed := _read_saved(raw, layer, path, base, convert)[0]:
+            raise AdapterError(
+                f"{WEIGHTS_FILE} has {layer} whole, of which {len(changed)} rows differ from the base model's, token "
+                f"{changed[0]} for one, and {CONFIG_FILE} does not say that they were trained: add {layer!r} to its "
+                "modules_to_save, or save the adapter without save_embedding_layers"
+            )
+
+
 def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
     """Separates an adapter's tensors. Returns those of trained tokens and of saved layers, by layer (embedding or
     head), and all others, by name. A tensor that the configuration does not announce is among the others. Raises

@@ -389,7 +389,6 @@ def test_a_huge_header(folder):
         (f"{PREFIX}.0.self_attn.q_proj.lora_B.bias", ["biases are not supported", "lora_bias"]),
         (f"{PREFIX}.0.self_attn.q_proj.bias", ["biases are not supported", "bias='none'"]),
         ("base_model.model.lm_head.lora_A.weight", ["lm_head", "not supported"]),
-        ("base_model.model.model.embed_tokens.weight", ["embed", "not supported"]),
         ("base_model.model.model.embed_tokens.lora_embedding_A", ["embed", "not supported"]),
         (f"{PREFIX}.0.self_attn.q_proj.lora_A.other.weight", ["more than one adapter", "lora_A.weight"]),
     ],
@@ -568,3 +567,72 @@ def test_any_configuration_loads_or_is_refused(changes, saved, tmp_path):
     edit_config(tmp_path, **changes)
     adapter = load_or_refuse(tmp_path)
     assert adapter is None or len(adapter.blocks) == 21
+
+
+def rename_keys(folder: Path, old: str, new: str) -> None:
+    file = folder / "adapter_model.safetensors"
+    save_file({key.replace(old, new, 1): tensor for key, tensor in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize("root", ["", "model.language_model.", "language_model.model."])
+def test_an_adapter_of_another_wrapper_of_the_decoder_is_the_same(folder, root):
+    """As `AutoModel` and image models of two generations name the layers."""
+    plain = load_peft(folder, SHAPES)
+    rename_keys(folder, "base_model.model.model.", f"base_model.model.{root}")
+    found = load_peft(folder, SHAPES)
+    assert found.blocks.keys() == plain.blocks.keys()
+    assert all(
+        torch.equal(part, other)
+        for place, block in plain.blocks.items()
+        for part, other in zip(block, found.blocks[place], strict=True)
+    )
+
+
+def test_expressions_are_matched_with_the_names_of_the_wrapper(folder):
+    rename_keys(folder, "base_model.model.model.", "base_model.model.model.language_model.")
+    edit_config(folder, target_modules=r"model\.language_model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
+    assert load_peft(folder, SHAPES).ranks.all()
+    edit_config(folder, target_modules=r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
+    with pytest.raises(AdapterError, match="match none of the model's projections"):
+        load_peft(folder, SHAPES)
+
+
+def test_another_unknown_prefix_is_named(folder):
+    rename_keys(folder, "base_model.model.model.", "base_model.model._orig_mod.model.")
+    with pytest.raises(AdapterError, match=r"prefix is 'base_model\.model\._orig_mod\.'"):
+        load_peft(folder, SHAPES)
+
+
+def test_fan_in_fan_out_changes_nothing_on_linears(folder):
+    plain = load_peft(folder, SHAPES)
+    edit_config(folder, fan_in_fan_out=True)
+    assert load_peft(folder, SHAPES).blocks.keys() == plain.blocks.keys()
+
+
+def store_embedding(folder, change=lambda rows: rows):
+    rows = change(base_model().get_submodule("model.embed_tokens").weight.detach().clone())
+    edit_weights(folder, lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": rows}))
+
+
+def test_an_embedding_that_was_stored_untrained_is_left_out(folder):
+    """PEFT stores it beside the LoRA with `save_embedding_layers`, also by itself if it takes the vocabulary for
+    resized."""
+    plain = load_peft(folder, SHAPES)
+    store_embedding(folder)
+    found = load_peft(folder, SHAPES)
+    assert found.blocks.keys() == plain.blocks.keys() and found.tokens is None
+
+
+def test_trained_rows_that_the_configuration_does_not_announce_are_refused(folder):
+    def trained(rows):
+        rows[7] += 1
+        return rows
+
+    store_embedding(folder, trained)
+    message = refusal(folder)
+    assert "1 rows differ" in message and "token 7" in message and "modules_to_save" in message
+
+
+def test_a_resized_vocabulary_is_named(folder):
+    store_embedding(folder, lambda rows: rows[:-3])
+    assert "serve the base model whose embedding was resized" in refusal(folder)

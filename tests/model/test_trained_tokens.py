@@ -172,7 +172,7 @@ def saved_of(base):
     [
         ({}, ["64 of 64 rows of lm_head", "0 MiB", "up to 8 rows", "trainable_token_indices"]),
         ({"modules_to_save": ["norm", "lm_head"]}, ["modules_to_save has 'norm'", "retrain without it"]),
-        ({"modules_to_save": None}, ["lm_head.weight", "not supported"]),
+        ({"modules_to_save": None}, ["64 of 64 rows of lm_head", "differ from the base model's"]),
         ({"modules_to_save": ["lm_head", "embed_tokens"]}, ["['lm_head']", "['embed_tokens', 'lm_head']"]),
         ({"ensure_weight_tying": True}, ["ensure_weight_tying", "retrain"]),
         ({"alora_invocation_tokens": [3]}, ["alora_invocation_tokens and modules_to_save"]),

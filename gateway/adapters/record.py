@@ -98,9 +98,10 @@ def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisR
     return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)
 
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
-"""Valid names of adapters and aliases. A colon is not allowed, because a request may name an adapter as
-`base:adapter`."""
+NAME = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
+"""Valid names of adapters and aliases: those of base models, without a colon, because a request may name an adapter as
+`base:adapter`. No part is `.` or `..`, and none is empty, because names stand in URLs: a client that normalises
+`a/../b` would unload the adapter `b`."""
 MAX_ALIASES = 64
 """Maximum number of aliases of one adapter."""
 
@@ -109,7 +110,10 @@ def check_name(name: str, param: str) -> None:
     """Raise ApiError (INVALID_REQUEST) if the name of an adapter or alias is malformed. `param` is the request field
     that the error names."""
     if not NAME.fullmatch(name):
-        rule = "1 to 128 letters, digits, '_', '.', '-' or '/', beginning with a letter or digit"
+        rule = (
+            "1 to 128 letters, digits, '_', '.' or '-', perhaps in parts with '/' between them, and each part begins "
+            "with a letter or digit"
+        )
         raise invalid_request(f"{param} must be {rule}", param)
 
 

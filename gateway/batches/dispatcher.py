@@ -37,7 +37,7 @@ MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
 """Seconds that running work has to finish after the dispatcher begins to drain it at its exit. Work that is still
-running is then told to `end`, and cancelled after as many seconds again."""
+running is then told to `stop`, and cancelled after as many seconds again."""
 
 log = structlog.get_logger("batches")
 
@@ -98,7 +98,7 @@ class Dispatcher:
             work.drain()
         await self._wait_for_works()
         for work in self._works.values():
-            work.end()
+            work.stop()
         await self._wait_for_works()
         await cancel_until_done(*self._works, *others)
         with suppress(ApiError):  # other processes then count this stop as a crash

@@ -46,8 +46,8 @@ class ControlTask:
         self.is_lost = False
 
     async def run(self) -> None:
-        """Wait for the end of the task, and raise the exceptions of `work`. If `end` or `drain` stopped it, give its
-        lease back to the store, so that another gateway may claim it; a lost lease is not given back."""
+        """Wait for the end of the task, and raise the exceptions of `work`. If `end`, `drain` or `stop` ended it,
+        give its lease back to the store, so that another gateway may claim it; a lost lease is not given back."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -68,6 +68,9 @@ class ControlTask:
 
     def drain(self) -> None:
         """Stop the task, which `run` then releases, so that another gateway may perform it at once."""
+        self.end()
+
+    def stop(self) -> None:
         self.end()
 
     async def _do(self) -> None:

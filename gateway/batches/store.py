@@ -67,6 +67,8 @@ BATCHES_PER_CALL = 32
 ModelFilter = Callable[[str], Mapping[str, bool]]
 """Function from a tenant's name to a mapping that says, for each base model, whether to claim lines of it. Its key ""
 decides about models that are missing in the mapping; without that key, their lines are claimed."""
+TaskFilter = Callable[[TaskKind, str], bool]
+"""Function that says whether to claim tasks of a kind of a tenant, by its name."""
 
 
 class BatchStore:
@@ -163,6 +165,7 @@ class BatchStore:
         want: Collection[TaskKind] = ALL_TASKS,
         skip: Collection[str] = (),
         models: ModelFilter = lambda tenant: {},
+        permits: TaskFilter = lambda kind, tenant: True,
     ) -> Lease | None:
         """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one. None
         means that no task is available.
@@ -176,6 +179,7 @@ class BatchStore:
             skip: ids of batches that are passed over.
             models: says which base models' lines to claim. A shard is passed over unless one of its lines without an
                 answer is of such a model.
+            permits: says which of the kinds in `want` to claim of a tenant.
         """
         first, more = 0, True
         while more:
@@ -184,9 +188,10 @@ class BatchStore:
             wanted = [one for one in candidates if one.id not in skip]
             for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches, wanted_models = list(group), models(tenant)
-                if wanted_models and not any(wanted_models.values()):
+                kinds = " ".join(kind for kind in want if permits(kind, tenant))
+                if not kinds or (wanted_models and not any(wanted_models.values())):
                     continue
-                args: list[Argument] = [self._lease_ms, owner, " ".join(want), msgspec.json.encode(wanted_models)]
+                args: list[Argument] = [self._lease_ms, owner, kinds, msgspec.json.encode(wanted_models)]
                 for start in range(0, len(batches), BATCHES_PER_CALL):
                     lease = await self._claim(tenant, batches[start : start + BATCHES_PER_CALL], args, int(now) / 1e6)
                     if lease is not None:

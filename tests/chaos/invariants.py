@@ -114,8 +114,8 @@ class Auditor:
         books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
 
     def _enter_lines(self, harm: Harm) -> None:
-        """Add the bounds for batch lines. A line may run twice and is charged for one run; a run leaves no record if its
-        gateway was killed."""
+        """Add the bounds for batch lines. A line may run twice and is charged for one run. A killed gateway's runs
+        leave no record."""
         books, lines = self._books, [name for name in self._log.records if name.startswith(LINE)]
         for runs in map(self._log.records.pop, lines):
             tenant, tokens = runs[0]["tenant"], [record["actual_tokens"] for record in runs]

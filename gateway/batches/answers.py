@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.batches.record import Outcome, Tally
 from gateway.core.errors import ApiError
+from gateway.core.usage import DeferredUsage
 from gateway.openai.render import encode_json
 from gateway.requests.types import TokenUsage
 
@@ -54,6 +55,8 @@ class LineAnswer:
     """Encoded JSON line, including its newline."""
     usage: TokenUsage | None = None
     """Tokens and device time of a completed line. None means that the line failed and goes to the error file."""
+    deferred: DeferredUsage = field(default_factory=DeferredUsage)
+    """What the attempt that ended so has used, also if it failed. It is charged when the answer is committed."""
 
     @property
     def suffix(self) -> str:
@@ -67,13 +70,13 @@ class LineAnswer:
         return Tally(1, 0, used.prompt, used.cached, used.completion, used.device_us)
 
 
-def completed_answer(name: LineName, body: Any, usage: TokenUsage) -> LineAnswer:
-    return LineAnswer(_line(name, response=_response(name, 200, body)), usage)
+def completed_answer(name: LineName, body: Any, usage: TokenUsage, deferred: DeferredUsage) -> LineAnswer:
+    return LineAnswer(_line(name, response=_response(name, 200, body)), usage, deferred)
 
 
-def failed_answer(name: LineName, error: ApiError) -> LineAnswer:
+def failed_answer(name: LineName, error: ApiError, deferred: DeferredUsage) -> LineAnswer:
     """Return the answer of a line that was tried and failed, with the error as its HTTP response."""
-    return LineAnswer(_line(name, response=_response(name, error.http_status, error.body())))
+    return LineAnswer(_line(name, response=_response(name, error.http_status, error.body())), deferred=deferred)
 
 
 def unrun_answer(name: LineName, code: str, message: str) -> LineAnswer:

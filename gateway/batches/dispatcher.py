@@ -16,9 +16,9 @@ from gateway.batches.gate import Gate
 from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
 from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
-from gateway.batches.store import ModelFilter
+from gateway.batches.store import ModelFilter, TaskFilter
 from gateway.batches.tasks import ControlTask
-from gateway.batches.tenant_turns import ShardQuota
+from gateway.batches.tenant_turns import shard_quota, task_quota
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5
@@ -33,11 +33,10 @@ MAX_SLOW = 8
 """Maximum number of slow shards that this process holds: their lines are slowed by a tenant's limits or on trial.
 Further ones are released, so that other shards can be claimed: first those of the tenants with the most of them, and of
 a tenant those with the longest wait."""
-MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
 """Seconds that running work has to finish after the dispatcher begins to drain it at its exit. Work that is still
-running is then told to `end`, and cancelled after as many seconds again."""
+running is then told to `stop`, and cancelled after as many seconds again."""
 
 log = structlog.get_logger("batches")
 
@@ -98,7 +97,7 @@ class Dispatcher:
             work.drain()
         await self._wait_for_works()
         for work in self._works.values():
-            work.end()
+            work.stop()
         await self._wait_for_works()
         await cancel_until_done(*self._works, *others)
         with suppress(ApiError):  # other processes then count this stop as a crash
@@ -147,7 +146,7 @@ class Dispatcher:
         Return whether one was claimed."""
         waiting, gates = self.backlog, self._context.gates
         wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
-        quota = ShardQuota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
+        quota = shard_quota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
 
         def models(tenant: str) -> Mapping[str, bool]:
             found = {model: model in wanting and quota.admits(model, tenant) for model in gates}
@@ -156,21 +155,31 @@ class Dispatcher:
         return bool(wanting) and await self._claim(["shard"], models)
 
     async def _claim_control_tasks(self) -> bool:
-        """Claim and start tasks without lines, at most MAX_CONTROL_TASKS at once; return whether there were any. Does
-        nothing for up to IDLE_SECONDS after a call, unless work has ended here since that call began: a claim looks at
-        every open batch."""
+        """Claim and start tasks without lines, of each tenant as many as `task_quota` admits; return whether there were
+        any. Does nothing for up to IDLE_SECONDS after a call, unless work has ended here since that call began: a claim
+        looks at every open batch."""
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
         self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)  # set first: work may end during a claim
-        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(CONTROL_TASKS):
+        while await self._claim_control_task():
             found = True
         return found
 
-    async def _claim(self, want: Collection[TaskKind], models: ModelFilter = lambda tenant: {}) -> bool:
+    async def _claim_control_task(self) -> bool:
+        quota = task_quota((work.lease.task, work.lease.tenant) for work in self._works.values())
+        open_kinds = [kind for kind in CONTROL_TASKS if quota.has_room(kind)]
+        return bool(open_kinds) and await self._claim(open_kinds, permits=quota.admits)
+
+    async def _claim(
+        self,
+        want: Collection[TaskKind],
+        models: ModelFilter = lambda tenant: {},
+        permits: TaskFilter = lambda kind, tenant: True,
+    ) -> bool:
         asked = asyncio.get_running_loop().time()
         skip = self._held_up() if "shard" in want else ()
-        lease = await self._context.store.claim(self._owner, want, skip, models)
+        lease = await self._context.store.claim(self._owner, want, skip, models, permits)
         if lease is None:
             return False
         work = self._work(lease, asked)

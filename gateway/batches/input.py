@@ -11,6 +11,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from gateway.batches.cpu_budget import MAX_CPU_SECONDS, CpuBudget
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError, clip, unsupported_parameter
@@ -66,6 +67,7 @@ class CheckParameters(Struct, kw_only=True):
     """Names of each base model of the gateway, in the order of the configuration."""
     max_lines: int
     max_line_bytes: int
+    max_cpu_seconds: float = MAX_CPU_SECONDS
 
 
 class CheckResult(Struct, kw_only=True):
@@ -152,14 +154,19 @@ class InputCheck:
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
-        """Check the file, until MAX_ERRORS errors or one line more than `max_lines`. Blank lines are skipped; a file
-        without others is an error. Return the result, and the packed index (empty if there are errors) of the lines in
-        the order in which they should run: by base model, adapter and prompt prefix. Raises the file's exceptions."""
+        """Check the file, until MAX_ERRORS errors, one line more than `max_lines` or the end of the processor time.
+        Blank lines are skipped; a file without others is an error. Return the result, and the packed index (empty if
+        there are errors) of the lines in the order in which they should run: by base model, adapter and prompt prefix.
+        Raises the file's exceptions."""
+        budget = CpuBudget(self._asked.max_cpu_seconds)
         for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
-            if len(self._errors) >= MAX_ERRORS or len(self._ids) > self._asked.max_lines:
+            if budget.is_spent:
+                self._errors.append(too_slow(budget.limit, number))
+            if budget.is_spent or len(self._errors) >= MAX_ERRORS or len(self._ids) > self._asked.max_lines:
                 break
+            budget.pause_if_due()
         if not self._ids and not self._errors:
             self._errors.append(BatchError("empty_file", "the input file has no requests"))
         if self._errors:
@@ -224,6 +231,15 @@ class InputCheck:
         self._models.add(_named(request.model))
         catalog, name = self._asked.catalogs[target.model], request.model.model
         return name if name in catalog.virtual else catalog.bases[0], target, _beginning(request)
+
+
+def too_slow(seconds: float, line: int | None = None) -> BatchError:
+    """Return the error of an input whose check has used all its processor time at a line (None: it is not known)."""
+    message = (
+        f"checking the input file took more than the maximum of {seconds:g} s of processor time; split the file into "
+        "several batches, or make its lines simpler"
+    )
+    return BatchError("validation_too_slow", message, None, line)
 
 
 def _order(line: tuple[str, Target, bytes, int, int, int]) -> tuple[object, ...]:

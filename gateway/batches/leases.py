@@ -31,7 +31,7 @@ class LeasedWork(Protocol):
         """Stop at once, because the lease is lost and no further commit counts. Does not wait for the end."""
 
     def end(self) -> None:
-        """Begin to stop, because the batch or the gateway is ending, but commit existing answers. Does not wait."""
+        """Begin to stop, because the batch is ending, but commit existing answers. Does not wait."""
 
 
 class HeldLease:

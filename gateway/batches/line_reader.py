@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from gateway.batches.pauses import LoopPauses
+
 if TYPE_CHECKING:  # the process that validates a batch writes an index only: importing Redis' client takes as long
     from gateway.batches.lease import Lease
     from gateway.files.record import FileRecord
@@ -88,5 +90,9 @@ async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
     name = lease.batch.index_name(lease.batch.index_fence)
     pieces = storage.read(name, lease.first * RECORD.size, size * RECORD.size)
     records = RECORD.iter_unpack(b"".join([piece async for piece in pieces]))
-    entries = (IndexEntry(position, *record) for position, record in enumerate(records, lease.first))
-    return [entry for entry in entries if not lease.is_done(entry.position)]
+    entries, pauses = list[IndexEntry](), LoopPauses()
+    for position, record in enumerate(records, lease.first):
+        if not lease.is_done(position):
+            entries.append(IndexEntry(position, *record))
+        await pauses.pause_if_due()
+    return entries

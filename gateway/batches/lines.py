@@ -15,6 +15,7 @@ from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import KeyHolders, KeyLapse, Principal, Tenant
 from gateway.core.trace_context import Ingress
+from gateway.core.usage import DeferredUsage
 from gateway.embeddings.calls import PooledCall, embeddings_call
 from gateway.openai.calls import CALLS, ApiCall
 from gateway.requests.service import Gateway
@@ -57,9 +58,10 @@ class LineRunner:
         """Seconds left in the batch's window; negative if it is over."""
         return self.lease.seconds_left - self._age
 
-    async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> LineAnswer:
+    async def run(self, name: LineName, body: bytes, begun: Callable[[], None], deferred: DeferredUsage) -> LineAnswer:
         """Run one line with the request body `body` and return its answer, under the ids in `name`. `begun` is called
-        when the engine has begun to run the request. A key that was deleted or disabled gives an error answer. Raises
+        when the engine has begun to run the request. What the line uses, however it ends, is written to `deferred` and
+        counted by the caller. A key that was deleted or disabled gives an error answer. Raises
         ApiError, without an answer, if `Gateway.generate` does, the body is invalid, or the key is not known yet."""
         principal = self._principal()
         if isinstance(principal, KeyLapse):
@@ -72,13 +74,13 @@ class LineRunner:
             stall=None,
             coalesce=True,
             ignore_server_timeout=True,
-            is_batch_line=True,
+            deferred=deferred,
         )
         call = replace(call, request=request)
         with FIELD_NAMES.get(endpoint, nullcontext)():
             async with self.gateway.generate(principal, request, begun) as generation:
                 answer, usage = await call.whole(generation)
-        return completed_answer(name, answer, usage)
+        return completed_answer(name, answer, usage, deferred)
 
     async def _parsed(self, tenant: Tenant, body: bytes, name: LineName) -> ApiCall | ResponseCall | PooledCall:
         endpoint = self.lease.batch.endpoint

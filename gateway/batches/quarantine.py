@@ -69,6 +69,12 @@ class Quarantine:
             yield
 
     @asynccontextmanager
+    async def apart(self) -> AsyncIterator[None]:
+        """Run the body as a suspect beside ordinary work: wait only until no other suspect runs."""
+        async with self._is_taken:
+            yield
+
+    @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Run the body as a suspect: wait until no other suspect runs, pause for as long as the last one took if it
         kept other work waiting, then admit no more ordinary work and wait until none runs. On exit, ordinary work is

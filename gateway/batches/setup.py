@@ -82,6 +82,7 @@ def _store(redis: Redis, config: Config) -> BatchStore:
         retention_seconds=config.batches.retention_days * 86_400,
         prefix=config.redis.key_prefix,
         told=config.batches.webhooks,
+        usage_days=config.billing.retention_days,
     )
 
 
@@ -99,7 +100,8 @@ async def dispatching(
     request."""
     gates = open_gates(gateway)
     all_gates = with_route_gates(gates, gateway)
-    context = BatchContext(store, files, gateway, accounts, all_gates, metrics.batch_line, responses=responses)
+    counted = metrics.batch_line, metrics.wasted_tokens
+    context = BatchContext(store, files, gateway, accounts, all_gates, *counted, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

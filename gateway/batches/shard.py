@@ -29,6 +29,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders, KeyLapse
+from gateway.core.usage import DeferredUsage
 from gateway.files.service import Files
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
@@ -58,6 +59,8 @@ class BatchContext:
     for each virtual model, by the model's name."""
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
+    wasted: Callable[[int], None] = lambda tokens: None
+    """Called with the tokens of each run of a line that no tenant is charged for, because the line runs again."""
     quarantine: Quarantine = field(default_factory=Quarantine)
     responses: Responses | None = None
     """Stores and continues responses. None means that lines that need that are refused."""
@@ -73,7 +76,7 @@ class Shard:
         self.limit_window = LimitWindow()
         self._context = context
         self._lines = LineRunner(context.gateway, context.holders, lease, claimed, context.responses)
-        self._parts = AnswerBuffer(context.store, context.files.storage, lease)
+        self._parts = AnswerBuffer(context.store, context.files.storage, lease, context.wasted)
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
@@ -86,6 +89,8 @@ class Shard:
         """Locks by base model, each held by one suspect line of the shard while it waits for its turn or runs."""
         self._models = LineModels(context.gates, lease)
         self.is_draining = False
+        self._is_over = False
+        """True if the batch is ending, so that lines without an answer do not run again."""
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
         """Time on the loop's clock until which no process claims the shard again after its release."""
@@ -146,11 +151,16 @@ class Shard:
 
     def on_lease_lost(self) -> None:
         self.is_lost = self.is_draining = True
-        self._parts.close()
+        self._parts.drop()
         if self._running is not None:
             self._running.cancel()
 
     def end(self) -> None:
+        self._is_over = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop all lines, because the gateway ends; another runs them again."""
         self.is_draining = True
         for task in self._tasks:
             task.cancel()
@@ -183,7 +193,7 @@ class Shard:
     async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
         """Wait until the line may run (`_turn`), and try to answer it once. After a failure that may pass, count its
         fault in `tries` and wait. None means that the line may be tried again."""
-        name = LineName(self.lease.batch_id, entry.line, "")
+        name, used = LineName(self.lease.batch_id, entry.line, ""), DeferredUsage()
         await self._parts.wait_for_room()
         try:
             async with self._turn(entry.position) as begun:
@@ -193,7 +203,10 @@ class Shard:
                 name = replace(name, custom_id=line.custom_id)
                 if self._marks[entry.position] >= MOST_MARKS:
                     return unrun_answer(name, LOST_CODE, LOST_MESSAGE)
-                return await self._lines.run(name, bytes(line.body), begun)
+                return await self._lines.run(name, bytes(line.body), begun, used)
+        except asyncio.CancelledError:
+            self._end_unanswered(used)
+            raise
         except ApiError as error:
             failure = error
         except Exception:  # as in the HTTP server, a bug fails only this line
@@ -202,9 +215,18 @@ class Shard:
         tries[failure.fault] += 1
         wait = retry_delay(failure, tries[failure.fault], time.time(), self._lines.left)
         if wait is None:
-            return failed_answer(name, failure)
+            return failed_answer(name, failure, used)
+        self._context.wasted(used.tokens)
         await self._wait(failure, wait, entry.position)
         return None
+
+    def _end_unanswered(self, used: DeferredUsage) -> None:
+        """Charge what a line has used that ends without an answer because its batch does, such as by a tenant's cancel.
+        A line that runs again is charged for its next run only."""
+        if self._is_over and not self.is_lost:
+            self._parts.add_usage(used)
+        else:
+            self._context.wasted(used.tokens)
 
     def _is_suspect(self, position: int) -> bool:
         return bool(self._losses or self._marks[position])

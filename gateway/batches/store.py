@@ -15,6 +15,9 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *batchindex:{batches}      zset   TENANT/ID of all batches that may have a task, scored by the end of their window
     *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, scored by creation time
 
+A commit also writes to the keys of the limiter that hold usage and its limits (`gateway.limiter.redis`), which have the
+same hash tag.
+
 The index is a hint for finding batches: it contains every batch that has work left, and may contain some that have
 none.
 """
@@ -26,6 +29,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -37,6 +41,8 @@ from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, b
 from gateway.batches.tenant_turns import Candidate, TenantClaimOrder, index_entry, parse_candidates
 from gateway.batches.trial import Suspicion
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
+from gateway.core.usage import Counts, RowKey
+from gateway.limiter.usage_spool import COUNT_ROWS, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
@@ -53,6 +59,7 @@ MAX_NEWEST = 1000
 MAX_REMEMBERED = 2000
 """Number of a tenant's newest batches whose records are kept for the whole retention time. Older ones are deleted once
 they have ended and were swept: a record may have 40 KB, and a tenant may create and cancel fifty batches a second."""
+NO_USAGE: Mapping[RowKey, Counts] = MappingProxyType({})
 BATCHES_PER_CALL = 32
 """Number of batches of one tenant in which one script call looks for a task."""
 
@@ -60,6 +67,8 @@ BATCHES_PER_CALL = 32
 ModelFilter = Callable[[str], Mapping[str, bool]]
 """Function from a tenant's name to a mapping that says, for each base model, whether to claim lines of it. Its key ""
 decides about models that are missing in the mapping; without that key, their lines are claimed."""
+TaskFilter = Callable[[TaskKind, str], bool]
+"""Function that says whether to claim tasks of a kind of a tenant, by its name."""
 
 
 class BatchStore:
@@ -75,6 +84,7 @@ class BatchStore:
         timeout: float = 5.0,
         prefix: str = "loralane:",
         told: Collection[str] = (),
+        usage_days: int = 400,
     ) -> None:
         """
         Args:
@@ -83,15 +93,18 @@ class BatchStore:
             timeout: time limit of one call, in seconds.
             prefix: prefix of all keys.
             told: tenants that are told by webhook: the end of a batch adds an event to their outbox.
+            usage_days: days for which the limiter keeps a day's usage, to which commits add.
         """
         self._told = frozenset(told)
         self._calls = RedisCalls.without_breaker(client, prefix, timeout)
+        self._usage = UsageTerms(self._calls, usage_days)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
         self._newest = self._calls.key("batchnewest", "batches")
         self._claim_order = TenantClaimOrder()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
+        self._scripts["commit"] = COUNT_ROWS + self._scripts["commit"]
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
         """Create a batch and its `validate` task, and return the batch; repeating the call changes nothing. Raises
@@ -152,6 +165,7 @@ class BatchStore:
         want: Collection[TaskKind] = ALL_TASKS,
         skip: Collection[str] = (),
         models: ModelFilter = lambda tenant: {},
+        permits: TaskFilter = lambda kind, tenant: True,
     ) -> Lease | None:
         """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one. None
         means that no task is available.
@@ -165,6 +179,7 @@ class BatchStore:
             skip: ids of batches that are passed over.
             models: says which base models' lines to claim. A shard is passed over unless one of its lines without an
                 answer is of such a model.
+            permits: says which of the kinds in `want` to claim of a tenant.
         """
         first, more = 0, True
         while more:
@@ -173,9 +188,10 @@ class BatchStore:
             wanted = [one for one in candidates if one.id not in skip]
             for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches, wanted_models = list(group), models(tenant)
-                if wanted_models and not any(wanted_models.values()):
+                kinds = " ".join(kind for kind in want if permits(kind, tenant))
+                if not kinds or (wanted_models and not any(wanted_models.values())):
                     continue
-                args: list[Argument] = [self._lease_ms, owner, " ".join(want), msgspec.json.encode(wanted_models)]
+                args: list[Argument] = [self._lease_ms, owner, kinds, msgspec.json.encode(wanted_models)]
                 for start in range(0, len(batches), BATCHES_PER_CALL):
                     lease = await self._claim(tenant, batches[start : start + BATCHES_PER_CALL], args, int(now) / 1e6)
                     if lease is not None:
@@ -190,14 +206,23 @@ class BatchStore:
         calls = [self._of(lease, "renew", ("batchwork", "batchholders"), [self._lease_ms]) for lease in leases]
         return {lease: word.decode() for lease, word in zip(leases, await asyncio.gather(*calls), strict=True)}
 
-    async def commit(self, lease: Lease, parts: Sequence[str], positions: Sequence[int], tally: Tally) -> bool:
-        """Commit the answers to `positions`, which are stored in the objects named `parts`, and add `tally` to the
-        batch: all of them or none. Repeating the call with the same parts changes nothing. False means that the lease
-        is lost and nothing was committed. Raises ValueError, committing nothing, if a position is outside the shard or
-        was committed before."""
+    async def commit(
+        self,
+        lease: Lease,
+        parts: Sequence[str],
+        positions: Sequence[int],
+        tally: Tally,
+        usage: Mapping[RowKey, Counts] = NO_USAGE,
+    ) -> bool:
+        """Commit the answers to `positions`, which are stored in the objects named `parts` (at least one), add `tally`
+        to the batch and charge `usage` to the tenant: all of them or none. Without positions, only the usage is
+        charged, and the name in `parts` stands for no object. Repeating the call with the same parts changes nothing.
+        False means that the lease is lost and nothing was committed. Raises ValueError, committing nothing, if a
+        position is outside the shard or was committed before."""
         counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
-        args: list[Argument] = [len(parts), *parts, len(positions), *positions, *counts]
-        committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
+        keys, rows = self._usage.rows(lease.tenant, usage)
+        args: list[Argument] = [len(parts), *parts, len(positions), *positions, len(COUNTS), *counts, *rows]
+        committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args, keys)
         if committed < 0:
             raise ValueError(f"some of {positions} in {parts} are not {lease.batch_id}'s to commit")
         return bool(committed)
@@ -322,10 +347,12 @@ class BatchStore:
             lease, "begin", ("batchholders",), [lease.task_name if position is None else position, *how]
         )
 
-    async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script on the key `batch` of a lease's batch and those of `kinds`, and return its reply. The lease's
-        task and fence precede `args`."""
-        keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
+    async def _of(
+        self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument], more: Sequence[str] = ()
+    ) -> Any:
+        """Run a script on the key `batch` of a lease's batch, those of `kinds` and the keys `more`, and return its
+        reply. The lease's task and fence precede `args`."""
+        keys = [*self._keys(lease.tenant, lease.batch_id, "batch", *kinds), *more]
         return await self._run(script, keys, [lease.task_name, str(lease.fence), *args])
 
     async def _run(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import structlog
 
@@ -25,6 +26,9 @@ class ControlTask:
 
     A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
     this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.
+
+    A validation runs in a process of its own and may take a minute. No other work waits for it, but for other suspects
+    if it is suspect itself.
     """
 
     def __init__(
@@ -46,8 +50,8 @@ class ControlTask:
         self.is_lost = False
 
     async def run(self) -> None:
-        """Wait for the end of the task, and raise the exceptions of `work`. If `end` or `drain` stopped it, give its
-        lease back to the store, so that another gateway may claim it; a lost lease is not given back."""
+        """Wait for the end of the task, and raise the exceptions of `work`. If `end`, `drain` or `stop` ended it,
+        give its lease back to the store, so that another gateway may claim it; a lost lease is not given back."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -70,14 +74,17 @@ class ControlTask:
         """Stop the task, which `run` then releases, so that another gateway may perform it at once."""
         self.end()
 
+    def stop(self) -> None:
+        self.end()
+
     async def _do(self) -> None:
-        lease = self.lease
+        lease, is_long = self.lease, self.lease.task == "validate"
         if not lease.losses:
-            async with self._quarantine.together():
+            async with nullcontext() if is_long else self._quarantine.together():
                 await self._work()
         else:
             log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.task_name, losses=lease.losses)
-            async with self._quarantine.alone():
+            async with self._quarantine.apart() if is_long else self._quarantine.alone():
                 await self._try()
 
     async def _try(self) -> None:

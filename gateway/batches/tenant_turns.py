@@ -1,5 +1,5 @@
 """How the batches of tenants share one gateway process: the order in which they are searched for work, and how many
-shards of each base model and of each tenant the process holds."""
+shards of each base model, how many tasks without lines and how many of each tenant the process holds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ CREATING_SECONDS = 3600
 """Seconds after the end of its window when an index entry without a batch is removed: the batch was never created."""
 MAX_SHARDS = 64
 """Maximum number of held shards that have lines of one base model."""
+MAX_TASKS = 4
+"""Maximum number of held tasks of each kind that runs no lines: to validate, to finalize and to sweep have places of
+their own, so that none waits for another kind. A tenant alone has two of four. A validation is a process with 40 MB,
+and 85 MB with 50,000 lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,32 @@ def parse_candidates(found: Sequence[bytes]) -> list[Candidate]:
     return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]
 
 
-class ShardQuota:
-    """Divides MAX_SHARDS shards of each base model among tenants. A tenant gets another shard only while more are free
-    than it holds: it leaves as many to others as it takes, and a tenant that holds none gets the last one."""
+class TenantQuota:
+    """Divides the places of each kind among tenants. A tenant gets another place only while more are free than it
+    holds: it leaves as many to others as it takes, and a tenant that holds none gets the last one."""
 
-    def __init__(self, held: Iterable[tuple[str, str]]) -> None:
-        """`held` has the base model and the tenant of each held shard."""
+    def __init__(self, held: Iterable[tuple[str, str]], most: int) -> None:
+        """`held` has the kind and the tenant of each place that is held. There are `most` places of each kind."""
         self._held = Counter(held)
+        self._most = most
         self._total = Counter[str]()
-        for (model, _), shards in self._held.items():
-            self._total[model] += shards
+        for (kind, _), places in self._held.items():
+            self._total[kind] += places
 
-    def admits(self, model: str, tenant: str) -> bool:
-        """Return whether a tenant gets another shard of a base model."""
-        return self._held[model, tenant] < MAX_SHARDS - self._total[model]
+    def has_room(self, kind: str) -> bool:
+        """Return whether a tenant that holds none gets a place of a kind."""
+        return self._total[kind] < self._most
+
+    def admits(self, kind: str, tenant: str) -> bool:
+        """Return whether a tenant gets another place of a kind."""
+        return self._held[kind, tenant] < self._most - self._total[kind]
+
+
+def shard_quota(held: Iterable[tuple[str, str]]) -> TenantQuota:
+    """Return the quota of shards. `held` has the base model and the tenant of each held shard."""
+    return TenantQuota(held, MAX_SHARDS)
+
+
+def task_quota(held: Iterable[tuple[str, str]]) -> TenantQuota:
+    """Return the quota of tasks without lines. `held` has the kind and the tenant of each held task."""
+    return TenantQuota(held, MAX_TASKS)

@@ -7,7 +7,8 @@ Redis before it begins. A mark that is found later belongs to a line that ran al
 run last, and one with `MOST_MARKS` marks is not run again: it fails as `process_lost`.
 
 The tasks of a batch that run no lines (`gateway.batches.tasks`) follow the same rule as a whole: each has a mark of
-its own, and a task with `MOST_MARKS` marks is given up (`gateway.batches.tasks`).
+its own, and a task with `MOST_MARKS` marks is given up. A validation, which runs in a process of its own, is tried
+beside ordinary work, but beside no other suspect.
 
 This does not cover the death of an engine process: the request of a line goes on in the next engine, and a request that
 makes engines crash ends by itself (`gateway.requests.resumption`).

@@ -3,6 +3,7 @@ this process.
 
 Standard input: one line of JSON (`CheckParameters`), then nothing until the parent gateway has ended. Standard output:
 one line of JSON (`CheckResult`), then the index. The exit status is STORAGE_STATUS if the storage could not be read.
+The kernel ends the process with SIGXCPU if one line takes far longer than the whole file may.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import BinaryIO, TypeVar
 import fsspec
 import msgspec
 
+from gateway.batches.cpu_budget import end_process_beyond
 from gateway.batches.input import CheckParameters, InputCheck
 
 NICENESS = 10
@@ -44,6 +46,7 @@ class StoredFile:
 def main() -> None:
     os.nice(NICENESS)
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckParameters)
+    end_process_beyond(asked.max_cpu_seconds)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         found, index = InputCheck(asked).run(StoredFile(asked.url))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from gateway.batches.input import CheckParameters, CheckResult
+from gateway.batches.cpu_budget import MAX_CPU_SECONDS
+from gateway.batches.input import CheckParameters, CheckResult, too_slow
 from gateway.batches.lease import Lease
 from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
@@ -48,6 +50,7 @@ class Validator:
     models: ServedModels
     max_lines: int
     max_line_bytes: int
+    max_cpu_seconds: float = MAX_CPU_SECONDS
 
     async def run(self, lease: Lease) -> None:
         """Validate the batch of a lease: on return it is validated, has failed, or was released to be tried again
@@ -90,6 +93,7 @@ class Validator:
             catalogs=tuple(map(_encodable, self.models.catalogs)),
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,
+            max_cpu_seconds=self.max_cpu_seconds,
         )
 
     def _may_be_unheard(self, lease: Lease, found: CheckResult) -> bool:
@@ -121,6 +125,8 @@ async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if status == -signal.SIGXCPU:
+        return CheckResult(errors=[too_slow(asked.max_cpu_seconds)]), b""
     if status:
         log.error("batch_validation_failed", status=status, error=complaint[-SHOWN_BYTES:].decode(errors="replace"))
         if status == STORAGE_STATUS:

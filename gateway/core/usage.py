@@ -6,7 +6,8 @@ day (UTC) on which it was admitted: a lease renewal, settlement or refund after 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from operator import add
 
@@ -83,6 +84,27 @@ class RowName(Struct, frozen=True):
         less than three parts."""
         lane, key, adapter = text.split(":", 2)
         return cls(lane, key, adapter)
+
+
+RowKey = tuple[int, RowName]
+"""A day, counted from 1970, and the name of one of its rows."""
+
+
+@dataclass(slots=True)
+class DeferredUsage:
+    """Usage of the runs of one request that is not counted when the runs are settled: the request's sender counts it,
+    and only if it keeps the answer. A line of a batch may run again elsewhere, and must be charged once."""
+
+    rows: dict[RowKey, Counts] = field(default_factory=dict)
+
+    def add(self, rows: Mapping[RowKey, Counts]) -> None:
+        for place, counts in rows.items():
+            if counts:
+                self.rows[place] = self.rows.get(place, NOTHING) + counts
+
+    @property
+    def tokens(self) -> int:
+        return sum(counts.tokens for counts in self.rows.values())
 
 
 @dataclass(frozen=True, slots=True)

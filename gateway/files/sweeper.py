@@ -62,7 +62,8 @@ class Sweeper:
         Return the names of the deleted objects. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         expired: set[str] = set()
         strays: set[str] = set()
-        for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
+        names = await self._storage.list(OBJECTS)
+        for tenant, tokens in (await asyncio.to_thread(_by_tenant, names)).items():  # there may be 100,000
             for some in _slices(tokens):
                 gone, known = await self._registry.sweep(tenant, some)
                 expired |= {record.object_name for record in gone}

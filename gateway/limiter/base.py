@@ -46,6 +46,11 @@ class ReserveRequest(Struct, frozen=True):
     """True means that this is a further run of a request for a virtual model that was admitted already. The requests
     per minute of its tenant and its key neither count nor refuse it; those of the adapter, which serves the run, do."""
 
+    is_deferred: bool = False
+    """True means that the request's sender counts its usage later, and with it the tokens against the limits of the
+    day, if it keeps the answer (`DeferredUsage`). `used` must then return nothing. In Redis, the settlement frees the
+    day's tokens that were reserved; the limits per minute count what each run used."""
+
     @property
     def num_counted(self) -> int:
         """Number of the first `scopes` (tenant and key) whose requests per minute have counted the request already: 2

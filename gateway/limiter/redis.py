@@ -249,6 +249,7 @@ class RedisLimiter:
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
         args += self._terms.args(request, grant.day, correction.counts)
+        args.append(0 if request.is_deferred else correction.tokens)
         keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
         settled, now = await self._calls.run(self._settle_script, keys, args)
         if not settled and (self._clock() - correction.made) * 1000 > self._receipt_ms:

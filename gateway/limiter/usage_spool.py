@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gateway.core.usage import NOTHING, Counts, RowName, day_of
+from gateway.core.usage import NOTHING, Counts, RowKey, day_of
 from gateway.limiter.base import ReserveRequest
 from gateway.redis.client import Argument, RedisCalls, Script
 
@@ -25,9 +25,6 @@ MAX_SPOOLED = 50_000
 MAX_BATCH = 1000
 """Maximum number of rows in one call. The script blocks all other calls to Redis, for some milliseconds."""
 DAY_MS = 86_400_000
-
-RowKey = tuple[int, RowName]
-"""A day, counted from 1970, and the name of one of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,22 @@ class UsageTerms:
     def args(self, request: ReserveRequest, day: int, counts: Counts) -> list[Argument]:
         row = request.row
         return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.encoded()]
+
+    def rows(self, tenant: str, rows: Mapping[RowKey, Counts]) -> tuple[list[str], list[Argument]]:
+        """Return the keys and the script arguments with which `rows.lua` counts rows of one tenant, and their tokens
+        against the limits of their day. They are the last ones of the script that calls it."""
+        key = self.calls.key
+        keys, args = [key("limits", tenant), key("scopes", tenant)], list[Argument]([self.max_rows])
+        for (day, name), counts in rows.items():
+            scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
+            keys += [self.key(tenant, day)]
+            keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
+            args += [str(name), str(name.others), self.expires_at(day), counts.encoded(), day, name.key, name.adapter]
+        return keys, args
+
+
+COUNT_ROWS = Script.load("bucket.lua", "counted.lua", "rows.lua")
+"""Beginning of the scripts that count usage rows (see `UsageTerms.rows`)."""
 
 
 @dataclass(slots=True)
@@ -72,7 +85,7 @@ class UsageSpool:
         """Rows that are not in a batch yet, by tenant."""
         self._sent: dict[str, SpoolBatch] = defaultdict(SpoolBatch)
         self._turn = asyncio.Lock()
-        self._script = Script.load("bucket.lua", "counted.lua", "spool.lua")
+        self._script = COUNT_ROWS + Script.load("spool.lua")
         self._size = 0
 
     def add(self, request: ReserveRequest, day: int, counts: Counts) -> None:
@@ -125,12 +138,8 @@ class UsageSpool:
         return taken
 
     async def _send(self, tenant: str, batch: SpoolBatch) -> None:
-        terms, key = self._terms, self._terms.calls.key
-        keys = [key("spooled", tenant, self._name), key("limits", tenant), key("scopes", tenant)]
-        args: list[Argument] = [batch.number, terms.retention_days * DAY_MS, terms.max_rows]
-        for (day, name), counts in batch.rows.items():
-            scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
-            keys += [terms.key(tenant, day)]
-            keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
-            args += [str(name), str(name.others), terms.expires_at(day), counts.encoded(), day, name.key, name.adapter]
-        await terms.calls.run(self._script, keys, args)
+        terms = self._terms
+        keys, args = terms.rows(tenant, batch.rows)
+        receipt = terms.calls.key("spooled", tenant, self._name)
+        told: list[Argument] = [batch.number, terms.retention_days * DAY_MS]
+        await terms.calls.run(self._script, [receipt, *keys], [*told, *args])

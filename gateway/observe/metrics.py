@@ -94,6 +94,11 @@ class Metrics:
         self._batch_lines = self._counter("batch_lines", "Batch lines answered, by outcome.", ["outcome"])
         for outcome in BATCH_OUTCOMES:
             self._batch_lines.labels(outcome)
+        self._wasted_tokens = self._counter(
+            "batch_wasted_tokens",
+            "Tokens of runs of batch lines that no tenant is charged for: others count.",
+            [],
+        )
         self._webhooks = self._counter("webhook_tries", "Webhook deliveries tried, by outcome.", ["outcome"])
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
@@ -137,6 +142,10 @@ class Metrics:
     def batch_line(self, outcome: str) -> None:
         """Count an answered line of a batch. `outcome` is one of BATCH_OUTCOMES."""
         self._batch_lines.labels(outcome).inc()
+
+    def wasted_tokens(self, count: int) -> None:
+        """Count tokens of runs of a batch's lines whose answers were dropped, because the lines run again."""
+        self._wasted_tokens.inc(count)
 
     def count_webhook(self, outcome: str) -> None:
         """Count an attempt to deliver a webhook. `outcome` is one of WEBHOOK_OUTCOMES."""

@@ -47,7 +47,15 @@ class Script:
     def load(cls, *names: str, package: str = "gateway.limiter") -> Script:
         folder = resources.files(package)
         text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+        return cls.of(text)
+
+    @classmethod
+    def of(cls, text: str) -> Script:
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    def __add__(self, rest: Script) -> Script:
+        """Return this script, which defines functions, followed by one that uses them."""
+        return Script.of(f"{self.text}\n{rest.text}")
 
 
 class RedisCalls:

@@ -14,6 +14,7 @@ from gateway.core.errors import MAX_QUOTED, ApiError, Fault
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import new_id
+from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
@@ -68,6 +69,7 @@ class RequestFrame:
             started=run.started if run else self.clock(),
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
+            deferred=request.deferred,
         )
         if run is not None:
             run.record = record
@@ -101,9 +103,10 @@ class RequestFrame:
         `ReserveRequest`. A run that an earlier one of the same request has counted already does not count again."""
         assert record.lane is not None, "its lane is known"
         lane, counted = lane_name(record.lane), run is not None and run.is_counted
-        owner = (record.tenant, record.key_id)
+        owner, is_deferred = (record.tenant, record.key_id), record.deferred is not None
+        used = _nothing if is_deferred else record.counts
         return ReserveRequest(
-            record.request_id, *owner, tokens, record.served_name, lane, record.counts, least, counted
+            record.request_id, *owner, tokens, record.served_name, lane, used, least, counted, is_deferred
         )
 
     @asynccontextmanager
@@ -133,8 +136,8 @@ class RequestFrame:
         self, wanted: ReserveRequest, record: RequestRecord, begin: Callable[[], object], *, is_charged: bool
     ) -> AsyncIterator[Mapping[str, str]]:
         """Reserve tokens if the request `is_charged` to its tenant, yield the response headers of the limits, and on
-        exit settle the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
-        INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
+        exit settle the grant once, even if cancelled, or write the usage of a batch's line to the record's `deferred`.
+        Raises ApiError: RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
 
         If the limiter is almost sure to grant the reservation of an interactive request, `begin` is called before Redis
         has answered, to submit the request to the engine. This reduces the time of a request that runs alone to 0.90 of
@@ -158,6 +161,8 @@ class RequestFrame:
         try:
             yield grant.headers()
         finally:
+            if record.deferred is not None:
+                record.deferred.add({(grant.day, grant.request.row): record.counts()})
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
     def end_requests(self) -> None:
@@ -198,6 +203,10 @@ class RequestFrame:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _nothing() -> Counts:
+    return NOTHING
 
 
 def _is_counted(error: BaseException, request: GenerateRequest) -> bool:

@@ -14,7 +14,7 @@ from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Toke
 from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.core.usage import NOTHING, Counts
+from gateway.core.usage import NOTHING, Counts, DeferredUsage
 from gateway.requests.types import GenerateRequest, TokenUsage
 
 
@@ -89,6 +89,8 @@ class RequestRecord(Struct):
     refund: bool = False
     """True means that no tenant is charged for tokens, because the engine or the upstream failed or refused the
     request, or because it is a shadow copy, which no tenant asked for."""
+    deferred: DeferredUsage | None = None
+    """Where the usage of a batch's line is written at its settlement, in place of being counted."""
     suspect: bool = False
     """True means that an engine process of another member of the virtual model ended while it had the request."""
     doubts: int = 0

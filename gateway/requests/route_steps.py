@@ -195,7 +195,7 @@ class StepsRun:
                 lane=self._lane,
                 deadline=self._request.deadline,
                 ignore_server_timeout=self._request.ignore_server_timeout,
-                is_batch_line=self._request.is_batch_line,
+                deferred=self._request.deferred,
             )
             held = await self._complete(self._new_run(verifier.member, "judge", for_policy=True), judgement)
             if not verifier.accepts("".join(chunk.text or chunk.reasoning for chunk in held.chunks)):

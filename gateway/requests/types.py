@@ -15,6 +15,7 @@ from engine.core.types import Lane, Pooling, SamplingParams, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.core.usage import DeferredUsage
 from gateway.requests.prompt_scores import PromptScores, join_scores
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.tokenizer import Tokenizer
@@ -75,8 +76,9 @@ class GenerateRequest(Struct, frozen=True):
     `ignore_server_timeout` is set."""
     ignore_server_timeout: bool = False
     """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
-    is_batch_line: bool = False
-    """True means that the request is a line of a batch, which the gateway itself sends again after most refusals."""
+    deferred: DeferredUsage | None = None
+    """Where the usage of the request's runs is written if it is a line of a batch, in place of being counted. None for
+    all other requests."""
     stall: float | None = None
     """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
     thinking_budget: int | None = None
@@ -101,6 +103,11 @@ class GenerateRequest(Struct, frozen=True):
     prompt_fields: tuple[str, ...] = ()
     """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
     ingress: Ingress = UNKNOWN
+
+    @property
+    def is_batch_line(self) -> bool:
+        """True if the request is a line of a batch, which the gateway itself sends again after most refusals."""
+        return self.deferred is not None
 
     @property
     def asked_tokens(self) -> int | None:

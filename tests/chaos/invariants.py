@@ -114,11 +114,13 @@ class Auditor:
         books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
 
     def _enter_lines(self, harm: Harm) -> None:
-        """Add the bounds for batch lines. A line may run twice, and leaves no record if its gateway was killed."""
+        """Add the bounds for batch lines. A line may run twice and is charged for one run. A killed gateway's runs
+        leave no record."""
         books, lines = self._books, [name for name in self._log.records if name.startswith(LINE)]
-        for record in (record for name in lines for record in self._log.records.pop(name)):
-            books.most[record["tenant"]] += record["actual_tokens"]
-            books.least[record["tenant"]] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else record["actual_tokens"]
+        for runs in map(self._log.records.pop, lines):
+            tenant, tokens = runs[0]["tenant"], [record["actual_tokens"] for record in runs]
+            books.most[tenant] += max(tokens)
+            books.least[tenant] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else min(tokens)
         if lines and harm & (Harm.CONNECTIONS | Harm.LOG):
             books.most = dict.fromkeys(books.most, math.inf)
             books.unsettled = math.inf if Harm.CONNECTIONS in harm else books.unsettled

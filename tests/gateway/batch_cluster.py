@@ -86,6 +86,7 @@ class ClusterMember:
     context: BatchContext
     dispatcher: Dispatcher
     counts: Counter[str]
+    """Answered lines by result, and `wasted`: tokens of lines that ran again."""
 
     async def shorten_leases(self, seconds: float) -> None:
         """Let the leases of this gateway run out after so many seconds from now on."""
@@ -124,7 +125,13 @@ class BatchCluster:
         engines = {one.name: Gate(one.engine, lambda: lane_capacity, loop.time) for one in gateway_app.gateway.models}
         gates = with_route_gates(engines, gateway_app.gateway)
         context = BatchContext(
-            store, self.open_files(), gateway_app.gateway, self.holders, gates, lambda how: counts.update([how])
+            store,
+            self.open_files(),
+            gateway_app.gateway,
+            self.holders,
+            gates,
+            lambda how: counts.update([how]),
+            lambda tokens: counts.update(wasted=tokens),
         )
         dispatcher = Dispatcher(
             context, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds

@@ -12,6 +12,10 @@ from batch_cluster import BatchCluster
 from fakes import ids_of, tiny_tokenizer
 from redis.asyncio import Redis
 
+from gateway.limiter.failover import FailoverLimiter
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter
+
 tiny_tokenizer()  # before it is forked from, so that a worker starts in no time
 
 
@@ -20,7 +24,20 @@ def run(options: dict[str, Any]) -> None:
     asyncio.run(work(**options))
 
 
-async def work(redis: str, folder: str, name: str, lease_seconds: float, poison: str) -> None:
+def _limiter(client: Redis) -> FailoverLimiter:
+    return FailoverLimiter(RedisLimiter(client, timeout=60.0), LocalLimiter())
+
+
+async def work(
+    redis: str,
+    folder: str,
+    name: str,
+    lease_seconds: float,
+    poison: str,
+    pause: float = 0.002,
+    limits: bool = False,
+) -> None:
+    """`pause` is that of the engine between events. `limits` says whether to reserve, settle and count in Redis."""
     venom = ids_of(poison)
 
     def reply(request: Any) -> str:
@@ -30,8 +47,10 @@ async def work(redis: str, folder: str, name: str, lease_seconds: float, poison:
         return "ok"
 
     async with Redis.from_url(redis) as client:
-        member = await BatchCluster(Path(folder), client, lease_seconds).add_member(name)
+        member = await BatchCluster(Path(folder), client, lease_seconds).add_member(
+            name, limiter=_limiter(client) if limits else None
+        )
         member.gateway_app.engine.reply = reply
-        member.gateway_app.engine.pause = 0.002
+        member.gateway_app.engine.pause = pause
         async with member.dispatcher:
             await asyncio.Event().wait()

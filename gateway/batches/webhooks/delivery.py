@@ -20,7 +20,7 @@ import structlog
 from redis.asyncio import Redis
 
 from gateway.batches.webhooks.event import Event, signed_headers
-from gateway.batches.webhooks.network import post
+from gateway.batches.webhooks.network import Resolver, post
 from gateway.batches.webhooks.outbox import Claim, Outbox
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.safe_url import UnsafeUrl
@@ -56,6 +56,7 @@ class Courier:
         """Number of the tenant's undelivered events at the last claim, less those delivered or given up since."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
         self._count, self._tls, self._timing = count, tls, timing
+        self._resolver = Resolver()
         self._closing = False
         self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
 
@@ -64,6 +65,7 @@ class Courier:
         self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._resolver.close()
 
     async def _run(self) -> None:
         away = False
@@ -125,7 +127,9 @@ class Courier:
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:
             async with asyncio.timeout(self._timing.timeout):
-                status = await post(endpoint.place, headers, body, self._tls, inner=endpoint.allow_private)
+                status = await post(
+                    endpoint.place, headers, body, self._tls, self._resolver, inner=endpoint.allow_private
+                )
         except TimeoutError:
             return f"no answer within {self._timing.timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, UnsafeUrl) as error:

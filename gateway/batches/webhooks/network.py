@@ -8,6 +8,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpcore
@@ -15,13 +17,31 @@ import httpcore
 from gateway.core.safe_url import Address, SafeUrl, check_addresses
 
 
+class Resolver:
+    """Resolves host names for one tenant's deliveries, in a thread of its own. A name server that does not answer holds
+    a thread for half a minute, and would hold all threads that the process's other work shares."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "webhook-names")
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Return the addresses of a host. Raises OSError if there are none."""
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        return [str(place[0]) for *_, place in found]
+
+    def close(self) -> None:
+        """Accept no more names. One that is being resolved goes on in the background."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """Network backend of httpcore that resolves and checks host names. Raises UnsafeUrl if a request must not go to one
     of a host's addresses."""
 
-    def __init__(self, *, inner: bool) -> None:
+    def __init__(self, resolver: Resolver, *, inner: bool) -> None:
         """`inner` also allows addresses of this machine and of private networks."""
-        self._inner = inner
+        self._resolver, self._inner = resolver, inner
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -53,13 +73,15 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await self._resolver.addresses(host, port)
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
-        return check_addresses(host, [str(place[0]) for *_, place in found], inner=self._inner)
+        return check_addresses(host, found, inner=self._inner)
 
 
-async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:
+async def post(
+    url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, resolver: Resolver, *, inner: bool
+) -> int:
     """Send a POST request and return the status code of the response. The body of the response is not read, and
     redirects are not followed. `tls` verifies the server; `inner` allows addresses of this machine and of private
     networks.
@@ -69,7 +91,7 @@ async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.S
     """
     place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
     sent = {"host": url.authority, "content-length": str(len(body)), "connection": "close", **headers}
-    network = CheckedNetwork(inner=inner)
+    network = CheckedNetwork(resolver, inner=inner)
     async with (
         httpcore.AsyncConnectionPool(tls, max_connections=1, network_backend=network) as pool,
         pool.stream("POST", place, headers=list(sent.items()), content=body) as answer,

@@ -17,6 +17,7 @@ from gateway.batches.record import Batch, Tally
 from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_tenant_limit, next_utc_day, retry_delay
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import KeyLapse
+from gateway.core.usage import DeferredUsage
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.types import TokenUsage
 from gateway.responses.service import Responses
@@ -48,7 +49,9 @@ def lines(gateway_app, endpoint=CHAT, left=3600.0, holders=None, age=0.0, respon
 
 async def run(gateway_app, body, endpoint=CHAT, **options) -> dict:
     begun = []
-    answer = await lines(gateway_app, endpoint, **options).run(NAME, json.dumps(body).encode(), lambda: begun.append(1))
+    answer = await lines(gateway_app, endpoint, **options).run(
+        NAME, json.dumps(body).encode(), lambda: begun.append(1), DeferredUsage()
+    )
     assert len(begun) == (answer.usage is not None)
     return json.loads(answer.text)
 
@@ -204,7 +207,7 @@ async def test_a_key_that_was_not_heard_of_yet_is_waited_for(gateway_app):
 
 def test_lines_that_were_not_answered_say_why():
     error = model_not_found("x")
-    assert json.loads(failed_answer(NAME, error).text) == {
+    assert json.loads(failed_answer(NAME, error, DeferredUsage()).text) == {
         "id": NAME.answer_id,
         "custom_id": "mine",
         "response": {"status_code": 404, "request_id": "batch_1.7", "body": error.body()},
@@ -212,8 +215,8 @@ def test_lines_that_were_not_answered_say_why():
     }
     told = json.loads(unrun_answer(NAME, "batch_expired", "too late").text)
     assert (told["response"], told["error"]) == (None, {"code": "batch_expired", "message": "too late"})
-    assert failed_answer(NAME, error).tally == Tally(failed=1)
-    assert completed_answer(NAME, {}, TokenUsage(5, 7, 3)).tally == Tally(1, 0, 5, 3, 7)
+    assert failed_answer(NAME, error, DeferredUsage()).tally == Tally(failed=1)
+    assert completed_answer(NAME, {}, TokenUsage(5, 7, 3), DeferredUsage()).tally == Tally(1, 0, 5, 3, 7)
 
 
 def test_an_answer_has_one_id_for_ever_and_no_other_has_it():
@@ -286,5 +289,5 @@ async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed)
 
 def test_an_answer_is_one_line_to_a_client_that_splits_a_text_into_lines():
     body = {"content": "a\u2028b\u2029c\x85d\x1ee\x0cf"}
-    [line] = completed_answer(NAME, body, TokenUsage(1, 1, 0)).text.decode().splitlines()
+    [line] = completed_answer(NAME, body, TokenUsage(1, 1, 0), DeferredUsage()).text.decode().splitlines()
     assert json.loads(line)["response"]["body"] == body

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -286,17 +289,16 @@ async def test_no_log_has_the_secret_or_what_may_be_one_in_the_url(valkey, recei
 def resolving(monkeypatch, *answers: list[str]) -> list[str]:
     """Names resolve to these, one answer after the other; returns the names that were asked for."""
     asked, left = [], list(answers)
-    loop = asyncio.get_running_loop()
-    resolve = loop.getaddrinfo
+    resolve = socket.getaddrinfo
 
-    async def getaddrinfo(host, port, **options):
+    def getaddrinfo(host, port, *args, **options):
         if not str(host).endswith(".example"):
-            return await resolve(host, port, **options)
+            return resolve(host, port, *args, **options)
         asked.append(host)
         found = left.pop(0) if len(left) > 1 else left[0]
         return [(2, 1, 6, "", (address, port)) for address in found]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked
 
 
@@ -328,6 +330,33 @@ async def test_another_address_is_tried_where_one_does_not_answer(valkey, receiv
     async with courier(valkey, WebhookConfig(url, SECRET, allow_http=True, allow_private=True)) as counts:
         await told(valkey, counts)
     assert counts == {"delivered": 1}
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_no_other_tenant(valkey, receiver, monkeypatch):
+    """The process has a single thread for all its other work, such as for resolving names."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    asked, answer, resolve = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **options):
+        if host == "slow.example":
+            asked.set()
+            answer.wait(60)
+        return resolve("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    slow = WebhookConfig(f"http://slow.example:{receiver.port}/", SECRET, allow_http=True, allow_private=True)
+    counts: Counter[str] = Counter()
+    endpoints = {"acme": slow, "globex": endpoint(receiver)}
+    event = await end(valkey)
+    async with delivering(valkey, "t:", endpoints, lambda outcome: counts.update([outcome]), timing=FAST):
+        try:
+            await until(asked.is_set)
+            await valkey.zadd("t:webhooks:{globex}", {event.encoded: 0})
+            await until(lambda: counts["delivered"] == 1)
+            assert await valkey.zcard(OUTBOX) == 1
+        finally:
+            answer.set()
+        await told(valkey, counts)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refu
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
+from gateway.core.usage import DeferredUsage
 from gateway.requests import service
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.types import Chat, GenerateRequest, join_chunks, merge_streams
@@ -324,7 +325,7 @@ async def test_a_request_refused_before_tokenizing_does_not_count(gateway_app):
 
 async def test_a_request_refused_by_a_limit_of_tokens_counts_unless_it_is_of_a_batch(gateway_app):
     caller, large = principal("sk-globex"), request(max_tokens=240)
-    assert (await refusal(gateway_app, replace_fields(large, is_batch_line=True), caller)).http_status == 429
+    assert (await refusal(gateway_app, replace_fields(large, deferred=DeferredUsage()), caller)).http_status == 429
     assert gateway_app.limiter.reserved == []  # the gateway itself sends lines of batches again
     assert (await refusal(gateway_app, large, caller)).fault is Fault.INSUFFICIENT_QUOTA
     assert settled(gateway_app) == [[0]]

@@ -24,6 +24,7 @@ from gateway.batches.record import Batch
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Principal
+from gateway.core.usage import DeferredUsage
 from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
@@ -245,7 +246,9 @@ async def test_a_batch_learns_that_the_first_member_works_while_its_answer_is_he
     holders = SimpleNamespace(holder=lambda tenant, key_id: Principal(ACME, key_id))
     now = asyncio.get_running_loop().time()
     lines = LineRunner(room.app.gateway, holders, Lease(batch, "shard", 1, 3600.0, 0, 0, 1), now)
-    running = asyncio.create_task(lines.run(LineName("batch_1", 1, "a"), body, lambda: begun.append(1)))
+    running = asyncio.create_task(
+        lines.run(LineName("batch_1", 1, "a"), body, lambda: begun.append(1), DeferredUsage())
+    )
     while not (begun or running.done()):
         await asyncio.sleep(0.001)
     assert begun == [1] and not running.done()

@@ -16,7 +16,7 @@ from engine.grammar_check.job import Verdict, Vocabulary, refusal
 from engine.grammar_check.source import LIMITS, library_source
 
 WALK_STEPS = 24
-"""Length in tokens of the random answer that is tried. Each token takes 20 to 100 microseconds."""
+"""Length in tokens of the random answer that is tried. Each token usually takes 20 to 100 microseconds."""
 _MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "end")
 
 

@@ -151,7 +151,7 @@ def test_masks_rest_as_long_as_they_took_while_others_are_computed():
     masked.engine.inbox.put(Abort("other"))
     masked.mask("slow", 0.2)
     masked.steps(3)
-    assert len(masked.begun) == begun + 2, "nobody else is computed"
+    assert len(masked.begun) == begun + 2, "no other request is computed"
 
 
 def test_short_masks_are_begun_together():

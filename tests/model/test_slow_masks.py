@@ -120,7 +120,7 @@ def test_the_step_loop_touches_no_matcher_of_a_slow_grammar(slow):
 
 
 def test_rows_beyond_the_time_of_a_step_wait(quick):
-    """Grammars that nobody knew to be slow: those that come after the first ones find the time used up."""
+    """The trial did not find these grammars slow. Those that come after the first one find the time used up."""
     for number in range(8):
         quick._cache.compiled = lambda wanted, old=quick._cache.compiled: old(wanted)._replace(cost=MaskCost())
         quick.add(f"r{number}", SamplingParams(grammar=WORDS), (70, *BYTES.encode("ab ").ids), 1)
@@ -141,7 +141,7 @@ def test_a_mask_beyond_all_measure_ends_its_request(slow):
 
 
 def test_every_mask_is_answered(slow):
-    """Of a request that has gone, of one whose mask is there already, and where the library panics."""
+    """The requests are one that has gone, one whose mask is there already, and one with which the library panics."""
     slow.begin(["gone"])
     slow.add("r", SamplingParams(grammar=WORDS), (70,), 1)
     slow.begin(["r"])

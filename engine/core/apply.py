@@ -20,10 +20,13 @@ from engine.core.commands import (
     FetchKv,
     GrammarFailed,
     GrammarReady,
+    MaskFailed,
+    MaskReady,
     Submit,
 )
 from engine.core.commit import abort, finish_early
 from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
+from engine.core.commit_masks import end_mask
 from engine.core.commit_moves import begin_import, cancel_imports, hurry_imports, take_report
 from engine.core.config import LaneGoals, goal_of
 from engine.core.grammars import Grammar
@@ -37,8 +40,8 @@ from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
     """Apply commands to the state, in order: submit and abort requests, add and drop adapters, take answers to adapter
-    fetches and grammar preparations, and fetch, take and export KV of other engines. Refusals and ends of requests are
-    appended to the outbox as events. Raises ValueError for an adapter that no request could ever use."""
+    fetches, grammar preparations and masks, and fetch, take and export KV of other engines. Refusals and ends of
+    requests are appended to the outbox as events. Raises ValueError for an adapter that no request could ever use."""
     for command in commands:
         match command:
             case Submit(request):
@@ -60,6 +63,11 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 state.grammars.take_answer(grammar, num_bytes)
             case GrammarFailed(grammar, reason):
                 _give_up(state, grammar, reason)
+            case MaskReady(request_id, seconds):
+                end_mask(state, request_id, seconds)
+            case MaskFailed(request_id, seconds, reason):
+                if (seq := end_mask(state, request_id, seconds)) is not None:
+                    finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
             case PagesCame() | FetchEnded() | ExportPages() | PagesSent() | EndExport():
                 take_report(state, command)
 

@@ -26,12 +26,14 @@ def violations(state: EngineState) -> list[str]:
         *_adapters(state),
         *_tiers(state),
         *_grammars(state),
+        *_masks(state),
     ]
 
 
 def leftovers(state: EngineState) -> list[str]:
     """Return, in texts such as "2 pages left", what an engine without live requests should have freed: pages (except
-    those of adapters), sequences, adapter users, fetches that were not cancelled, missing adapters, and grammars."""
+    those of adapters), sequences, adapter users, fetches that were not cancelled, missing adapters, grammars, and
+    sequences that wait for masks."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
     used = [a.adapter_hash for a in state.adapters.values() if a.running or a.live]
     wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
@@ -42,6 +44,7 @@ def leftovers(state: EngineState) -> list[str]:
         "fetches": len(wanted),
         "missing adapters": len(state.tiers.missing),
         "grammars": len(state.grammars),
+        "sequences that wait for masks": len(state.masks.waiting),
         "requests in accounts": sum(account.live for account in state.ledger.accounts.of.values()),
     }
     return [f"{count} {what} left" for what, count in found.items() if count]
@@ -213,3 +216,12 @@ def _grammars(state: EngineState) -> Iterator[str]:
     for seq in state.running.values():
         if state.grammars.blocks(seq.request.params.grammar):
             yield f"sequence {seq.id} runs before its grammar is ready"
+
+
+def _masks(state: EngineState) -> Iterator[str]:
+    masks = state.masks
+    for request_id, seq in masks.waiting.items():
+        if state.running.get(request_id) is not seq or not seq.masks_slowly:
+            yield f"sequence {request_id} waits for a mask and does not run"
+        if masks.under_way.get(request_id) is seq:
+            yield f"sequence {request_id} waits for a mask that is under way"

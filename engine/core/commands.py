@@ -97,7 +97,27 @@ class GrammarFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class MaskReady:
+    """Executor's answer about a mask that a plan had it compute: the mask is there, and took `seconds` of a core's
+    time."""
+
+    request_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFailed:
+    """Executor's answer about a mask that a plan had it compute: the request's grammar cannot be followed any further,
+    for `reason`. Finding that out took `seconds` of a core's time."""
+
+    request_id: str
+    seconds: float
+    reason: str
+
+
 FetchAnswer = AdapterFetched | FetchFailed | FetchCancelled
 GrammarAnswer = GrammarReady | GrammarFailed
-Answer = FetchAnswer | GrammarAnswer
+MaskAnswer = MaskReady | MaskFailed
+Answer = FetchAnswer | GrammarAnswer | MaskAnswer
 Command = Submit | Abort | FetchKv | AddAdapter | DropAdapter | Answer | MoveReport

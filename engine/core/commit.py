@@ -10,6 +10,7 @@ from engine.core.commit_adapters import (
     start_adapter,
     use_adapter,
 )
+from engine.core.commit_masks import await_masks
 from engine.core.commit_moves import cancel_imports, lease_exports, offer_pages
 from engine.core.config import goal_of
 from engine.core.prefix import page_keys, tail_key
@@ -69,6 +70,8 @@ def commit(state: EngineState, plan: StepPlan) -> None:
         state.grammars.begin(grammar, request.tenant, request.weight)
     for admission in plan.admitted:
         _admit(state, admission)
+    for request_id in plan.masks:
+        state.masks.begin(request_id)
     state.counters.pages_restored += len(plan.restores)
     step = follow(plan, state.sequences)
     _advance(state, step)
@@ -103,6 +106,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         wants_batch=wants_batch,
         launched=result.launched,
         draft_seconds=result.draft_seconds,
+        mask_seconds=result.mask_seconds,
     )
     update_need(state, now)
     _measure(state, step, began)
@@ -123,6 +127,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
+    await_masks(state, step, result)
     if state.config.speculation:
         note_proposals(state, step, refused, result)
     forget_closed(state)
@@ -170,6 +175,7 @@ def _stop_running(state: EngineState, seq: Sequence) -> None:
     """Free the pages and the adapter of a running sequence, and remove it from the running ones. Pages in the prefix
     cache become idle unless other sequences use them."""
     del state.running[seq.id]
+    state.masks.leave(seq)
     state.prefix.break_promises(seq.page_keys, seq.id)
     _withdraw_tail(state, seq)
     _release_pages(state, seq.pages)

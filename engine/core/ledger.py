@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Listed
 from math import exp
 
 from engine.core.accounts import Accounts
@@ -69,6 +70,7 @@ class Ledger:
         accounts: service that each tenant has received.
         busy: device seconds by lane.
         prefill_price, decode_price: device seconds per token, smoothed over steps; 0 while unknown.
+        mask_price: seconds of a mask that a step computes for a grammar, smoothed over steps; 0 while unknown.
         prompt_context: tokens before a prompt token on average, over about the last `CONTEXT_TOKENS` prompt tokens.
         ttft, itl: share of first and of further tokens that were in time, by lane.
         tail: 98th percentile, over interactive tokens, of the seconds of the steps that they would be in without batch
@@ -89,7 +91,7 @@ class Ledger:
         self.model = StepTimeModel(rules.forgetting, rules.knots, *margins, config.chosen_experts)
         self.accounts = Accounts()
         self.busy = dict.fromkeys(Lane, 0.0)
-        self.prefill_price = self.decode_price = self.prompt_context = 0.0
+        self.prefill_price = self.decode_price = self.mask_price = self.prompt_context = 0.0
         self.ttft = {lane: Ratio() for lane in Lane}
         self.itl = {lane: Ratio() for lane in Lane}
         self.courtesy = 1.0
@@ -137,13 +139,15 @@ class Ledger:
         wants_batch: bool,
         launched: bool,
         draft_seconds: float = 0.0,
+        mask_seconds: float = 0.0,
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
         model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
         prices and `batch_share`. A step without chunks or duration is ignored. `refused` has the number of refused
         proposals of each request that had any; `wants_batch` tells whether there is batch work, running or waiting to
         start; `launched` whether the step was launched kernel by kernel; `draft_seconds` how much of the duration was
-        drafting, for which the sequences that were drafted for are charged in equal parts."""
+        drafting, for which the sequences that were drafted for are charged in equal parts, and `mask_seconds` how much
+        was masks, for which those with grammars are charged in the same way."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -155,10 +159,18 @@ class Ledger:
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
-        draft_seconds = min(draft_seconds, seconds / 2)
-        charges = [*self._charges(step, adapters, refused), *self._draft_charges(step, draft_seconds)]
+        beside = {"draft": min(draft_seconds, seconds / 2), "mask": min(mask_seconds, seconds / 4)}
+        masked = [seq for seq in step.awaiting if seq.masks_in_step] if mask_seconds else []
+        if masked:
+            self.mask_price = _smooth(self.mask_price, mask_seconds / len(masked))
+        drafted = [step.sequences[ask.request_id] for ask in plan.drafts]
+        charges = [
+            *self._charges(step, adapters, refused),
+            *_in_equal_parts(drafted, beside["draft"]),
+            *_in_equal_parts(masked, beside["mask"]),
+        ]
         whole = sum([weight for _, _, _, weight, _ in charges])
-        self.model.observe(plan.features._replace(launched=float(launched)), seconds - draft_seconds)
+        self.model.observe(plan.features._replace(launched=float(launched)), seconds - sum(beside.values()))
         if tokens := plan.features.prefill_tokens:
             context = plan.features.prefill_attention / tokens
             self.prompt_context += min(1.0, tokens / CONTEXT_TOKENS) * (context - self.prompt_context)
@@ -173,6 +185,10 @@ class Ledger:
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
         """Return the device seconds of the given numbers of prompt and answer tokens at the smoothed prices."""
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
+
+    def masks_s(self, seqs: Iterable[Sequence]) -> float:
+        """Return the predicted seconds in which a step computes the masks of those sequences that follow grammars."""
+        return self.mask_price * sum([seq.masks_in_step for seq in seqs]) if self.mask_price else 0.0
 
     def work_of(self, seq: Sequence) -> float:
         """Return the device seconds that a new sequence is predicted to take. Before any token was decoded, each of its
@@ -194,12 +210,12 @@ class Ledger:
     def note_token(self, seq: Sequence, now: float) -> None:
         """Count a sequence's newest token as in time (`now` is at most `seq.due`) or late, in its lane's attainment.
         For `adapt`, also count an interactive answer's tokens after the first, as late only in a step shared with batch
-        work. Also updates `longest_output`."""
+        work, and not those that waited for slow masks. Also updates `longest_output`."""
         lane, in_time, generated = seq.request.lane, now <= seq.due, seq.num_generated
         if generated > self.longest_output:
             self.longest_output = generated
         (self.ttft if generated == 1 else self.itl)[lane].note(in_time)
-        if lane is Lane.INTERACTIVE and generated > 1:
+        if lane is Lane.INTERACTIVE and generated > 1 and not seq.masks_slowly:
             self._tokens += 1
             self._late += self._was_shared and not in_time
 
@@ -254,11 +270,6 @@ class Ledger:
             weight = prices.page * len(load.pages)
             yield step.sequences[load.request_id], 0, False, weight, weight
 
-    def _draft_charges(self, step: StepUnderWay, seconds: float) -> Iterator[Charge]:
-        for ask in step.plan.drafts if seconds else ():
-            weight = seconds / len(step.plan.drafts)
-            yield step.sequences[ask.request_id], 0, False, weight, weight
-
     def prompt_share(self, now: float) -> float:
         """Return the share of the last `PROMPT_WINDOW_S` seconds, or of those since the first step, in which the device
         computed prompts."""
@@ -308,6 +319,11 @@ def chunk_weight(prices: Prices, start: int, count: int, rank: int, many: float,
     if is_decode:
         return count * (prices.decode + many + prices.context * (start + (count + 1) / 2) + prices.lora_row * rank)
     return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
+
+
+def _in_equal_parts(seqs: Listed[Sequence], seconds: float) -> Iterator[Charge]:
+    for seq in seqs if seconds else ():
+        yield seq, 0, False, seconds / len(seqs), seconds / len(seqs)
 
 
 def _weighted_quantile(ordered: list[tuple[float, float]], share: float) -> float:

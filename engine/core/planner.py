@@ -80,9 +80,12 @@ class Planner:
 
     def advance(self, seq: Sequence) -> bool:
         """Schedule the next chunk of a running sequence, as far as the budget grants tokens. If no room can be made for
-        its new pages, the sequence is preempted. Nothing happens to one that waits for a token or is preempted. Returns
-        whether sequences after it may still get tokens; False means that the lane gets no more in this plan."""
+        its new pages, the sequence is preempted. Nothing happens to one that is preempted or waits for a token
+        or a mask. Returns whether sequences after it may still get tokens; False means that the lane gets no more in
+        this plan."""
         if (seq.num_pending and seq.waits_for_token) or seq.id in self._clearing.preempted:
+            return True
+        if self._state.masks.blocks(seq):
             return True
         start = seq.num_computed
         left = len(seq.tokens) + seq.num_pending - start
@@ -161,9 +164,10 @@ class Planner:
         self._budget.move_pages(self._keep_evicted())
         drafts, drafting_s = self._speculate() if self._config.speculation else ((), 0.0)
         features = self._budget.features
+        masks_s = self._state.ledger.masks_s(self._state.sequences[name] for name in self._chunks)
         return StepPlan(
             now=self._now,
-            predicted=self._state.ledger.model.predict(features) + drafting_s if self._chunks else 0.0,
+            predicted=self._state.ledger.model.predict(features) + drafting_s + masks_s if self._chunks else 0.0,
             features=features,
             alone=self._budget.alone,
             saves=tuple(self._host.saved.values()),
@@ -182,6 +186,7 @@ class Planner:
             prepared=tuple(self._grammars.prepared),
             prepared_for=tuple(request.id for request in self._grammars.prepared.values()),
             forgotten=tuple(self._state.grammars.forgotten),
+            masks=self._state.masks.choose(self._now, self._clearing.preempted, computes=bool(self._chunks)),
             forks=tuple(self._forks),
             restores=tuple(self._restores),
             admitted=tuple(self._admitted.values()),

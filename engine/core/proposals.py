@@ -103,7 +103,7 @@ def speculating(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
     lane = min(seq.lane for seq in owners)
     for seq in owners:
         has_token = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
-        if seq.proposer is not None and seq.lane is lane and has_token:
+        if seq.proposer is not None and seq.lane is lane and has_token and not seq.masks_slowly:
             left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
             yield seq, seq.proposer, left
 

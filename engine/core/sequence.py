@@ -77,6 +77,11 @@ class Sequence:
     """Proposes the next tokens. None means that the sequence gets one token a step."""
     forced: tuple[int, ...] = ()
     """Tokens that the sequence's grammar forces to follow the known ones, as far as the executor has told."""
+    masks_slowly: bool = False
+    """True means that a mask of the sequence's grammar took too long for a step: the sequence gets no proposals and is
+    not planned ahead of its pending token, because no mask could be there in time."""
+    mask_seconds: float = 0.0
+    """Seconds of a core's time that the sequence's last slow mask took; 0 before the first."""
     acceptance: float = FIRST_ACCEPTANCE
     """Share of `proposer`'s proposals that were accepted, among those whose predecessors were: a moving average."""
     drafting: Drafting = field(default_factory=Drafting)
@@ -88,6 +93,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def masks_in_step(self) -> bool:
+        """Return whether the sequence follows a grammar whose masks are computed within its steps."""
+        return self.request.params.grammar is not None and not self.masks_slowly
 
     @property
     def on_trial(self) -> bool:

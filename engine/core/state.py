@@ -20,6 +20,7 @@ from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
 from engine.core.proposer import AnswerMemories
 from engine.core.sequence import Sequence
+from engine.core.slow_masks import SlowMasks
 from engine.core.step import StepPlan
 from engine.core.types import AdapterHash, Cause, Lane, LaneMode, PrefixKey, TokenEvent
 from engine.core.under_way import StepUnderWay
@@ -99,6 +100,7 @@ class EngineState:
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
     grammars: Grammars = field(default_factory=Grammars)
+    masks: SlowMasks = field(default_factory=SlowMasks)
     answers: AnswerMemories = field(default_factory=AnswerMemories)
     """Recent answers by grammars, from which proposals are made."""
     lengths: AnswerLengths = field(default_factory=AnswerLengths)

@@ -129,11 +129,11 @@ class PageFork(NamedTuple):
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, fork pages (reading all sources
     before it writes), restore pages, release requests, evict adapters, load adapters, drop host copies, cancel and
-    start fetches, forget and prepare grammars, admit sequences, compute chunks, guess tokens. The plan fits the
-    state that it was made for, so committing it cannot fail. Page ids freed by `released`, `undrafted` or `evicted`
-    may be reused by `loads`, `restores`, `admitted`, `chunks` and `drafts` of this plan, or be the targets of
+    start fetches, forget and prepare grammars, admit sequences, begin masks, compute chunks, guess tokens. The plan
+    fits the state that it was made for, so committing it cannot fail. Page ids freed by `released`, `undrafted` or
+    `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks` and `drafts` of this plan, or be the targets of
     `forks`; the pages that `saves` and `forks` copy are still intact when the step begins, and no host page is both
-    saved to and restored from. Fetches and preparations of grammars are only started by the step: they continue
+    saved to and restored from. Fetches, preparations of grammars and masks are only started by the step: they continue
     concurrently with this step and later ones."""
 
     now: float = 0.0
@@ -173,6 +173,9 @@ class StepPlan:
     prepared_for: tuple[str, ...] = ()
     """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
     forgotten: tuple[Grammar, ...] = ()
+    masks: tuple[str, ...] = ()
+    """Ids of running requests whose next mask the executor computes concurrently with steps, in this order (see
+    slow_masks.py). The executor answers each with a `MaskAnswer`."""
     forks: tuple[PageFork, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
@@ -190,7 +193,8 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        return not (self.released or self.chunks or moves or self.prepared or self.forgotten or self.exports)
+        grammars = self.prepared or self.forgotten or self.masks
+        return not (self.released or self.chunks or moves or grammars or self.exports)
 
 
 class SampledToken(NamedTuple):
@@ -217,16 +221,23 @@ class PromptRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a plan, from the executor: sampled tokens, vectors, logprobs of prompts and durations. Each chunk with
-    `samples` has an entry either in `sampled`, in `pooled` or in `failed`, unless its request has a `max_tokens` of 0
-    and asks for no vector: then it has one in `scored`, which may have no rows. A chunk with proposals has one more
-    entry in `sampled`, in order, for each proposal that was accepted, also before an entry in `failed`. A chunk whose
-    prompt logprobs are wanted has an entry in `scored`, too. An entry in `failed` holds the request id and the reason
-    why the request's grammar cannot be followed any further."""
+    `samples` has an entry either in `sampled`, in `pooled`, in `failed` or in `unsampled`, unless its request has a
+    `max_tokens` of 0 and asks for no vector: then it has one in `scored`, which may have no rows. A chunk with
+    proposals has one more entry in `sampled`, in order, for each proposal that was accepted, also before an entry in
+    `failed`. A chunk whose prompt logprobs are wanted has an entry in `scored`, too. An entry in `failed` holds the
+    request id and the reason why the request's grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()
     scored: tuple[PromptRows, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    unsampled: tuple[str, ...] = ()
+    """Ids of requests whose mask was not there, so that no token was sampled: the newest token is computed again."""
+    masking: tuple[str, ...] = ()
+    """Ids of the step's requests whose next mask would take too long for a step. Their next chunks have to wait until a
+    plan has asked for their masks and the executor has answered."""
+    mask_seconds: float = 0.0
+    """The part of the step's duration, in seconds, that computing masks of grammars took."""
     forced: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Id of a request with a grammar that sampled a token, and the tokens that the grammar forces to follow, if there
     are any. Executors whose plans have no proposals leave it empty."""

@@ -364,17 +364,18 @@ class StepBudget:
 
 def _slack(state: EngineState, now: float) -> float:
     """Return the seconds from `now` until the first interactive decode is late (at least 0; infinity if there is none),
-    or the lane's ITL goal if that is less and several tenants use the lane."""
+    or the lane's ITL goal if that is less and several tenants use the lane, without the time of the step's masks."""
     left = _times_left(state, now)
     if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
         # Another party's next request should not wait for a long step that one party's prompts fill.
         left.append(state.config.interactive.itl_s)
-    return max(0.0, min(left)) if left else inf
+    return max(0.0, min(left) - state.ledger.masks_s(state.running.values())) if left else inf
 
 
 def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
     """Return, for each running interactive decode, the seconds from `now` until its next token is late, without those
-    of the parties in `apart_from`. A pending token will have been generated just before this step begins, so that the
+    of the parties in `apart_from` and those that wait for slow masks, whose tokens no shorter step would make earlier.
+    A pending token will have been generated just before this step begins, so that the
     next one is due a full ITL goal later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     return [
@@ -383,5 +384,6 @@ def _times_left(state: EngineState, now: float, apart_from: Container[str] = ())
         if seq.lane is lane
         and seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
         and not seq.waits_for_token
+        and not seq.masks_slowly
         and (not apart_from or seq.request.party not in apart_from)
     ]

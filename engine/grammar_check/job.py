@@ -55,6 +55,8 @@ class Verdict:
     message: str = ""
     num_bytes: int = 0
     """Memory in bytes that the compiled grammar holds, if a worker with a vocabulary has measured it; otherwise 0."""
+    mask_seconds: float = 0.0
+    """Mean CPU time in seconds of a mask in the trial's random answer; 0 if none was measured."""
 
 
 SOUND = Verdict()
@@ -137,12 +139,12 @@ def decode_grammar(body: bytes) -> Grammar:
 def encode_reply(reply: Reply) -> bytes:
     verdict = reply.verdict
     reason = verdict.reason.value if verdict.reason else None
-    return json.dumps([reason, verdict.message, verdict.num_bytes, reply.spent]).encode()
+    return json.dumps([reason, verdict.message, verdict.num_bytes, verdict.mask_seconds, reply.spent]).encode()
 
 
 def decode_reply(body: bytes) -> Reply:
-    reason, message, num_bytes, spent = json.loads(body)
-    return Reply(Verdict(Reason(reason) if reason else None, message, num_bytes), spent)
+    reason, message, num_bytes, mask_seconds, spent = json.loads(body)
+    return Reply(Verdict(Reason(reason) if reason else None, message, num_bytes, mask_seconds), spent)
 
 
 def write_frame(file: IO[bytes], body: bytes) -> None:

@@ -33,8 +33,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """llguidance's bounds on a compiled grammar and on each step with it. The library counts work instead of time, so that
-a grammar passes on every machine or on none. Hostile grammars that compile (nested repetitions, exponential automata)
-cost at most 40 ms in a step and hold at most 40 MB. Compiling itself is not bounded: intersections of patterns and
+a grammar passes on every machine or on none. A mask of hostile grammars that compile (recursion over bounded
+repetitions) takes at most 0.25 s, which is why slow masks are computed beside the steps, and they hold at most 40 MB.
+Compiling itself is not bounded: intersections of patterns and
 large `multipleOf` take seconds and gigabytes, which only the limits of a worker process stop."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from engine.grammar_check.job import Verdict, Vocabulary, refusal
 from engine.grammar_check.source import LIMITS, library_source
 
 WALK_STEPS = 24
-"""Length in tokens of the random answer that is tried. Each token takes 20 to 100 microseconds."""
+"""Length in tokens of the random answer that is tried. Each token usually takes 20 to 100 microseconds."""
 _MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "end")
 
 
@@ -37,18 +38,27 @@ class Trial:
             matcher.compute_bitmask()
         if matcher.is_error():
             return refusal(matcher.get_error())
-        self._walk(matcher.deep_copy(), random.Random(0))
-        return Verdict(num_bytes=max(0, _bytes_in_use() - before))
+        mask_seconds = self._walk(matcher.deep_copy(), random.Random(0))
+        return Verdict(num_bytes=max(0, _bytes_in_use() - before), mask_seconds=mask_seconds)
 
-    def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
-        """Have the matcher of the grammar under trial follow up to `WALK_STEPS` random allowed tokens. A matcher that
-        fails midway is no reason to refuse the grammar, because only some answers make it fail; the engine reports such
-        failures."""
+    def _walk(self, matcher: LLMatcher, rng: random.Random) -> float:
+        """Have the matcher of the grammar under trial follow up to `WALK_STEPS` random allowed tokens, and return the
+        mean CPU time in seconds of a mask with its token. A matcher that fails midway is no reason to refuse the
+        grammar, because only some answers make it fail; the engine reports such failures."""
+        seconds, count = 0.0, 0
         for _ in range(WALK_STEPS):
+            began = time.thread_time()
             fill_next_token_bitmask(matcher, self._mask)
+            seconds, count = seconds + time.thread_time() - began, count + 1
             token = self._some_token(rng)
-            if token is None or matcher.is_error() or matcher.is_stopped() or not matcher.consume_token(token):
-                return
+            if token is None or matcher.is_error() or matcher.is_stopped():
+                break
+            began = time.thread_time()
+            is_consumed = matcher.consume_token(token)
+            seconds += time.thread_time() - began
+            if not is_consumed:
+                break
+        return seconds / count
 
     def _some_token(self, rng: random.Random) -> int | None:
         """Return a random token id that the mask allows, not uniformly distributed. None means that it allows none."""

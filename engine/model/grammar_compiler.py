@@ -10,12 +10,17 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
 from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
 from engine.grammar_check.source import LIMITS, library_source, told
+from engine.model.mask_cost import MaskCost
+from engine.model.masks import num_words
 
 QUEUED = 4096
 """Maximum number of grammars that wait for a check. The scheduler already bounds how many are prepared at once."""
@@ -32,12 +37,16 @@ class Compiled(NamedTuple):
     Attributes:
         matcher: for the tokens of answers.
         num_bytes: what the compiled grammar holds in memory.
+        first: the mask of the first token, int32 [words].
+        cost: what the grammar's masks take.
         guesses: for proposed tokens, compiled separately; None without speculation. Copies of a matcher share its
             automaton, whose size is limited, so that guesses checked with `matcher` could end requests.
     """
 
     matcher: LLMatcher
     num_bytes: int
+    first: npt.NDArray[np.int32]
+    cost: MaskCost
     guesses: LLMatcher | None = None
 
 
@@ -86,20 +95,26 @@ class Compiler:
         """
         if not self._is_able():
             raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")
-        num_bytes = self._prove(grammar).num_bytes
-        if not self._speculates:
-            return Compiled(self._matcher(grammar), num_bytes)
-        return Compiled(self._matcher(grammar), 2 * num_bytes, self._matcher(grammar))
+        verdict = self._prove(grammar)
+        matcher, first = self._matcher(grammar)
+        guesses = self._matcher(grammar)[0] if self._speculates else None
+        num_bytes = verdict.num_bytes * (1 + self._speculates)
+        return Compiled(matcher, num_bytes, first, MaskCost(verdict.mask_seconds), guesses)
 
-    def _matcher(self, grammar: Grammar) -> LLMatcher:
-        """Compiles a grammar that a worker process has tried, and returns a new matcher of it. Raises ValueError if a
-        limit of llguidance is exceeded."""
+    def idle_matcher(self) -> LLMatcher:
+        """Returns a matcher that is in an error state, because it has no grammar."""
+        return LLMatcher(self._load_tokenizer(), "", log_level=0)
+
+    def _matcher(self, grammar: Grammar) -> tuple[LLMatcher, npt.NDArray[np.int32]]:
+        """Compiles a grammar that a worker process has tried, and returns a new matcher of it with the mask of the
+        first token. Raises ValueError if a limit of llguidance is exceeded."""
         matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
+        first = np.zeros((1, num_words(self._vocab_size)), dtype=np.int32)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: not during a step
+            fill_next_token_bitmask(matcher, first)  # the most expensive mask, which builds what the others use
         if matcher.is_error():
             raise ValueError(reason(matcher))
-        return matcher
+        return matcher, first[0]
 
     def _prove(self, grammar: Grammar) -> Verdict:
         """Block until a worker process has tried the grammar, and return its verdict. Raises ValueError if the grammar

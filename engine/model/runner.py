@@ -274,6 +274,7 @@ class ModelRunner:
             self._draft_model.forget(request_id)
         for admission in plan.admitted:
             self._admit(admission)
+        self._grammars.begin(plan.masks)
         batch = self._batch.gather(plan.chunks) if plan.chunks else None
         rung = self._steps.find(batch) if batch else None
         launched = batch is not None and rung is None
@@ -281,16 +282,16 @@ class ModelRunner:
         output = self._steps.compute(batch, rung) if batch else None
         if not launched:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
-        sample = self._sample(output.logits, batch) if batch and output else None
+        sample, unsampled = self._sample(output.logits, batch) if batch and output else (None, ())
         vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
         scores = None
         if batch and output and batch.scored:
             scores = self._scorer.start(output.residual, batch.scored, output.tokens)
         self._arena.copies.close()
         uses, ended = self._uses(plan, batch), self._clock.mark()
-        self._submitted.append(
-            SubmittedStep(sample, begun, ended, uses, launched, vectors=vectors, scores=scores, drafts=plan.drafts)
-        )
+        step = SubmittedStep(sample, begun, ended, uses, launched, vectors=vectors, scores=scores, drafts=plan.drafts)
+        step.unsampled = unsampled
+        self._submitted.append(step)
         return launch
 
     def _is_idle(self) -> bool:
@@ -298,27 +299,33 @@ class ModelRunner:
         host has not collected that plan yet."""
         return bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
 
-    def _sample(self, logits: Tensor, batch: HostBatch) -> Sample | None:
+    def _sample(self, logits: Tensor, batch: HostBatch) -> tuple[Sample | None, tuple[str, ...]]:
         """Samples the next token of each request from its row of a step's logits, while a GPU still computes them. The
-        masks of grammars depend on the tokens of the steps before, for which the host waits. Returns None if no request
-        samples. Only rank 0 samples; if the next step is launched before the host knows the tokens, the other ranks'
-        devices get them here."""
+        masks of grammars depend on the tokens of the steps before, for which the host waits. Returns the sample (None
+        if no request samples) and the requests whose masks are not there, which do not. Only rank 0 samples; if the
+        next step is launched before the host knows the tokens, the other ranks' devices get them here."""
         request_ids = batch.sample_ids
         if not request_ids:
-            return None
-        sample = self._sample_here(logits, request_ids, batch.proposals) if self.ranks.rank == 0 else None
+            return None, ()
+        sampled = self._sample_here(logits, request_ids, batch.proposals) if self.ranks.rank == 0 else (None, ())
         if self.overlaps:
             self.ranks.share(self._sampler.last_tokens)
-        return sample
+        return sampled
 
     def _sample_here(
         self, logits: Tensor, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]]
-    ) -> Sample:
+    ) -> tuple[Sample | None, tuple[str, ...]]:
         if not self._grammars.bind(request_ids):
-            return self._choose(logits, request_ids, None, proposals)
+            return self._choose(logits, request_ids, None, proposals), ()
         for step in self._submitted:
             self._read(step)
-        return self._choose(logits, request_ids, *self._grammars.masks(request_ids, proposals))
+        masks, proposals, unsampled = self._grammars.masks(request_ids, proposals)
+        if unsampled:
+            places = [place for place, name in enumerate(request_ids) if name not in unsampled]
+            if not places:
+                return None, unsampled
+            logits, request_ids = logits[places], [request_ids[place] for place in places]
+        return self._choose(logits, request_ids, masks, proposals), unsampled
 
     def _choose(
         self,
@@ -361,6 +368,9 @@ class ModelRunner:
             pooled=step.vectors.read() if step.vectors else (),
             scored=step.scores.read() if step.scores else (),
             failed=tuple((name, end.reason) for name, end in step.failed.items()),
+            unsampled=step.unsampled,
+            masking=self._masking(step),
+            mask_seconds=0.0 if self.overlaps else self._grammars.take_seconds(),
             forced=self._forced(step) if self._speculates else (),
             drafted=drafted,
             draft_seconds=draft_seconds,
@@ -368,6 +378,10 @@ class ModelRunner:
             seconds=seconds if self.overlaps else None,
             launched=step.launched and self.overlaps,
         )
+
+    def _masking(self, step: SubmittedStep) -> tuple[str, ...]:
+        names = dict.fromkeys([*(token.request_id for token in step.tokens), *step.unsampled])
+        return self._grammars.slow(name for name in names if name not in step.failed and name not in step.released)
 
     def _forced(self, step: SubmittedStep) -> tuple[tuple[str, tuple[int, ...]], ...]:
         sampled = dict.fromkeys(token.request_id for token in step.tokens)
@@ -386,8 +400,10 @@ class ModelRunner:
         self._compiler.start()
 
     def close(self) -> None:
-        """End the child processes that try grammars, and cancel the timer that would keep the arena's memory."""
+        """End the child processes that try grammars and the thread of slow masks, and cancel the timer that would keep
+        the arena's memory."""
         self._compiler.close()
+        self._grammars.close()
         self._arena.close()
 
     def fetch(self, fetch: AdapterFetch) -> None:

@@ -78,6 +78,7 @@ class SubmittedStep:
         vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
         scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
         failed: the requests whose grammars these tokens cannot continue, once they have been read.
+        unsampled: the requests of the step whose masks were not there, so that it samples none of their tokens.
         drafts: what the draft model is asked for once the tokens have been read.
     """
 
@@ -93,6 +94,7 @@ class SubmittedStep:
     vectors: Vectors | None = None
     scores: Scores | None = None
     drafts: tuple[DraftAsk, ...] = ()
+    unsampled: tuple[str, ...] = ()
 
     def read(self) -> tuple[SampledToken, ...]:
         """Waits for the step's sampled tokens, and returns and keeps them; empty if the step samples none."""

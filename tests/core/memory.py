@@ -6,7 +6,16 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    AddAdapter,
+    FetchCancelled,
+    FetchFailed,
+    GrammarReady,
+    MaskReady,
+    Submit,
+)
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
@@ -43,13 +52,26 @@ class MemoryExecutor(FakeExecutor):
         plan under way, whose copies come after them."""
         self.failing = set()
         """Requests whose grammars can be followed no further."""
+        self.slow, self.unready = set(), set()
+        """Requests with slow masks, and those of them whose next mask is not there."""
+        self.masking = {}
+        """Request -> what the executor knew of it when a plan began its mask, which the test answers."""
 
     def submit(self, plan):
         for load in plan.loads:
             assert load.adapter_hash in self.packed, "a load of an adapter that is not in host memory"
         self._writes.append(self.written)
         self.written = []
+        for name in plan.masks:
+            assert name not in self.masking, "a mask is begun twice"
+            self.masking[name] = self.sequences[name]
         return super().submit(plan)
+
+    def tell_mask(self, name, kind):
+        """Answer a mask. It is of no use to a request that was released meanwhile, even if it runs again."""
+        if self.sequences.get(name) is self.masking.pop(name):
+            self.unready.discard(name)
+        self.report(kind(name, 0.002) if kind is MaskReady else kind(name, 0.002, "too large"))
 
     def compute(self, plan):
         self.host.update(self._writes.popleft() if self._writes else [])
@@ -65,6 +87,10 @@ class MemoryExecutor(FakeExecutor):
             self.slots.update({(page, i): load.adapter_hash for page in load.pages for i in range(self.size)})
         for page, host_page in plan.restores:
             self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
+        self.unready.difference_update(plan.released)
+        again = {one.request_id for one in plan.admitted if len(one.tokens) > one.num_prompt}
+        self.unready |= again & self.slow
+        self.late = []
         result = super().compute(plan)
         sampled = Counter(s.request_id for s in result.sampled)
         for chunk in plan.chunks:
@@ -73,7 +99,18 @@ class MemoryExecutor(FakeExecutor):
         failed = sampled.keys() & self.failing
         forced = {name: self.forces(name, self.sequences[name].tokens) for name in sampled} if self.forces else {}
         failed = tuple((name, "too large") for name in failed)
-        return replace(result, sampled=kept, failed=failed, forced=tuple(forced.items()))
+        self.unready |= self.slow & {one.request_id for one in kept}
+        masking = tuple(name for name in (*sampled, *self.late) if name in self.unready)
+        more = {"failed": failed, "forced": tuple(forced.items()), "unsampled": tuple(self.late), "masking": masking}
+        return replace(result, sampled=kept, **more)
+
+    def _sample(self, chunk):
+        """A request whose mask is not there gets no token, and nor does the step after it that was planned ahead."""
+        name, known = chunk.request_id, self.sequences[chunk.request_id].tokens
+        if name not in self.unready and chunk.start + chunk.num_tokens <= len(known) + len(chunk.proposals):
+            return super()._sample(chunk)
+        self.late.append(name)
+        return []
 
     def _page(self, page):
         return [self.slots.get((page, i)) for i in range(self.size)]
@@ -137,6 +174,10 @@ class MemoryExecutor(FakeExecutor):
         adapter_hash = seq.admission.adapter_hash
         known = [*seq.tokens[: len(seq.tokens) - num_sampled], *chunk.proposals]
         end = chunk.start + chunk.num_tokens
+        if end > len(known):
+            assert chunk.request_id in self.late, "an unknown token was computed"
+            self.slots[seq.pages[(end - 1) // self.size], (end - 1) % self.size] = "made of nothing"
+            return
         assert chunk.samples == (end == len(known))
         for position in range(chunk.start, end):
             self.slots[seq.pages[position // self.size], position % self.size] = (

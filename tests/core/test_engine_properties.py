@@ -20,6 +20,8 @@ from engine.core.commands import (
     FetchFailed,
     GrammarFailed,
     GrammarReady,
+    MaskFailed,
+    MaskReady,
     Submit,
 )
 from engine.core.commit_adapters import add_adapter, pin_adapter
@@ -151,6 +153,8 @@ class CoreMachine(RuleBasedStateMachine):
         )
         kind = len(self.requests) % 3
         request = request._replace(expected_tokens=expected, request_class="a" * kind, class_weight=1.0 + kind)
+        if grammar is GRAMMARS[-1]:
+            self.executor.slow.add(name)
         self._put(request if moved is None else self._moved(request, *moved))
 
     def _submit_suspect(self, prompt, params, adapter_hash, lane, suspect, **wanted):
@@ -232,6 +236,20 @@ class CoreMachine(RuleBasedStateMachine):
         """From its next token on, a request's grammar can be followed no further."""
         self.executor.failing.add(data.draw(st.sampled_from(self._guided)))
 
+    @precondition(lambda self: self._guided)
+    @rule(data=st.data())
+    def slow_down(self, data):
+        """From now on, a request's masks take too long for a step; its next one, too, or only those after it."""
+        name = data.draw(st.sampled_from(self._guided))
+        self.executor.slow.add(name)
+        if name in self.executor.sequences and data.draw(st.booleans()):
+            self.executor.unready.add(name)
+
+    @precondition(lambda self: self.executor.masking)
+    @rule(data=st.data(), kind=st.sampled_from([MaskReady, MaskReady, MaskFailed]))
+    def answer_mask(self, data, kind):
+        self.executor.tell_mask(data.draw(st.sampled_from(sorted(self.executor.masking))), kind)
+
     @property
     def _guided(self):
         return [name for name, request in self.requests.items() if request.params.grammar and name not in self.ended]
@@ -263,6 +281,8 @@ class CoreMachine(RuleBasedStateMachine):
                 self.executor.answer(adapter_hash, FetchCancelled if cancelled else AdapterFetched)
             for grammar in list(self.executor.preparing):
                 self.executor.tell(grammar, GrammarReady)
+            for name in list(self.executor.masking):
+                self.executor.tell_mask(name, MaskReady)
         else:
             raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
@@ -271,6 +291,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert not any((*waiting.num_tokens.values(), *waiting.num_outputs.values()))
         assert self.executor.sequences == {}
         assert not self.executor.preparing and not self.executor.prepared
+        assert not self.executor.masking and not self.executor.unready and not self.state.masks.under_way
         assert not self.executor.fetching and not self.state.tiers.fetching
         assert self.executor.packed == {
             a.adapter_hash for a in self.state.adapters.values() if a.host is HostCopy.PRESENT
@@ -330,6 +351,8 @@ class CoreMachine(RuleBasedStateMachine):
             end = chunk.start + chunk.num_tokens
             last = len(request.prompt_ids) + max(0, request.params.max_tokens - 1)
             assert chunk.start < end <= last, "past the last token"
+        assert all(name in self.state.running and name not in plan.preempted for name in plan.masks)
+        assert not {chunk.request_id for chunk in plan.chunks} & self.state.masks.waiting.keys(), "a mask is missing"
         on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
         assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"
         self._check_lanes(plan)
@@ -369,6 +392,7 @@ def _comparable(state):
         [s.id for s in state.waiting],
         list(state.running),
         [(a.adapter_hash, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
+        (list(state.masks.waiting), list(state.masks.under_way)),
         (state.tiers.held, list(state.tiers.idle), list(state.tiers.hosted), list(state.tiers.fetching)),
         list(state.released),
     )

@@ -26,8 +26,10 @@ from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
 from engine.model import grammar as rooms
+from engine.model import grammar_cache
 from engine.model.arena import PageUses
-from engine.model.grammar import MOST_FORCED, GrammarCache, GrammarRoom
+from engine.model.grammar import MOST_FORCED, GrammarRoom
+from engine.model.grammar_cache import GrammarCache
 from engine.model.grammar_compiler import Compiler, Unproven
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.runner import ModelRunner
@@ -398,7 +400,7 @@ def test_leaving_while_a_grammar_is_compiled(held):
 
 
 def test_compiled_grammars_are_kept_but_not_all(byte_model, monkeypatch):
-    monkeypatch.setattr(rooms, "KEPT", 2)
+    monkeypatch.setattr(grammar_cache, "KEPT", 2)
     compiler, answers = Held(Compiler(byte_model, VOCAB, (EOS,))), []
     arrived = threading.Semaphore(0)
     cache = GrammarCache(compiler, lambda answer: (answers.append(answer), arrived.release()))
@@ -455,7 +457,7 @@ def throw(error):
 
 
 def test_grammars_are_kept_by_what_they_hold(byte_model, monkeypatch):
-    monkeypatch.setattr(rooms, "KEPT_BYTES", 10)
+    monkeypatch.setattr(grammar_cache, "KEPT_BYTES", 10)
     compiler = Held(Compiler(byte_model, VOCAB, (EOS,)))
     real = compiler.compiler.compile
     compiler.compiler.compile = lambda grammar: real(grammar)._replace(num_bytes=4)
@@ -514,7 +516,7 @@ def test_masks_after_proposals_are_those_after_the_tokens(byte_model):
         and (alone[4] & pack_bits(np.array([EOS]), VOCAB)).any()
     )
     wrong = (tokens[0], tokens[0], tokens[1])
-    masks, kept = room.masks(["r"] * 4, {"r": wrong})
+    masks, kept, _ = room.masks(["r"] * 4, {"r": wrong})
     rows = masks.words
     assert kept == {"r": wrong[:1]}
     assert (rows[2:] == -1).all() and np.array_equal(rows[0], alone[4])
@@ -528,7 +530,7 @@ def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
     with patch.object(rooms, "AHEAD_SECONDS", 0.0):
         assert room.masks(["r"] * 5, {"r": tokens})[1] == {"r": tokens[:1]}
     assert room.advance([SampledToken("r", token) for token in tokens[:2]]) == {}
-    masks, kept = room.masks(["r"] * 5, {"r": tokens})
+    masks, kept, _ = room.masks(["r"] * 5, {"r": tokens})
     assert room.forced(["r"]) == ()
     assert kept == {"r": ()} and (masks.words[1:] == -1).all() and not (masks.words[0] == -1).all()
 
@@ -605,10 +607,10 @@ def test_a_sampler_is_left_what_a_room_does_not_see_to(byte_model):
     room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
     plain = SamplingParams(min_tokens=4)
     assert room.add("plain", plain, (70,), 1) is plain
-    assert room.masks(["plain"]) == (None, {})
+    assert room.masks(["plain"]) == (None, {}, ())
     room.remove("plain")
     guided = plain._replace(grammar=regex("a+"))
     room.prepare([], [guided.grammar])
     assert room.add("guided", guided, (70,), 1) == guided._replace(min_tokens=0)
-    masks, _ = room.masks(["plain", "guided"])
+    masks, _, _ = room.masks(["plain", "guided"])
     assert masks.rows == (1,) and masks.words.shape == (1, num_words(VOCAB))

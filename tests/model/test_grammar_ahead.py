@@ -14,6 +14,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
+from engine.model import mask_cost
 from engine.model.decoder import StepOutput
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps
@@ -68,10 +69,25 @@ class Later:
     def run(self):
         self.value, self.is_done = self.work(), True
 
+    def __getitem__(self, rows):
+        """Some rows of logits, which the device takes when it gets there."""
+        return Rows(self, rows)
+
     def to_host(self):
         self.device.journal.append("read")
         self.device.catch_up(until=self)
         return self.value.to_host()
+
+
+class Rows:
+    """Some rows of logits that the device computes later."""
+
+    def __init__(self, logits, rows):
+        self._logits, self._rows = logits, rows
+
+    @property
+    def value(self):
+        return StepOutput(self._logits.value.logits[self._rows], None)
 
 
 class LateSteps(Steps):
@@ -176,15 +192,19 @@ def serve(model, is_late, **core):
     return stepped
 
 
-@pytest.mark.parametrize("core", [{}, {"num_pages": 30, "max_seqs": 4}], ids=["roomy", "preempted"])
-def test_a_device_that_computes_later_says_what_one_says_that_computes_at_once(byte_model, core):
-    plain, late = (serve(byte_model, is_late, **core) for is_late in (False, True))
-    assert {name: end.finish_reason for name, end in late.ends.items()} == {
+def check_alike(plain, other):
+    assert {name: end.finish_reason for name, end in other.ends.items()} == {
         name: end.finish_reason for name, end in plain.ends.items()
     }
     for name in PARAMS.keys() - {"aborted"}:
-        assert late.tokens[name] == plain.tokens[name], name
-    assert late.tokens["aborted"][:ABORT_AFTER] == plain.tokens["aborted"][:ABORT_AFTER]
+        assert other.tokens[name] == plain.tokens[name], name
+    assert other.tokens["aborted"][:ABORT_AFTER] == plain.tokens["aborted"][:ABORT_AFTER]
+
+
+@pytest.mark.parametrize("core", [{}, {"num_pages": 30, "max_seqs": 4}], ids=["roomy", "preempted"])
+def test_a_device_that_computes_later_says_what_one_says_that_computes_at_once(byte_model, core):
+    plain, late = (serve(byte_model, is_late, **core) for is_late in (False, True))
+    check_alike(plain, late)
     for name in ("free", "word"):
         assert len(late.logprobs[name]) == len(late.tokens[name])
         for one, other in zip(late.logprobs[name], plain.logprobs[name], strict=True):
@@ -199,6 +219,18 @@ def test_a_device_that_computes_later_says_what_one_says_that_computes_at_once(b
     ]
     for stepped in (plain, late):
         assert bool(stepped.engine.state.counters.preemptions) == bool(core)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("core", [{}, {"num_pages": 30, "max_seqs": 4}], ids=["roomy", "preempted"])
+def test_slow_masks_say_what_quick_ones_say(byte_model, monkeypatch, core, is_late):
+    plain = serve(byte_model, is_late=False, **core)
+    monkeypatch.setattr(mask_cost, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(mask_cost, "ROW_SECONDS", 0.0)
+    slow = serve(byte_model, is_late, **core)
+    check_alike(plain, slow)
+    assert not slow.engine.state.masks.under_way
+    assert any(account.seconds for account in slow.engine.state.ledger.accounts.of.values())
 
 
 def test_the_logits_of_a_step_are_launched_before_its_masks_wait_for_tokens(byte_model):

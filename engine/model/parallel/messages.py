@@ -62,4 +62,4 @@ def for_followers(plan: StepPlan) -> StepPlan:
         replace(admission, params=admission.params._replace(grammar=None)) if admission.params.grammar else admission
         for admission in plan.admitted
     )
-    return replace(plan, admitted=admitted, prepared=(), prepared_for=(), forgotten=(), saved_keys=())
+    return replace(plan, admitted=admitted, prepared=(), prepared_for=(), forgotten=(), masks=(), saved_keys=())

@@ -149,7 +149,7 @@ def _draw_filtered(bits, probs, uniform, top_k, top_p, min_p, ids, bins):
 @simd.inner
 def _reached_by(bits, number, bins):
     """Returns a probability, as high as a histogram tells, that at least `number` tokens have: those that are the
-    likeliest of their blocks. There are at least as many blocks. `bits` are those of the row's probabilities, and `bins`
+    likeliest of their blocks. There are at least as many blocks. `bits` are those of the row's probabilities, `bins`
     is working memory."""
     bins[COUNT] = 0
     for start in range(0, len(bits) - BLOCK + 1, BLOCK):

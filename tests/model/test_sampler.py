@@ -43,7 +43,7 @@ def slow_order(scores: list[float]) -> list[int]:
 
 
 def slow_kept(scores: Tensor, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """min-p, then top-k, then the smallest nucleus that reaches top-p of what is left. Without filters, tokens by id."""
+    """min-p, then top-k, then the smallest nucleus that reaches top-p of the rest. Without filters, tokens by id."""
     if (top_k, top_p, min_p) == OFF:
         return list(range(len(scores)))
     probs = scores.softmax(-1).tolist()
@@ -145,12 +145,11 @@ def test_a_wide_nucleus_costs_a_few_passes_over_the_row():
     assert min(ratios) < 12
 
 
-def test_a_nucleus_a_little_wider_than_the_first_look_is_found():
+def test_a_nucleus_of_equal_tokens_has_those_of_the_lowest_ids():
     scores = torch.zeros(1, 100)
-    uniform = torch.full((1, 1), 0.99, dtype=torch.float64)
-    expected = slow_draw(scores[0], 0.99, slow_kept(scores[0], 0, 0.5, 0.0))
-    for width in range(1, 60):
-        assert draw(scores, uniform, filters(1, 0, 0.5, 0.0)).tolist() == [expected]
+    uniform = torch.full((1, 1), 0.9999, dtype=torch.float64)
+    for width in range(1, 101):
+        assert draw(scores, uniform, filters(1, 0, width / 100 - 0.005, 0.0)).tolist() == [width - 1]
 
 
 def test_rows_with_different_filters_in_one_call_keep_their_own():

@@ -73,7 +73,11 @@ class LanePolicy:
             return split_running(by_adapter(running))
         decodes, prompts = split_running(running)
         long = state.config.long_prompt
-        return decodes, sorted(prompts, key=lambda seq: (seq.num_remaining > long, seq.account.tenant.served))
+
+        def turn(seq: Sequence) -> tuple[bool, float, float]:
+            return seq.num_remaining > long, seq.account.tenant.served, seq.account.served
+
+        return decodes, sorted(prompts, key=turn)
 
     def order_ahead(self, state: EngineState, lane: Lane, now: float, prompts: Listed[Sequence]) -> Iterable[Sequence]:
         if lane is not Lane.INTERACTIVE:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
@@ -23,21 +24,26 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, tenant_of
 
 
-def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
-    """Yield the waiting sequences of a lane in the order in which they should start at `now` (seconds on the engine's
-    clock): by the counters of their tenants and classes, then by locality. While batch deadlines press (`Ledger.need`
-    is at least `harvest_below`), batch sequences with a deadline come first, the earliest deadline first."""
+def fair_order(state: EngineState, lane: Lane, now: float, below: float = inf) -> Iterator[Sequence]:
+    """Yield the waiting sequences of a lane, or those of tenants whose counter is less than `below`, in the order in
+    which they should start at `now` (seconds on the engine's clock): by the counters of their tenants and classes, then
+    by locality. While batch deadlines press (`Ledger.need` is at least `harvest_below`), batch sequences with a
+    deadline come first, the earliest deadline first."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
-        yield from _by_tenant(state, lane, now)
+        yield from _by_tenant(state, lane, now, below)
         return
     yield from state.waiting.urgent
-    yield from (seq for seq in _by_tenant(state, lane, now) if seq.request.deadline is None)
+    yield from (seq for seq in _by_tenant(state, lane, now, inf) if seq.request.deadline is None)
 
 
-def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
-    """Yield the waiting sequences of a lane in fair order: between tenants, and within each between its classes."""
-    groups = state.waiting.groups(lane)
+def _by_tenant(state: EngineState, lane: Lane, now: float, below: float) -> Iterator[Sequence]:
+    """Yield the waiting sequences of a lane's tenants whose counter is less than `below` in fair order: between
+    tenants, and within each between its classes."""
+    get, waiting = state.ledger.accounts.get, state.waiting.groups(lane)
+    groups = (
+        waiting if below == inf else {p: queue for p, queue in waiting.items() if get(lane, p).tenant.served < below}
+    )
     if len(groups) == 1:
         yield from _local_first(state, next(iter(groups.values())), now)
         return

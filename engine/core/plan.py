@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from engine.core.planner import Planner
 from engine.core.policy import Policy
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import Lane, LaneMode
@@ -11,27 +14,36 @@ from engine.core.types import Lane, LaneMode
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     """Return the plan of the next step without changing `state`; `now` is in seconds on the engine's clock. Lane by
-    lane, running sequences advance and then waiting sequences start, until time, tokens, slots or pages run out. Each
-    sequence asks for all its remaining tokens and gets a chunk of the size that the step's budget grants. Paused lanes
-    start no sequences. The plan also fetches adapters and prepares grammars for waiting sequences. If a suspect request
+    lane, decodes advance, then running prompts, and then waiting sequences start, until time, tokens, slots or pages
+    run out. Waiting sequences that the policy orders ahead start before running prompts advance. Each sequence asks for
+    all its remaining tokens and gets a chunk of the size that the step's budget grants. Paused lanes start no
+    sequences. The plan also fetches adapters and prepares grammars for waiting sequences. If a suspect request
     is on trial (see `Sequence.on_trial`) and can be computed, it is computed alone, otherwise left out."""
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
-    has_suspects = bool(state.suspects)
     planner = Planner(state, policy, now)
     starting = [lane for lane in Lane if state.modes[lane] is not LaneMode.PAUSED]
     for lane in Lane:
         planner.enter(lane)
-        for seq in policy.order_running(state, lane):
-            if not (has_suspects and seq.on_trial) and not planner.advance(seq):
-                break
-        for seq in policy.order_waiting(state, lane, now) if planner.takes_new and lane in starting else ():
-            if not (has_suspects and seq.on_trial) and not planner.start(seq):
-                break
+        decodes, prompts = policy.order_running(state, lane)
+        _try_each(state, decodes, planner.advance)
+        if prompts and lane in starting:
+            _try_each(state, policy.order_ahead(state, lane, now, prompts), planner.start)
+        _try_each(state, prompts, planner.advance)
+        if planner.takes_new and lane in starting:
+            _try_each(state, policy.order_waiting(state, lane, now), planner.start)
     for lane in starting:
         planner.fetch_ahead(lane, policy.order_fetches(state, lane, now))
         planner.prepare_ahead(lane, policy.order_fetches(state, lane, now))
     return planner.finish()
+
+
+def _try_each(state: EngineState, sequences: Iterable[Sequence], schedule: Callable[[Sequence], bool]) -> None:
+    """Schedule the sequences, in their order, until `schedule` returns False, without suspects on trial."""
+    has_suspects = bool(state.suspects)
+    for seq in sequences:
+        if not (has_suspects and seq.on_trial) and not schedule(seq):
+            return
 
 
 def plan_trial(state: EngineState, policy: Policy, now: float) -> StepPlan | None:

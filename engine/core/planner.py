@@ -109,6 +109,8 @@ class Planner:
         resident nor in host memory, was evicted by this plan, finds no room or time for the copy, or takes no more
         sequences, to make way for another. Returns whether sequences after it may still start; False means that the
         lane starts no more in this plan."""
+        if seq.id in self._admitted:
+            return True
         if not self.takes_new:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):

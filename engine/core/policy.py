@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from itertools import chain
 from typing import Protocol
 
@@ -28,8 +29,13 @@ class Policy(Protocol):
     gathers: bool
     """True means that sequences start together, including those whose prompt gets no tokens before a later step."""
 
-    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        """Return a lane's running sequences in the order in which they get tokens and pages."""
+    def order_running(self, state: EngineState, lane: Lane) -> tuple[list[Sequence], list[Sequence]]:
+        """Return a lane's running sequences in the order in which they get tokens and pages: first those that decode,
+        then those in their prompts."""
+
+    def order_ahead(self, state: EngineState, lane: Lane, now: float, prompts: Listed[Sequence]) -> Iterable[Sequence]:
+        """Return the waiting sequences of a lane that start before its running `prompts` (at least one) advance, in the
+        order in which they should start."""
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         """Return the waiting sequences of a lane that may start now, in the order in which they should start."""
@@ -45,8 +51,12 @@ class Policy(Protocol):
 
 class LanePolicy:
     """The default policy: the interactive lane is served before the batch lane. Within a lane, running decodes go
-    before prefills, and interactive prompts that are long last; waiting requests start by `fair_order`: first those of
-    tenants that have received less service, or batch requests by deadline while deadlines press.
+    before prefills; waiting requests start by `fair_order`: first those of tenants that have received less service, or
+    batch requests by deadline while deadlines press.
+
+    Running interactive prompts go by the service that their tenants have received, too, those that are long last, and
+    after waiting requests of tenants that have received less than all of them. A tenant's long prompts would otherwise
+    take each step before another tenant's next chat, which then waited for whole prompts: 1.2 s in place of 0.2.
 
     A waiting sequence takes room from lower lanes, whose sequences are preempted in order of the least cost per gain. A
     waiting interactive sequence then takes room from tenants of its lane that hold more than their share. A running
@@ -57,14 +67,22 @@ class LanePolicy:
 
     timed, gathers = True, False
 
-    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
+    def order_running(self, state: EngineState, lane: Lane) -> tuple[list[Sequence], list[Sequence]]:
         running = [seq for seq in state.running.values() if seq.lane is lane]
         if lane is not Lane.INTERACTIVE:
-            decodes, prefills = split_running(by_adapter(running))
-            return decodes + prefills
-        decodes, prefills = split_running(running)
+            return split_running(by_adapter(running))
+        decodes, prompts = split_running(running)
         long = state.config.long_prompt
-        return decodes + sorted(prefills, key=lambda seq: seq.num_remaining > long)
+
+        def turn(seq: Sequence) -> tuple[bool, float, float]:
+            return seq.num_remaining > long, seq.account.tenant.served, seq.account.served
+
+        return decodes, sorted(prompts, key=turn)
+
+    def order_ahead(self, state: EngineState, lane: Lane, now: float, prompts: Listed[Sequence]) -> Iterable[Sequence]:
+        if lane is not Lane.INTERACTIVE:
+            return ()
+        return fair_order(state, lane, now, min(seq.account.tenant.served for seq in prompts))
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)
@@ -88,9 +106,11 @@ class QueuePolicy:
 
     timed, gathers = False, False
 
-    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        decodes, prefills = split_running(seq for seq in state.running.values() if seq.lane is lane)
-        return decodes + prefills
+    def order_running(self, state: EngineState, lane: Lane) -> tuple[list[Sequence], list[Sequence]]:
+        return split_running(seq for seq in state.running.values() if seq.lane is lane)
+
+    def order_ahead(self, state: EngineState, lane: Lane, now: float, prompts: Listed[Sequence]) -> Iterable[Sequence]:
+        return ()
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
@@ -109,6 +129,7 @@ class Batched:
         self._policy = policy
         self.timed, self.gathers = False, True
         self.order_running = policy.order_running
+        self.order_ahead = QueuePolicy().order_ahead
         self.order_fetches = policy.order_fetches
         self.victims = policy.victims
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.core.types import SamplingParams
+from lora_kernels.cpu import numba_sampling
 
-CANDIDATES = (128, 2048)
-"""Numbers of likeliest tokens that are examined first and second, before a row's whole vocabulary is sorted."""
 BLOCK = 64
 """Number of neighbouring tokens that are represented by their highest score in the search for the likeliest."""
 
@@ -33,13 +32,10 @@ class Filters:
     min_p: Tensor
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Filters:
+    def of(cls, params: Sequence[SamplingParams]) -> Filters:
         top_k = torch.tensor([[one.top_k] for one in params], dtype=torch.int64)
-        shares = torch.tensor([[[one.top_p], [one.min_p]] for one in params], dtype=torch.float64).to(device)
-        return cls(top_k.to(device), shares[:, 0], shares[:, 1])
-
-    def take(self, rows: Tensor) -> Filters:
-        return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+        top_p, min_p = torch.tensor([[one.top_p, one.min_p] for one in params], dtype=torch.float64).T[:, :, None]
+        return cls(top_k, top_p.contiguous(), min_p.contiguous())
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -57,54 +53,11 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draws one token of each row (int64 [n]) from softmax(scores): the first token, by id, at which the cumulative
-    probability exceeds `uniform`. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1)."""
-    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
-    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    return place[:, 0].clamp(max=scores.shape[1] - 1)
-
-
-def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tuple[int, ...] = CANDIDATES) -> Tensor:
-    """Draws one token of each row (int64 [n]) from the tokens that min-p, top-k and top-p keep: the first, likeliest
-    first, at which their cumulative probability exceeds `uniform` times their total.
-
-    Top-p is a share of the probability that the other two filters keep. The `widths[0]` likeliest tokens are examined
-    first. Rows whose filters may keep more than that go on to the next width, and finally to the whole vocabulary. The
-    outcome does not depend on the widths. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1).
-    """
-    vocab = scores.shape[1]
-    width = min(widths[0], vocab) if widths else vocab
-    ids = ranked(scores, width)
-    probs = scores.softmax(-1).gather(1, ids).double()
-    cumulative = probs.cumsum(-1)
-    kept, is_certain = _num_kept(probs, cumulative, filters, vocab)
-    place = torch.searchsorted(cumulative, uniform * cumulative.gather(1, kept - 1), right=True)
-    tokens = ids.gather(1, torch.minimum(place, kept - 1))[:, 0]
-    if not bool(is_certain.all()):
-        rest = (~is_certain).nonzero()[:, 0]
-        tokens[rest] = draw_filtered(scores[rest], uniform[rest], filters.take(rest), widths[1:])
-    return tokens
-
-
-def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
-    """Returns how many of the likeliest tokens the filters keep (int64 [n, 1], at least 1), and whether that number is
-    certain (bool [n]), so that tokens beyond the given ones cannot change it.
-
-    Args:
-        probs, cumulative: float64 [n, width]. Probabilities of the likeliest `width` tokens, in order, and the
-            cumulative sums of these.
-        vocab: number of all tokens.
-    """
-    width = probs.shape[1]
-    top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
-    likely = (probs >= filters.min_p * probs[:, :1]).sum(-1, keepdim=True)
-    left = torch.minimum(likely, top_k).clamp(1, width)
-    limited = (top_k < vocab) | (filters.min_p > 0)
-    mass = torch.where(limited, cumulative.gather(1, left - 1), 1.0)
-    nucleus = (pad(cumulative[:, :-1], (1, 0)) < filters.top_p * mass).sum(-1, keepdim=True)
-    ends = torch.where(limited, (likely < width) | (top_k <= width), cumulative[:, -1:] >= filters.top_p)
-    return torch.minimum(left, nucleus).clamp(min=1), ends[:, 0] | (width == vocab)
+def draw(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
+    """Draws one token of each row (int64 [n]) from those of softmax(scores) that the filters keep, see
+    `numba_sampling.draw`. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1)."""
+    scores = scores.contiguous()
+    return numba_sampling.draw(scores, scores.softmax(-1), uniform, filters.top_k, filters.top_p, filters.min_p)
 
 
 def ranked(scores: Tensor, width: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.core.proposals import verified
 from engine.core.step import SampledToken
 from engine.core.types import SamplingParams, TokenLogprobs
-from engine.model.draws import Filters, draw, draw_filtered, ranked, uniforms
+from engine.model.draws import Filters, draw, ranked, uniforms
 from engine.model.masks import TokenMasks
 
 GREEDY_BELOW = 1e-5
@@ -74,10 +74,6 @@ class _SamplerRow:
     @property
     def is_random(self) -> bool:
         return self.params.temperature >= GREEDY_BELOW
-
-    @property
-    def is_filtered(self) -> bool:
-        return has_filters(self.params)
 
     @property
     def is_banned(self) -> bool:
@@ -187,22 +183,19 @@ def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
     tokens = np.empty(len(rows), dtype=np.int64)
     if greedy := [i for i, row in enumerate(rows) if not row.is_random]:
         tokens[greedy] = _argmax(_take(scores, greedy))
-    for filtered in (False, True):
-        if drawn := [i for i, row in enumerate(rows) if row.is_random and row.is_filtered == filtered]:
-            tokens[drawn] = _draw(_take(scores, drawn), [rows[i] for i in drawn], filtered)
+    if drawn := [i for i, row in enumerate(rows) if row.is_random]:
+        tokens[drawn] = _draw(_take(scores, drawn), [rows[i] for i in drawn])
     return tokens
 
 
-def _draw(scores: Tensor, rows: list[_SamplerRow], filtered: bool) -> Int64Array:
-    """Draws the next token of each row, int64 [n]: with the requests' filters if `filtered`, else from all tokens.
-    Divides `scores` (fp32 [n, vocab_size]) by the temperatures in place."""
+def _draw(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
+    """Draws the next token of each row with its request's filters, int64 [n]. Divides `scores` (fp32 [n, vocab_size])
+    by the temperatures in place."""
     seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
     positions = np.array([[row.position] for row in rows], dtype=np.uint64)
     uniform = _upload(uniforms(seeds, positions), scores)
     scores /= _upload(np.array([[row.params.temperature] for row in rows], dtype=np.float32), scores)
-    if not filtered:
-        return draw(scores, uniform).cpu().numpy()
-    return draw_filtered(scores, uniform, Filters.of([row.params for row in rows], scores.device)).cpu().numpy()
+    return draw(scores, uniform, Filters.of([row.params for row in rows])).numpy()
 
 
 def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) -> list[TokenLogprobs | None]:

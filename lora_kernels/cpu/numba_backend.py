@@ -15,6 +15,7 @@ from lora_kernels.cpu.formats import FORMATS
 from lora_kernels.cpu.numba_attention_plan import AttentionForm, NumbaAttentionPlan, plan_attention
 from lora_kernels.cpu.numba_experts import NumbaExperts
 from lora_kernels.cpu.numba_pointwise import NumbaPointwise
+from lora_kernels.cpu.numba_sampling import draw_kernel
 from lora_kernels.cpu.numba_tape import Tape, player
 from lora_kernels.cpu.openmp import Kernel, team
 from lora_kernels.layout import LoraTable, ProjectionGroup
@@ -49,7 +50,11 @@ class NumbaBackend:
         compilers: list[Callable[[], object]] = [partial(self._kernel, numba_attention, dtype)]
         out_dtypes = {dtype, torch.float32} if sums else {dtype}
         compilers += [partial(self._kernel, numba_lora, dtype, out_dtype) for out_dtype in out_dtypes]
-        compilers += [player, *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS)]
+        compilers += [
+            player,
+            draw_kernel,
+            *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS),
+        ]
         if experts:
             compilers += [partial(self.experts.compile, out_dtype) for out_dtype in out_dtypes]
         for done, compiler in enumerate(compilers):

@@ -10,8 +10,7 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, read_as, size_of
@@ -81,13 +80,13 @@ def _choose_experts(fmt, block):
     """Chooses each row's experts. Writes the experts to `places`, where `_place_entries` replaces them, their weights
     to `weights`, and the place where each expert's entries begin to `starts`."""
     count, top_k = block.experts, block.top_k
-    line, starts = carray(_fp32_at(block.scratch), count), carray(_int32_at(block.starts), count + 1)
+    line, starts = carray(simd.fp32_at(block.scratch), count), carray(simd.int32_at(block.starts), count + 1)
     starts[:] = 0
     for row in range(block.rows):
         for expert in range(count):
             line[expert] = read_as(fmt, block.logits + row * block.logits_row + expert * size_of(fmt))
-        chosen = carray(_int32_at(block.places + 4 * row * top_k), top_k)
-        values = carray(_fp32_at(block.weights + 4 * row * top_k), top_k)
+        chosen = carray(simd.int32_at(block.places + 4 * row * top_k), top_k)
+        values = carray(simd.fp32_at(block.weights + 4 * row * top_k), top_k)
         _choose(line, chosen, values)
         largest, total = values[0], np.float32(0)
         if block.normalised:
@@ -123,11 +122,11 @@ def _choose(line, chosen, values):
 @simd.inner
 def _place_entries(block):
     """Sorts entries by expert: writes each entry's row to `entry_rows`, and replaces experts by entries in `places`."""
-    following = carray(_int32_at(block.following), block.experts)
+    following = carray(simd.int32_at(block.following), block.experts)
     for expert in range(block.experts):
         following[expert] = simd.read_i32(block.starts + 4 * expert)
-    rows = carray(_int32_at(block.entry_rows), block.rows * block.top_k)
-    places = carray(_int32_at(block.places), block.rows * block.top_k)
+    rows = carray(simd.int32_at(block.entry_rows), block.rows * block.top_k)
+    places = carray(simd.int32_at(block.places), block.rows * block.top_k)
     for number in range(block.rows):
         row = simd.read_i64(block.order + 8 * number) if block.order else number
         for k in range(row * block.top_k, (row + 1) * block.top_k):
@@ -140,8 +139,11 @@ def _place_entries(block):
 
 @simd.inner
 def _cut_tiles(block):
-    rows, slots = carray(_int32_at(block.entry_rows), block.entries), carray(_int32_at(block.slots), 1 << 31)
-    numbers, tiles = carray(_int32_at(block.numbers), block.entries), carray(_int32_at(block.tiles), (block.entries, 3))
+    rows, slots = carray(simd.int32_at(block.entry_rows), block.entries), carray(simd.int32_at(block.slots), 1 << 31)
+    numbers, tiles = (
+        carray(simd.int32_at(block.numbers), block.entries),
+        carray(simd.int32_at(block.tiles), (block.entries, 3)),
+    )
     count = 0
     for expert in range(block.experts):
         last = -1
@@ -157,27 +159,10 @@ def _cut_tiles(block):
                 tiles[count, 0], tiles[count, 1], tiles[count, 2] = first // EXPERT_TARGETS, entry, 1
                 last = slot
                 count += 1
-    carray(_int64_at(block.count), 1)[0] = count
+    carray(simd.int64_at(block.count), 1)[0] = count
 
 
 @simd.inner
 def _has_rank(ranks):
     """Returns whether the adapter whose ranks of an expert are at address `ranks` changes the expert."""
     return simd.read_i32(ranks) + simd.read_i32(ranks + 4) + simd.read_i32(ranks + 8) > 0
-
-
-def _make_pointer(number):
-    """Makes an intrinsic that turns an address into a pointer to numbers of this numba type."""
-    pointer = types.CPointer(number)
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(pointer))
-
-    @intrinsic
-    def at(typingctx, address):
-        return pointer(types.int64), codegen
-
-    return at
-
-
-_int32_at, _int64_at, _fp32_at = map(_make_pointer, (types.int32, types.int64, types.float32))

@@ -265,6 +265,12 @@ def read_f32(typingctx, address):
 
 
 @intrinsic
+def fp32_of(typingctx, bits):
+    """Returns the fp32 number that has the bits of an int32."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], F32)
+
+
+@intrinsic
 def write_f32(typingctx, address, number):
     def codegen(context, builder, signature, args):
         builder.store(args[1], Emit(builder).at(args[0], F32), align=4)
@@ -286,6 +292,23 @@ def _make_reader(of: Any) -> Any:
 
 
 read_i8, read_i32, read_i64 = _make_reader(BYTE), _make_reader(I32), _make_reader(I64)
+
+
+def _make_pointer(number: types.Type) -> Any:
+    """Makes an intrinsic that turns an address into a pointer to numbers of this numba type."""
+    pointer = types.CPointer(number)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    @intrinsic
+    def at(typingctx, address):
+        return pointer(types.int64), codegen
+
+    return at
+
+
+int32_at, int64_at, fp32_at, fp64_at = map(_make_pointer, (types.int32, types.int64, types.float32, types.float64))
 
 
 @intrinsic

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.core.config import Scheduling
+from engine.core.config import LaneGoals, Scheduling
 from engine.core.report import lane_reports, tenant_reports
 from engine.core.types import Lane
 from tests.core.virtual import SteppedEngine
@@ -27,6 +27,22 @@ def test_a_flood_does_not_crowd_out_a_trickle():
     stepped.run_until(lambda: sum(name.startswith("trickle") for name in stepped.ends) == 10)
     got = {tenant: seconds(stepped)[tenant] - before.get(tenant, 0.0) for tenant in ("flood", "trickle")}
     assert got["flood"] < 1.6 * got["trickle"], "they share alike while both wait"
+
+
+def test_a_chat_waits_for_no_prompt_of_another_tenant():
+    """The last part of a running prompt, which is short by then, once took every step before the chat."""
+    stepped = SteppedEngine(num_pages=4000, max_model_len=2048, interactive=LaneGoals(ttft_s=0.5, itl_s=0.04))
+    stepped.learn()
+    backlog(stepped, "flood", 30, Lane.INTERACTIVE, 1500, 1)
+    waits = []
+    for number in range(30):
+        stepped.step(3)
+        name, begun = f"chat-{number}", stepped.clock.now
+        stepped.submit(name, 40, 4, tenant="neighbour")
+        stepped.run_until(lambda name=name: name in stepped.ends)
+        waits.append(stepped.times[name][0] - begun)
+    assert max(waits) < 3 * 0.04
+    assert any(name.startswith("flood") for name in stepped.ends), "the prompts advance beside the chats"
 
 
 @pytest.mark.parametrize("lane", list(Lane))

@@ -19,8 +19,10 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.anthropic.calls import message_call
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
+from gateway.core.limits import EACH
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
+from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress, session_from, trace_context_from
 from gateway.embeddings.calls import embeddings_call, rerank_call, score_call
@@ -30,7 +32,16 @@ from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import AsgiEndpoint, RequestMiddleware, api_key, header, read_body, request_id
+from gateway.http.edge import (
+    AsgiEndpoint,
+    RequestMiddleware,
+    api_key,
+    has_long_body,
+    header,
+    hold_of,
+    read_body,
+    request_id,
+)
 from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
@@ -41,10 +52,11 @@ from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
 from gateway.http.time_limits import with_time_limits
 from gateway.http.tokens import TokensApi
+from gateway.limiter.base import ReserveRequest
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.openai.calls import chat_call, completion_call
-from gateway.openai.render import Json
+from gateway.openai.render import Json, encode_json
 from gateway.requests.observers import ArrivingRequest
 from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard
@@ -55,6 +67,7 @@ from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
+REDIS_PING_SECONDS = 0.2
 
 Call = TypeVar("Call", bound=WholeCall)
 Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
@@ -109,14 +122,15 @@ def create_app(
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if serves_path(surface, route.path)]
     router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
-    edge = RequestMiddleware(router)
+    edge = RequestMiddleware(router, gateway.wire)
     return Cors(edge, cors_origins) if cors_origins and surface != "admin" else edge
 
 
 @cache
-def _document(surface: ApiSurface) -> Json:
-    """Return the OpenAPI document of a surface, which takes some 70 ms to build."""
-    return document([each for each in OPERATIONS if serves_path(surface, each.path)])
+def _document(surface: ApiSurface) -> bytes:
+    """Return the OpenAPI document of a surface as JSON. It takes some 70 ms to build and 3 ms to encode, and anyone may
+    ask for it."""
+    return encode_json(document([each for each in OPERATIONS if serves_path(surface, each.path)]))
 
 
 class HttpApi:
@@ -148,6 +162,8 @@ class HttpApi:
         self._tokens = TokensApi(gateway, self._tenant, max_body_bytes)
         self._ping_seconds = ping_seconds
         self._surface = surface
+        self._openapi = b""
+        self._redis = SharedPoll(gateway.limiter.ping, REDIS_PING_SECONDS)
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
@@ -231,12 +247,13 @@ class HttpApi:
         of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
         `closed`. With the query parameter `model`, only that base model counts.
 
-        The body has the reason, and the state of each base model, of Redis, which is pinged, and of the limiter. Raises
+        The body has the reason, and the state of each base model, of Redis, which is pinged at most every
+        REDIS_PING_SECONDS, because anyone may ask, and of the limiter. Raises
         ApiError: MODEL_NOT_FOUND, there is no such base model; INVALID_REQUEST, another parameter is given.
         """
         check_parameters(request.query_params, "model")
         limiter = self._gateway.limiter
-        redis = await limiter.ping()
+        redis = await self._redis.get()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
             "status": found.status,
@@ -253,7 +270,8 @@ class HttpApi:
         return json_response({"version": version("loralane")})
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(_document, self._surface))
+        self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
+        return Response(self._openapi, media_type="application/json")
 
     async def _generation(self, request: Request, parse: Parser[GenerationCall]) -> GenerationResponse:
         call, whole = await self._begun(request, parse)
@@ -274,9 +292,14 @@ class HttpApi:
         response that runs its generation."""
         arrived = time.monotonic()
         principal = arrival.identify(self._authenticate(request))
+        if has_long_body(request):  # which is not worth reading if the tenant has no slot for its request
+            name = principal.tenant.name
+            asked = ReserveRequest(request_id(request), name, principal.key_id, tokens=0, adapter=EACH)
+            await self._gateway.limiter.check_requests(asked)
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(principal.tenant.name)
         call = await understood(principal.tenant, body, request_id(request), arrival.ingress)
+        hold_of(request).free()  # from here on, the limits of running requests apply
         limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
         return call, WholeResponse(self._gateway, principal, call, limited)
 
@@ -306,7 +329,9 @@ class HttpApi:
         return self._authenticate(request).as_tenant()
 
     def _authenticate(self, request: Request) -> Principal:
-        return self._keys.authenticate(api_key(request))
+        principal = self._keys.authenticate(api_key(request))
+        hold_of(request).identify(principal.tenant)
+        return principal
 
     def _arriving(self, request: Request) -> AbstractContextManager[ArrivingRequest]:
         trace = trace_context_from(header(request.scope, b"traceparent"))

@@ -20,6 +20,7 @@ from gateway.batches.store import ModelFilter
 from gateway.batches.tasks import ControlTask
 from gateway.batches.tenant_turns import ShardQuota
 from gateway.core.errors import ApiError
+from gateway.core.space import SpaceUse
 
 IDLE_SECONDS = 0.5
 """Seconds between two claims while there is no work."""
@@ -144,7 +145,9 @@ class Dispatcher:
 
     async def _claim_shard(self) -> bool:
         """Claim and start a shard for an engine that wants more lines than this process's shards have waiting for it.
-        Return whether one was claimed."""
+        Return whether one was claimed. None is claimed while the disk has no room for answers."""
+        if not self._context.files.storage.has_room(SpaceUse.RESULT):
+            return False
         waiting, gates = self.backlog, self._context.gates
         wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
         quota = ShardQuota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)

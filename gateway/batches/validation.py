@@ -18,6 +18,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validate import STORAGE_STATUS
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.routing import Catalog
+from gateway.core.space import SpaceUse
 from gateway.core.tenants import Tenant
 from gateway.files.record import FileRecord
 from gateway.files.service import Files
@@ -62,7 +63,8 @@ class Validator:
             elif found.errors:
                 await self.store.invalid(lease, found.errors)
             else:
-                await self.files.storage.write(lease.batch.index_name(lease.fence), _once(index))
+                name = lease.batch.index_name(lease.fence)
+                await self.files.storage.write(name, _once(index), SpaceUse.RESULT, len(index))
                 await self.store.validated(lease, found.total, found.model, found.model_lines)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)

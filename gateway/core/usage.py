@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from operator import add
+from operator import add, sub
 
 from msgspec import Struct
 
@@ -34,6 +34,9 @@ class Counts(Struct, frozen=True):
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*map(add, self.numbers, other.numbers))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*map(sub, self.numbers, other.numbers))
 
     def __bool__(self) -> bool:
         return any(self.numbers)

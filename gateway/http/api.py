@@ -236,14 +236,14 @@ class HttpApi:
         """
         check_parameters(request.query_params, "model")
         limiter = self._gateway.limiter
-        redis = await limiter.ping()
+        trouble = await limiter.trouble()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
             "status": found.status,
-            "reason": found.reason or None,
+            "reason": "; ".join(filter(None, (found.reason, trouble and f"Redis: {trouble}"))) or None,
             "engine": found.engines,
             "models": {name: trouble or None for name, trouble in found.troubles.items()},
-            "redis": redis,
+            "redis": not trouble,
             "limiter": limiter.mode,
             "limiter_modes": sorted(limiter.modes),
         }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from gateway.core.breaker import Breaker
 from gateway.redis.pipeline import Pipeline, loop_timeout
@@ -34,6 +35,17 @@ requests this second, once.
 
 class StoreError(Exception):
     """Redis failed or did not answer in time, or the call was not made because the circuit breaker is open."""
+
+    @property
+    def trouble(self) -> str:
+        """Why Redis does not serve, for callers without a key: what it answered, such as `MISCONF ...` if it cannot
+        write its file, or that it gives no answer, without its address."""
+        return str(self.__cause__) if isinstance(self.__cause__, ResponseError) else "it gives no answer"
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if Redis answered with an error, and so did nothing."""
+        return isinstance(self.__cause__, ResponseError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +83,13 @@ class RedisCalls:
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
-        self._call = (
-            self._of_cluster
-            if isinstance(client, RedisCluster)
-            else Pipeline(client, timeout, self._timeout_factor).call
-        )
+        self._call: Callable[..., Awaitable[Any]] = self._of_cluster
+        self._call_once: Callable[..., Awaitable[Any]] = self._of_cluster
+        self.can_send_once = not isinstance(client, RedisCluster)
+        """True if `run_once` sends a call at most once. The client of a cluster repeats calls by itself."""
+        if self.can_send_once:
+            pipeline = Pipeline(client, timeout, self._timeout_factor)  # type: ignore[arg-type]
+            self._call, self._call_once = pipeline.call, partial(pipeline.call, tries=1)
         self._prefix = prefix
         self._timeout = timeout
         self._max_timeout_factor = timeout_factor
@@ -112,11 +126,21 @@ class RedisCalls:
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
         the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before."""
+        return await self._run(self._call, script, keys, args)
+
+    async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Run a script as `run` does, but do not repeat the call where the connection breaks (see `can_send_once`), so
+        that a reply is that of the only attempt."""
+        return await self._run(self._call_once, script, keys, args)
+
+    async def _run(
+        self, call: Callable[..., Awaitable[Any]], script: Script, keys: Sequence[str], args: Sequence[Argument]
+    ) -> Any:
         try:
             try:
-                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+                reply = await call("EVALSHA", script.sha, len(keys), *keys, *args)
             except NoScriptError:
-                reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
+                reply = await call("EVAL", script.text, len(keys), *keys, *args)
         except FAILURES as error:
             raise self._failed(error) from error
         self._succeeded()

@@ -53,11 +53,11 @@ class Pipeline:
         self._ticks = 0
         self._ticker = Ticker(timeout / SLICES, self._tick)
 
-    async def call(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its reply. Sends it once more if the connection breaks. Raises RedisError, also for
-        an error reply, or OSError (which includes TimeoutError)."""
+    async def call(self, *command: str | int | bytes, tries: int = TRIES) -> Any:
+        """Send a command and return its reply. Sends it again, up to `tries` times in all, if the connection breaks.
+        Raises RedisError, also for an error reply, or OSError (which includes TimeoutError)."""
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
-        for _ in range(TRIES - 1):
+        for _ in range(tries - 1):
             try:
                 return await self._exchange(message)
             except ConnectionError:

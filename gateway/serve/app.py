@@ -24,6 +24,7 @@ from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
 from gateway.config.routes import virtual_names
 from gateway.config.whole import Config
+from gateway.core.space import Disk
 from gateway.engines.directory import engine_directory
 from gateway.engines.member import member_store
 from gateway.engines.pool import EnginePool
@@ -152,8 +153,9 @@ async def built_gateway(
         for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        responses = _responses(config, redis)
-        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses)
+        disk = None if config.redis.url else Disk.of_store(launch.data_dir)
+        responses = _responses(config, redis, disk)
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, disk)
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches, responses)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)
@@ -248,10 +250,10 @@ def _settings(config: Config) -> ServiceSettings:
     )
 
 
-def _responses(config: Config, redis: Redis) -> Responses:
+def _responses(config: Config, redis: Redis, disk: Disk | None) -> Responses:
     settings = config.responses
     limits = StoreLimits(settings.keep_days * DAY, settings.tenant_bytes)
-    return Responses(ResponseStore(redis, limits, prefix=config.redis.key_prefix), settings.store)
+    return Responses(ResponseStore(redis, limits, prefix=config.redis.key_prefix), settings.store, disk)
 
 
 def _limiter(config: Config, redis: Redis) -> FailoverLimiter:

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config.certificates import Certificate
+from gateway.http.connections import BoundedProtocol
 from gateway.http.guard import guarded_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import bind_socket
@@ -39,7 +40,7 @@ class HttpServer:
         self, app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
     ) -> None:
         contexts = None if certificate is None else lambda *_: certificate.for_http()
-        self._server = _Server(guarded_config(app, lifespan="off", ssl_context_factory=contexts))
+        self._server = _Server(guarded_config(app, BoundedProtocol, lifespan="off", ssl_context_factory=contexts))
         self._address, self._shared = (host, port), shared
         self._task: asyncio.Task[None] | None = None
 

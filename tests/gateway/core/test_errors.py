@@ -56,6 +56,7 @@ CONTRACT = [
     ("ENGINE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "engine_unavailable", None),
     ("UPSTREAM_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable", None),
     ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
+    ("INSUFFICIENT_STORAGE", 507, "RESOURCE_EXHAUSTED", "server_error", "insufficient_storage", False),
 ]
 
 

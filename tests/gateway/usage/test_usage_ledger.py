@@ -60,6 +60,8 @@ class Work:
     counted: Counts = NOTHING
     known: bool = True
     """Redis remembers its reservation."""
+    sure: bool = True
+    """Its gateway knows what Redis has counted for it."""
     grant: Any = None
 
 
@@ -82,6 +84,7 @@ class UsageModel:
         for limiter in self.limiters:
             limiter.configure_lazily([LIMITED, Tenant("free")])
             limiter._calls.run = self.losing(limiter._calls.run)
+            limiter._calls.run_once = self.losing(limiter._calls.run_once)
             limiter._pending.deliver_soon = lambda: None  # what is owed is sent when this test says so
 
     def losing(self, run):
@@ -125,10 +128,12 @@ class UsageModel:
                 assert bool(renewed) == work.known
             except StoreError:
                 assert lose_reply
+            work.sure = (work.sure or work.known) and not lose_reply
             self.count(work, work.used)
 
     async def settle(self, index: int, lose_reply: bool) -> None:
-        """A reply that is lost is a settlement that is sent again."""
+        """A reply that is lost is a settlement that is sent again. What Redis has forgotten is counted if it is sure
+        that it has not been."""
         if index < len(self.running):
             work = self.running.pop(index)
             self.lose_reply = lose_reply
@@ -136,6 +141,7 @@ class UsageModel:
             await limiter.settle(work.grant, work.used.tokens)
             await limiter._pending._deliver()
             self.arrived(work.gateway)
+            work.known = work.known or (work.sure and not lose_reply)
             self.end(work, work.used)
 
     async def fail(self, index: int) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
 from gateway.config.whole import load_config
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
 console = Console(stderr=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelConfig
 from gateway.config.whole import Config, load_config
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error, integer_parser
 
 console = Console(stderr=True)

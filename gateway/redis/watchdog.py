@@ -87,11 +87,13 @@ class Ballast:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path, self._disk = path, disk
+        self._had_room = True
 
     def look(self) -> None:
         """Delete the file if the disk is almost full; make it if it is missing and the disk has a whole reserve free
-        beside it. Does nothing if the disk fails."""
+        beside it. Log it when uploads begin or cease to be refused. Does nothing if the disk fails."""
         with suppress(OSError):
+            self._tell(self._disk.has_room(SpaceUse.UPLOAD))
             if self._path.exists():
                 if self._disk.free < self._size // RELEASE_PARTS:
                     self._path.unlink()
@@ -102,6 +104,13 @@ class Ballast:
     def remove(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+    def _tell(self, has_room: bool) -> None:
+        if has_room != self._had_room:
+            say = log.info if has_room else log.warning
+            event = "disk_has_room" if has_room else "disk_almost_full"
+            say(event, free_bytes=self._disk.free, reserve_bytes=self._disk.reserve, folder=str(self._disk.folder))
+        self._had_room = has_room
 
     @property
     def _size(self) -> int:

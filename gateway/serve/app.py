@@ -35,7 +35,7 @@ from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
-from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
 from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
@@ -150,12 +150,14 @@ async def built_gateway(
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
-        for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
+        disk = Disk.of_store(launch.data_dir)
+        loop_metrics = LoopMetrics(asyncio.get_running_loop())
+        for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        disk = None if config.redis.url else Disk.of_store(launch.data_dir)
-        responses = _responses(config, redis, disk)
-        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, disk)
+        stores_on = None if config.redis.url else disk
+        responses = _responses(config, redis, stores_on)
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, stores_on)
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches, responses)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)

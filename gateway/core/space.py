@@ -17,8 +17,10 @@ from gateway.core.errors import ApiError, Fault
 
 RESERVE_BYTES = 256 * 2**20
 RESERVE_PARTS = 50
-"""The reserve is RESERVE_BYTES or the disk's size divided by RESERVE_PARTS (2 %), whichever is more: 256 MiB are some
-hundred thousand requests in the store's file, and a disk takes long to write when it is almost full."""
+MOST_RESERVE_BYTES = 8 * 2**30
+"""The reserve is RESERVE_BYTES or the disk's size divided by RESERVE_PARTS (2 %), whichever is more, but at most
+MOST_RESERVE_BYTES. 256 MiB are some hundred thousand requests in the store's file, and a disk that is almost full takes
+long to write."""
 SMALL_PARTS = 4
 """The reserve is at most the disk's size divided by SMALL_PARTS, so that a small disk has room for files, too."""
 STORE = "valkey/appendonlydir"
@@ -86,10 +88,10 @@ class Disk:
         return reserve_bytes(self.total, self._size_of_store())
 
     def has_room(self, use: SpaceUse, num_bytes: int = 0) -> bool:
-        """Return whether `num_bytes` can be written for `use` now. A disk that cannot be measured has room: writing to
-        it then says what is wrong."""
+        """Return whether `num_bytes` can be written for `use` now. A disk that cannot be measured, or says that it has
+        no size, as some network file systems do, has room: writing to it then says what is wrong."""
         try:
-            return self.free - num_bytes >= use * self.reserve
+            return self.free - num_bytes >= use * self.reserve or not self.total
         except OSError:
             return True
 
@@ -111,7 +113,8 @@ class Disk:
 def reserve_bytes(total: int, store_bytes: int = 0) -> int:
     """Return the bytes of a disk of `total` bytes that must stay free, beside a store whose files have
     `store_bytes`."""
-    return min(max(RESERVE_BYTES, total // RESERVE_PARTS), total // SMALL_PARTS) + store_bytes
+    share = min(max(RESERVE_BYTES, total // RESERVE_PARTS), MOST_RESERVE_BYTES)
+    return min(share, total // SMALL_PARTS) + store_bytes
 
 
 def disk_full() -> ApiError:

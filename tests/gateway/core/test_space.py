@@ -21,6 +21,7 @@ MIB, GIB = 2**20, 2**30
         (10 * GIB, 0, 256 * MIB),
         (100 * GIB, 0, 2 * GIB),
         (100 * GIB, 5 * GIB, 7 * GIB),
+        (2**40 * 100, 0, 8 * GIB),
     ],
 )
 def test_the_reserve_follows_the_disk_and_the_store(total, store, reserve):
@@ -56,3 +57,5 @@ def test_the_store_needs_its_size_again(tmp_path):
 
 def test_a_disk_that_cannot_be_measured_has_room(tmp_path):
     assert Disk(tmp_path / "absent").has_room(SpaceUse.UPLOAD, 2**60)
+    sizeless = Disk(tmp_path, measure=lambda folder: SimpleNamespace(total=0, free=0))
+    assert sizeless.has_room(SpaceUse.UPLOAD, 1)

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 import httpx
+
 from tests.attack.attacker import Attack, Attacker
 
 MIB = 2**20
 
 
-async def uploads_that_fill_the_disk(attacker: Attacker, count: int = 24, size: int = 8 * MIB) -> Counter[str]:
+async def uploads_that_fill_the_disk(attacker: Attacker, count: int = 24, size: int = 7 * MIB) -> Counter[str]:
     """Upload `count` files of `size` bytes, then a batch and a stored response; delete what was kept. While the disk
     has its reserve, uploads are 507, and deleting always works."""
     answers, kept = Counter[str](), []

@@ -16,6 +16,7 @@ from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant
 from gateway.limiter.usage_spool import UsageSpool
 from gateway.redis.client import RedisCalls, StoreError
+from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")
 
@@ -50,7 +51,7 @@ class PendingSettlements:
     """
 
     def __init__(
-        self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]
+        self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction, Attempts], Awaitable[int]]
     ) -> None:
         self.usage_spool = usage_spool
         self.lost_tokens = 0
@@ -116,11 +117,12 @@ class PendingSettlements:
         self.lost_tokens += self.usage_spool.report_lost()
 
     async def _send_or_keep(self, correction: Correction) -> None:
+        attempts = Attempts()
         try:
-            await self._send(correction)
+            await self._send(correction, attempts)
         except (StoreError, asyncio.CancelledError) as error:
-            refused = isinstance(error, StoreError) and error.is_refusal
-            self.add(correction if refused else replace(correction, alone=None))
+            is_undone = isinstance(error, StoreError) and error.is_refusal and not attempts.repeated
+            self.add(correction if is_undone else replace(correction, alone=None))
             raise
 
     async def _deliver(self) -> None:

@@ -40,6 +40,7 @@ from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
+from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")
 
@@ -139,7 +140,7 @@ class RedisLimiter:
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        is_first = self._held.pop(grant.lease, None) is not None and self._calls.can_send_once
+        is_first = self._held.pop(grant.lease, None) is not None
         renewed = self._renewed.pop(grant.lease, NOTHING)
         counts = grant.request.used()
         alone = counts - renewed if counts and is_first and renewed is not None else None
@@ -251,21 +252,21 @@ class RedisLimiter:
         names = [(kind, scope.name) for scope in scopes for kind in ("bucket", "running")]
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
-    async def send(self, correction: Correction) -> int:
+    async def send(self, correction: Correction, attempts: Attempts | None = None) -> int:
         """Send a correction to Redis. Returns the time of Redis in microseconds since 1970. Of repeated corrections the
-        first takes effect. Raises StoreError.
+        first takes effect. Raises StoreError. `attempts` learns whether the call was repeated.
 
         If Redis has lost the reservation, as a server does that ended before it had written its file, the request's
         usage is queued to be counted by itself. If the reservation has expired, its tokens are recorded as lost.
         """
-        grant, request = correction.grant, correction.grant.request
+        grant, request, attempts = correction.grant, correction.grant.request, attempts or Attempts()
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
         args += self._terms.args(request, grant.day, correction.counts)
         keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
-        settled, now = await self._calls.run_once(self._settle_script, keys, args)
+        settled, now = await self._calls.run(self._settle_script, keys, args, attempts)
         if not settled:
-            self._note_unknown(correction)
+            self._note_unknown(replace(correction, alone=None) if attempts.repeated else correction)
         return int(now)
 
     def _note_unknown(self, correction: Correction) -> None:

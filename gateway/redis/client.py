@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from gateway.core.breaker import Breaker
-from gateway.redis.pipeline import Pipeline, loop_timeout
+from gateway.redis.pipeline import Attempts, Pipeline, loop_timeout
 
 Argument = str | int | bytes
 FAILURES = (RedisError, RedisClusterException, OSError)
@@ -44,7 +43,7 @@ class StoreError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """True if Redis answered with an error, and so did nothing."""
+        """True if Redis answered with an error, and did nothing in that attempt."""
         return isinstance(self.__cause__, ResponseError)
 
 
@@ -83,13 +82,11 @@ class RedisCalls:
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
-        self._call: Callable[..., Awaitable[Any]] = self._of_cluster
-        self._call_once: Callable[..., Awaitable[Any]] = self._of_cluster
-        self.can_send_once = not isinstance(client, RedisCluster)
-        """True if `run_once` sends a call at most once. The client of a cluster repeats calls by itself."""
-        if self.can_send_once:
-            pipeline = Pipeline(client, timeout, self._timeout_factor)  # type: ignore[arg-type]
-            self._call, self._call_once = pipeline.call, partial(pipeline.call, tries=1)
+        self._call = (
+            self._of_cluster
+            if isinstance(client, RedisCluster)
+            else Pipeline(client, timeout, self._timeout_factor).call
+        )
         self._prefix = prefix
         self._timeout = timeout
         self._max_timeout_factor = timeout_factor
@@ -123,24 +120,18 @@ class RedisCalls:
         key = f"{self._prefix}{kind}:{{{tenant}}}"
         return f"{key}:{member}" if member else key
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
-        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before."""
-        return await self._run(self._call, script, keys, args)
-
-    async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script as `run` does, but do not repeat the call where the connection breaks (see `can_send_once`), so
-        that a reply is that of the only attempt."""
-        return await self._run(self._call_once, script, keys, args)
-
-    async def _run(
-        self, call: Callable[..., Awaitable[Any]], script: Script, keys: Sequence[str], args: Sequence[Argument]
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], attempts: Attempts | None = None
     ) -> Any:
+        """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
+        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before. `attempts`
+        learns whether the call was repeated."""
+        attempts = attempts or Attempts()
         try:
             try:
-                reply = await call("EVALSHA", script.sha, len(keys), *keys, *args)
+                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args, attempts=attempts)
             except NoScriptError:
-                reply = await call("EVAL", script.text, len(keys), *keys, *args)
+                reply = await self._call("EVAL", script.text, len(keys), *keys, *args, attempts=attempts)
         except FAILURES as error:
             raise self._failed(error) from error
         self._succeeded()
@@ -164,7 +155,8 @@ class RedisCalls:
             raise self._failed(error) from error
         self._succeeded()
 
-    async def _of_cluster(self, *command: Argument) -> Any:
+    async def _of_cluster(self, *command: Argument, attempts: Attempts) -> Any:
+        attempts.repeated = True  # the client of a cluster repeats calls by itself
         async with loop_timeout(self._timeout, self._timeout_factor()):
             return await self._client.execute_command(*command)
 

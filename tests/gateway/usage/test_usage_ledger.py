@@ -84,7 +84,6 @@ class UsageModel:
         for limiter in self.limiters:
             limiter.configure_lazily([LIMITED, Tenant("free")])
             limiter._calls.run = self.losing(limiter._calls.run)
-            limiter._calls.run_once = self.losing(limiter._calls.run_once)
             limiter._pending.deliver_soon = lambda: None  # what is owed is sent when this test says so
 
     def losing(self, run):

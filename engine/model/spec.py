@@ -9,8 +9,12 @@ from pathlib import Path
 from engine.model.checkpoints.stored import StoredTensors
 from engine.model.families import find_family
 from engine.model.families.base import ExpertsSpec, Json, ModelSpec, token_ids
+from engine.process.small_files import read_small_text
 
 __all__ = ["ExpertsSpec", "ModelSpec", "parse_spec", "read_spec"]
+
+MOST_JSON_BYTES = 256 * 2**20
+"""Maximum size of a JSON file of a model folder: tokenizers of 256,000 tokens have some 35 MiB."""
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -31,7 +35,7 @@ def read_json(file: Path) -> Json:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(read_small_text(file, MOST_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON ({error}): fetch it again") from error
     if not isinstance(found, dict):

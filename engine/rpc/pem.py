@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
+from engine.process.small_files import read_small
+
 CERTIFICATE, PRIVATE_KEY, ENCRYPTED = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----", b"ENCRYPTED"
 MISMATCH = "the first certificate of a file is the server's own, and the key has to be that one's"
 
@@ -60,7 +62,7 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
 
 def _pem(file: Path, mark: bytes, what: str) -> bytes:
     try:
-        content = file.read_bytes()
+        content = read_small(file)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
     if mark not in content:

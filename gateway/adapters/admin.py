@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from engine.process.adapter_files import CONFIG_FILE, find_gguf
+from engine.process.small_files import read_small
 from gateway.adapters.mirror import AdapterFetcher
 from gateway.adapters.names import AdapterNames, NameLocks
 from gateway.adapters.registry import AdapterRegistry
@@ -135,7 +136,7 @@ def _base_model_of(folder: Path) -> str:
     try:
         if find_gguf(folder):
             return ""
-        return msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=_PeftConfig).base_model_name_or_path or ""
+        return msgspec.json.decode(read_small(folder / CONFIG_FILE), type=_PeftConfig).base_model_name_or_path or ""
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise _unreadable(error) from error
 

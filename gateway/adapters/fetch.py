@@ -14,6 +14,7 @@ import fsspec
 
 from engine.process.adapter_files import CONFIG_FILE, GGUF_END, PEFT_FILES, only_gguf
 from gateway.core.errors import ApiError, invalid_request
+from gateway.core.space import Disk, SpaceUse
 
 CHUNK_BYTES = 4 << 20
 REASON_CHARS = 300
@@ -46,8 +47,8 @@ class FetchLimits:
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
     """Download PEFT's two files, or else the only GGUF file, from the repository `repo` of the Hugging Face Hub at
     `endpoint` (None: the default one), at `revision` (None: the default branch). Return the snapshot's folder below
-    `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure. `bounds` is checked only
-    before the download."""
+    `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure, or INSUFFICIENT_STORAGE.
+    `bounds` and the disk's room are checked only before the download."""
     from huggingface_hub import HfApi, snapshot_download  # Imported here: it takes a tenth of a gateway's start.
 
     source = repo if revision is None else f"{repo}@{revision}"
@@ -55,7 +56,10 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits,
         info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
         sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}
         files = _files_of(source, list(sizes))
-        bounds.check(source, sum(sizes[name] for name in files))
+        total = sum(sizes[name] for name in files)
+        bounds.check(source, total)
+        cache.mkdir(parents=True, exist_ok=True)
+        Disk(cache).check(SpaceUse.UPLOAD, total)
         return Path(
             snapshot_download(
                 repo, revision=info.sha, allow_patterns=list(files), cache_dir=cache, endpoint=endpoint, max_workers=1
@@ -80,8 +84,8 @@ def _files_of(source: str, names: list[str]) -> tuple[str, ...]:
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
     """Download PEFT's two files from below a URL, or the GGUF file that it names. Return their folder in `cache`, which
     is named by the hash of their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the
-    reason if the download fails or exceeds the time or size of `bounds`, and OSError if no folder can be made in
-    `cache`."""
+    reason if the download fails or exceeds the time or size of `bounds`, or INSUFFICIENT_STORAGE, and OSError if no
+    folder can be made in `cache`."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:
@@ -105,23 +109,24 @@ def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
     identifies the content. Raises ApiError if a limit is exceeded, and what the storage library raises."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
-    digest, copied = hashlib.sha256(), 0
+    digest, copied, disk = hashlib.sha256(), 0, Disk(folder)
     parent, _, last = path.rstrip("/").rpartition("/")
     place, files = (parent, (last,)) if last.endswith(GGUF_END) else (f"{parent}/{last}", PEFT_FILES)
     for name in files:
         with system.open(f"{place}/{name}", "rb") as source, (folder / name).open("wb") as file:
-            copied = _copy_file(source, file, url, copied, bounds)
+            copied = _copy_file(source, file, url, copied, bounds, disk)
         with (folder / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
-def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: FetchLimits) -> int:
-    """Copy one file. `copied` is the number of bytes of earlier files; return the total with this file. `url` is for
-    messages. Raises ApiError as soon as a limit is exceeded."""
+def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: FetchLimits, disk: Disk) -> int:
+    """Copy one file to `disk`. `copied` is the number of bytes of earlier files; return the total with this file. `url`
+    is for messages. Raises ApiError as soon as a limit is exceeded or the disk has no more room."""
     while part := source.read(CHUNK_BYTES):
         copied += len(part)
         bounds.check(url, copied)
+        disk.check(SpaceUse.UPLOAD, len(part))
         file.write(part)
     return copied
 

@@ -93,7 +93,8 @@ class AdapterSources:
         a root; a hub id, `org/name` or `org/name@revision`; or a URL. Hub ids and URLs are downloaded. If the caller is
         cancelled, the download goes on.
 
-        Raises ApiError (INVALID_REQUEST) if the source is not allowed, does not exist, is too large or takes too long.
+        Raises ApiError: INVALID_REQUEST, the source is not allowed, does not exist, is too large or takes too long;
+        INSUFFICIENT_STORAGE.
         """
         work = self._work(source)
         if work is None:

@@ -24,6 +24,7 @@ TYPES: Mapping[int, str] = MappingProxyType(
         500: "api_error",
         503: "api_error",
         504: "timeout_error",
+        507: "api_error",
         OVERLOADED: "overloaded_error",
     }
 )

@@ -19,7 +19,8 @@ from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
 from gateway.batches.store import ModelFilter, TaskFilter
 from gateway.batches.tasks import ControlTask
 from gateway.batches.tenant_turns import shard_quota, task_quota
-from gateway.core.errors import ApiError
+from gateway.core.errors import ApiError, Fault
+from gateway.core.space import SpaceUse
 
 IDLE_SECONDS = 0.5
 """Seconds between two claims while there is no work."""
@@ -29,6 +30,8 @@ COUNT_SECONDS = 5.0
 """Seconds between two counts of open batches for metrics."""
 AWAY_SECONDS = 2.0
 """Seconds until a task that failed because Redis or the storage is away is tried again."""
+FULL_SECONDS = 30.0
+"""Seconds until a task that failed because the disk has no room is tried again: it may read and write gigabytes."""
 MAX_SLOW = 8
 """Maximum number of slow shards that this process holds: their lines are slowed by a tenant's limits or on trial.
 Further ones are released, so that other shards can be claimed: first those of the tenants with the most of them, and of
@@ -143,7 +146,9 @@ class Dispatcher:
 
     async def _claim_shard(self) -> bool:
         """Claim and start a shard for an engine that wants more lines than this process's shards have waiting for it.
-        Return whether one was claimed."""
+        Return whether one was claimed. None is claimed while the disk has no room for answers."""
+        if not self._context.files.storage.has_room(SpaceUse.RESULT):
+            return False
         waiting, gates = self.backlog, self._context.gates
         wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
         quota = shard_quota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
@@ -208,7 +213,8 @@ class Dispatcher:
                 await work.run()
         except ApiError as error:
             log.warning("batch_task_waits", batch=lease.batch_id, task=lease.task_name, reason=error.reason)
-            await self._release(lease)
+            is_full = error.fault is Fault.INSUFFICIENT_STORAGE
+            await self._release(lease, FULL_SECONDS if is_full else AWAY_SECONDS)
         except (
             Exception
         ):  # a bug, or a child process that died: the task is tried again after its lease, but only a few times
@@ -217,9 +223,10 @@ class Dispatcher:
             if work.is_lost:
                 self._leases.give_up(lease)
 
-    async def _release(self, lease: Lease) -> None:
+    async def _release(self, lease: Lease, seconds: float) -> None:
+        """Release a task, which no process claims again for some seconds."""
         try:
-            await self._context.store.release(lease, AWAY_SECONDS)
+            await self._context.store.release(lease, seconds)
         except ApiError:
             self._leases.give_up(lease)
 

@@ -36,16 +36,21 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
     output, errors = ([part for part in parts if part.endswith(ending)] for ending in (OUTPUT, ERRORS))
     output_id = error_id = None
     if output:
-        output_id = await _adopted(files, batch, "output", concatenated(files.storage, output))
+        size = await files.storage.total_size(output)
+        output_id = await _adopted(files, batch, "output", concatenated(files.storage, output), size)
     if errors or entries:
-        error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries))
+        size = await files.storage.total_size(errors)
+        error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries), size)
     await store.finished(lease, output_id, error_id)
 
 
-async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
-    """Store `chunks` as a result file of the tenant, charged beyond any quota, and return its id. Raises ApiError."""
-    file_id = result_file_id(batch.id, kind)
-    await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
+async def _adopted(
+    files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes], size: int
+) -> str:
+    """Store `chunks`, which have `size` bytes or more, as a result file of the tenant, charged beyond any quota, and
+    return its id. Raises ApiError."""
+    file_id, name = result_file_id(batch.id, kind), f"{batch.id}_{kind}.jsonl"
+    await files.adopt(batch.tenant, file_id, name, chunks, batch.output_expires_after, expected=size)
     return file_id
 
 
@@ -106,10 +111,11 @@ async def _texts(
 
 
 async def sweep(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Perform a `sweep` task: delete an ended batch's objects, unpin its input file and delete its working keys and
-    index entry. It can be repeated. Raises ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE."""
+    """Perform a `sweep` task: delete and refund an ended batch's objects, unpin its input file and delete its working
+    keys and index entry. It can be repeated. Raises ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE."""
     batch = lease.batch
     await files.storage.delete(await files.storage.list(batch.folder))
+    await files.refund_answers(batch.tenant, batch.id)
     await files.unpin(batch.tenant, batch.input_file_id, batch.id)
     await store.swept(lease)
 

@@ -21,8 +21,9 @@ from gateway.batches.lease import Lease
 from gateway.batches.record import COUNTS, Tally
 from gateway.batches.store import BatchStore
 from gateway.core.errors import ApiError
+from gateway.core.space import SpaceUse
 from gateway.core.usage import DeferredUsage
-from gateway.files.storage import Storage
+from gateway.files.service import Files
 
 PART_LINES = 64
 PART_SECONDS = 1.0
@@ -40,13 +41,14 @@ log = structlog.get_logger("batches")
 
 class AnswerBuffer:
     """Collects the answers of one shard under one lease (`add`), while `commit` runs and commits many of them at a
-    time."""
+    time. The tenant is charged for the bytes of committed answers as for those of files."""
 
-    def __init__(self, store: BatchStore, storage: Storage, lease: Lease, wasted: Callable[[int], None]) -> None:
+    def __init__(self, store: BatchStore, files: Files, lease: Lease, wasted: Callable[[int], None]) -> None:
         """`wasted` is called with the tokens of answers that are dropped, because the lease is lost."""
         self._wasted = wasted
         self._store = store
-        self._storage = storage
+        self._files = files
+        self._storage = files.storage
         self._lease = lease
         # Redis may lose its last second, including fences. A second holder of the same fence writes other names.
         self._name = f"{lease.batch.folder}parts/{lease.task_name}-{lease.fence}-{secrets.token_hex(4)}"
@@ -78,7 +80,8 @@ class AnswerBuffer:
         self._first.set()
 
     async def wait_for_room(self) -> None:
-        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until a commit has made room."""
+        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until a commit has made room.
+        Also wait while answers cannot be committed, because Redis or the storage is away or the disk almost full."""
         await self._room.wait()
 
     def close(self) -> None:
@@ -96,7 +99,7 @@ class AnswerBuffer:
     async def commit(self) -> bool:
         """Commit answers as they come until `close` was called and none is left; retry while Redis or the storage is
         away. False means that the lease is lost; uncommitted answers are then dropped. Raises ValueError like
-        `BatchStore.commit`, and ApiError if objects written for a lost lease cannot be deleted."""
+        `BatchStore.commit`, and ApiError if what was written for a lost lease cannot be refunded."""
         held = True
         while held and not (self._closed and not self._has_any):
             await self._first.wait()
@@ -114,9 +117,10 @@ class AnswerBuffer:
             self._many.clear()
         if not had_any:
             return True
-        held = False
+        held, size = False, sum(len(answer.text) for answer in answers.values())
         try:
             parts = await self._patiently(lambda: self._write(answers))
+            await self._patiently(lambda: self._charge(size))
             tally = sum_of_tallies([answer.tally for answer in answers.values()])
             changes = sorted(answers), tally, usage.rows
             held = await self._patiently(lambda: self._store.commit(self._lease, parts, *changes))
@@ -125,6 +129,7 @@ class AnswerBuffer:
                 self._wasted(usage.tokens)
         if not held:
             await self._storage.discard(parts)  # the batch may have been swept already
+            await self._charge(-size)
         if self._bytes < MAX_WAITING_BYTES:  # answers may have come while the others were written
             self._room.set()
         return held
@@ -132,6 +137,9 @@ class AnswerBuffer:
     @property
     def _has_any(self) -> bool:
         return bool(self._answers or self._usage.rows)
+
+    async def _charge(self, num_bytes: int) -> None:
+        await self._files.charge_answers(self._lease.tenant, self._lease.batch_id, num_bytes)
 
     async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:
         """Write answers, by the positions of their lines in the batch, to one object for the output file and one, of
@@ -143,16 +151,22 @@ class AnswerBuffer:
             texts = [answer.text for _, answer in sorted(answers.items()) if answer.suffix == ending]
             if texts:
                 parts.append(f"{self._name}-{self._count}{ending}")
-                await self._storage.write(parts[-1], _once(b"".join(texts)))
+                text = b"".join(texts)
+                await self._storage.write(parts[-1], _once(text), SpaceUse.RESULT, len(text))
         return parts or [f"{self._name}-{self._count}{ONLY_USAGE}"]
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`. While `work` raises ApiError, log that and try again every RETRY_SECONDS."""
+        """Return the result of `work`. While `work` raises ApiError, try again every RETRY_SECONDS, and let no line
+        begin (`wait_for_room`). Each reason is logged once."""
+        told = ""
         while True:
             try:
                 return await work()
             except ApiError as error:
-                log.warning("batch_part_waits", batch=self._lease.batch_id, reason=error.reason)
+                self._room.clear()
+                if error.reason != told:
+                    told = error.reason
+                    log.warning("batch_part_waits", batch=self._lease.batch_id, reason=told)
                 await asyncio.sleep(RETRY_SECONDS)
 
 

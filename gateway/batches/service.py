@@ -19,6 +19,7 @@ from gateway.batches.record import (
 )
 from gateway.batches.store import BatchStore
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault, invalid_request
+from gateway.core.space import Disk, SpaceUse, disk_full
 from gateway.core.tenants import Principal
 from gateway.files.record import BATCH
 from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
@@ -59,18 +60,22 @@ class Batches:
     Callers see only the batches of their own tenant: others give the same BATCH_NOT_FOUND as batches that do not exist.
     """
 
-    def __init__(self, store: BatchStore, files: Files, max_open: int) -> None:
-        """`max_open` is the number of batches that one tenant may have at once that have not ended."""
+    def __init__(self, store: BatchStore, files: Files, max_open: int, disk: Disk | None = None) -> None:
+        """`max_open` is the number of batches that one tenant may have at once that have not ended. `disk` is the
+        store's. None means that the store is not on this machine."""
         self._store = store
+        self._disk = disk
         self._files = files
         self._max_open = max_open
 
     async def create(self, principal: Principal, request: BatchRequest) -> Batch:
         """Create a batch from an uploaded file, which is pinned until the batch has ended, and return it. Its lines are
         charged to the principal's key. Raises ApiError: INVALID_REQUEST (a field, or the file's purpose is not BATCH),
-        FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many open batches). No batch was created then."""
+        FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many open batches, or bytes of files), INSUFFICIENT_STORAGE. No batch
+        was created then."""
         request.check()
         tenant = principal.tenant.name
+        await self._check_room(tenant)
         new = NewBatch(
             new_batch_id(),
             tenant,
@@ -129,6 +134,15 @@ class Batches:
     async def cancel_for(self, tenant: str, batch_id: str) -> Batch:
         """Cancel a batch of any tenant and return it, for administrators. Raises ApiError as `cancel` does."""
         return await self._store.cancel(tenant, _checked(batch_id))
+
+    async def _check_room(self, tenant: str) -> None:
+        """Raise ApiError if there is no room for the results of another batch: INSUFFICIENT_QUOTA, the tenant's files
+        have all their bytes; INSUFFICIENT_STORAGE, the disk of the files or of the store is almost full."""
+        if not self._files.storage.has_room(SpaceUse.UPLOAD):
+            raise disk_full()
+        if self._disk is not None:
+            self._disk.check(SpaceUse.UPLOAD)
+        await self._files.check_quota(tenant)
 
     async def _pin(self, new: NewBatch) -> None:
         try:

@@ -29,6 +29,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.batches.webhooks.setup import open_webhooks
 from gateway.config.whole import Config
+from gateway.core.space import Disk
 from gateway.core.tenants import Tenant
 from gateway.files.registry import FileRegistry
 from gateway.files.service import FileLimits, Files
@@ -50,10 +51,11 @@ async def open_batches(
     accounts: AccountRegistry,
     metrics: Metrics,
     responses: Responses,
+    disk: Disk | None = None,
 ) -> AsyncIterator[tuple[Files, Batches]]:
     """Yield the operations on files and batches. While the context is entered, background tasks delete expired files
     and stray objects and, unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are
-    stopped and the storage is closed.
+    stopped and the storage is closed. `disk` is the store's. None means that the store is not on this machine.
 
     Raises ConfigError if the storage cannot be opened, or it or the webhooks need a package that is not installed.
     """
@@ -67,7 +69,7 @@ async def open_batches(
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         if config.batches.workers:
             await stack.enter_async_context(dispatching(store, files, gateway, accounts, metrics, config, responses))
-        yield files, Batches(store, files, config.batches.tenant_jobs)
+        yield files, Batches(store, files, config.batches.tenant_jobs, disk)
 
 
 def _files(storage: Storage, registry: FileRegistry, config: Config) -> Files:

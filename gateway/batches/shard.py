@@ -76,7 +76,7 @@ class Shard:
         self.limit_window = LimitWindow()
         self._context = context
         self._lines = LineRunner(context.gateway, context.holders, lease, claimed, context.responses)
-        self._parts = AnswerBuffer(context.store, context.files.storage, lease, context.wasted)
+        self._parts = AnswerBuffer(context.store, context.files, lease, context.wasted)
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()

@@ -113,6 +113,7 @@ async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
     """
     log.error("batch_task_given_up", batch=lease.batch_id, task=lease.task_name, marks=MOST_MARKS)
     if lease.task == "sweep":
+        await files.refund_answers(lease.tenant, lease.batch_id)
         await files.unpin(lease.tenant, lease.batch.input_file_id, lease.batch_id)
         await store.swept(lease)
         return

@@ -20,6 +20,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validate import STORAGE_STATUS
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.routing import Catalog
+from gateway.core.space import SpaceUse
 from gateway.core.tenants import Tenant
 from gateway.files.record import FileRecord
 from gateway.files.service import Files
@@ -29,6 +30,8 @@ UNHEARD_SECONDS = 2.0
 """Age of a batch in seconds up to which an unknown model is not an error, because this gateway may not have learned yet
 of an adapter that another gateway loaded for the batch."""
 RETRY_SECONDS = 2.0
+FULL_SECONDS = 30.0
+"""Seconds until an input whose index the disk has no room for is checked again, which takes a process."""
 SHOWN_BYTES = 2000
 """Maximum number of bytes at the end of a failed process's standard error that are logged."""
 
@@ -65,12 +68,14 @@ class Validator:
             elif found.errors:
                 await self.store.invalid(lease, found.errors)
             else:
-                await self.files.storage.write(lease.batch.index_name(lease.fence), _once(index))
+                name = lease.batch.index_name(lease.fence)
+                await self.files.storage.write(name, _once(index), SpaceUse.RESULT, len(index))
                 await self.store.validated(lease, found.total, found.model, found.model_lines)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)
+            is_full = error.fault is Fault.INSUFFICIENT_STORAGE
             with suppress(ApiError):  # else the lease runs out
-                await self.store.release(lease, RETRY_SECONDS)
+                await self.store.release(lease, FULL_SECONDS if is_full else RETRY_SECONDS)
 
     async def _found(self, lease: Lease) -> tuple[CheckResult, bytes]:
         """Pin and check the input. Return the result and the packed index, which is empty if there are errors. Raises

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.sim.traces import read_trace
@@ -23,6 +22,7 @@ from gateway.bench.plan import BenchRequest, Plan
 from gateway.bench.speculation import between, read_counts
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
+from gateway.terminal.console import Console
 from gateway.terminal.output import no_gateway_message
 from gateway.terminal.tls import chosen_tls_files
 

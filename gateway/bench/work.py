@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from gateway.bench.document import Document, Settings
 from gateway.bench.plot import draw
@@ -24,6 +23,7 @@ from gateway.bench.tables import (
     throughput_table,
 )
 from gateway.bench.vllm_result import vllm_result
+from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 
 

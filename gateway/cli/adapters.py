@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +23,7 @@ from gateway.cli.http import AdminClient
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error, message_json, print_wide
 
 TIERS = ("disk", "fetching", "host", "resident")

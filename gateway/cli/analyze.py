@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -31,6 +30,7 @@ from gateway.cli.simulate import make_setup
 from gateway.cli.simulate_cluster import shown_progress
 from gateway.cli.usage_traffic import DAY_SECONDS, AdapterUse, UsageTraffic, read_usage
 from gateway.cli.usage_traffic import advise as advise_from_usage
+from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 
 console = Console()

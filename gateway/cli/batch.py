@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gateway.cli.batch_lines import CheckedInput, LinesError, check_input
 from gateway.cli.batch_watch import ENDED, batch_facts, batches_table, ended_lines, errors_table
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey, console, until_interrupted
+from gateway.terminal.console import Console, plain
 from gateway.terminal.output import atomic_file, check_writable, exit_with_error, integer_parser, print_wide
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def submit(
     _check_targets(output, errors)
     with _client(url, key) as client:
         batch = _submitted(client, file, endpoint, window, pairs)
-        print(json.dumps(batch) if as_json else batch["id"], flush=True)
+        print(json.dumps(batch) if as_json else plain(batch["id"]), flush=True)
         if watch_it or output is not None:
             _followed(client, batch, timeout, 1.0, as_json, output, errors)
         _say(f"follow it: loralane batch watch {batch['id']}")

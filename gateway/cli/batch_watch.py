@@ -8,10 +8,11 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from gateway.terminal.console import Console
 
 if TYPE_CHECKING:
     from gateway.cli.batch_client import BatchClient, Json

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from gateway.cli.http import open_http, refusal, unreachable
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
 

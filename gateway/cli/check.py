@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
 from gateway.config.whole import Config, load_config
 from gateway.serve.prepare import prepared_folder, state_dir
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
 console = Console(stderr=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
 from gateway.config.whole import load_config
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
 console = Console(stderr=True)
@@ -58,11 +58,13 @@ def _run(settings: ModelSettings, listen: str, data_dir: Path) -> None:
 
     with default_interrupt():
         # Imported here because `--help` needs none of it.
+        from gateway.core.descriptors import raise_limit
         from gateway.serve.launch import StartError
         from gateway.serve.lone_engine import serve_engine
         from gateway.serve.process import configure_logging, leave_torch_out, run_loop
         from gateway.serve.start_bar import StartBar
 
+        raise_limit()
         leave_torch_out()
         configure_logging()
     try:

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from gateway.cli.options import (
 from gateway.core.limits import LIMIT_NAMES
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
+from gateway.terminal.console import Console
 from gateway.terminal.output import message_json, print_wide
 
 app = typer.Typer(help="Show and change the limits of tenants on a running gateway.", no_args_is_help=True)

@@ -9,7 +9,6 @@ from typing import Annotated, TypeVar
 
 import typer
 from google.protobuf.message import Message
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +27,7 @@ from gateway.cli.options import (
 )
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
+from gateway.terminal.console import Console
 
 lanes = typer.Typer(help="Show a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
 requests = typer.Typer(help="Show a running gateway's live requests, and cancel them.", no_args_is_help=True)

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import typer
 from google.protobuf.message import Message
-from rich.console import Console
 from rich.table import Table
 
+from gateway.terminal.console import Console
 from gateway.terminal.output import LOCAL_URL as LOCAL_URL
 from gateway.terminal.output import exit_with_error, message_json, no_gateway_message, print_wide
 from gateway.terminal.tls import TLS_TARGET, chosen_tls_files

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import structlog
 import typer
 import yaml
-from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from engine.core.config import LaneGoals
@@ -39,6 +38,7 @@ from gateway.routing.router import MAX_REPLICAS
 from gateway.routing.split import SplitMode
 from gateway.simulation.plan_search import MOST_TRIALS, cluster_report, find_plan
 from gateway.simulation.report import ClusterReport
+from gateway.terminal.console import Console
 from gateway.terminal.output import integer_parser, print_wide
 
 console = Console()

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelConfig
 from gateway.config.whole import Config, load_config
+from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error, integer_parser
 
 console = Console(stderr=True)
@@ -85,6 +85,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
     with default_interrupt():
         # Imported here because `--help` and `check` need none of it.
+        from gateway.core.descriptors import raise_limit
         from gateway.redis.server import StoreStartError
         from gateway.serve.checks import check_start
         from gateway.serve.launch import Launch, StartError
@@ -92,6 +93,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
         from gateway.serve.process import configure_logging, leave_torch_out, run_loop
         from gateway.serve.start_bar import StartBar
 
+        raise_limit()
         leave_torch_out()
         if config.gateways == 1:
             from gateway.serve.single import serve as serve_gateways

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
@@ -30,6 +29,7 @@ from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate_cluster import SPLITS, Cluster, compare_routers, shown_progress
 from gateway.config.whole import load_config
 from gateway.simulation.compare import ROUTERS
+from gateway.terminal.console import Console
 from gateway.terminal.output import integer_parser, print_wide
 
 console = Console()

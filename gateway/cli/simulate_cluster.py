@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine.sim.cluster import Change
@@ -21,6 +20,7 @@ from engine.sim.workload import Workload
 from gateway.routing.split import SplitMode
 from gateway.simulation.compare import OURS, ROUTERS, Trial, run_trials
 from gateway.simulation.report import cluster_table
+from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 
 progress_console = Console(stderr=True)

@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.core.capacity import HEADROOM, Capacity
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import CONFIG_FILE
+from engine.process.small_files import read_small_text
 from gateway.config.models import ModelSettings
 
 GIB = 2**30
@@ -50,7 +51,7 @@ def preloaded_ranks(settings: ModelSettings) -> list[int]:
     ranks = []
     for place in settings.preload.values():
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            config = json.loads((place / CONFIG_FILE).read_text())
+            config = json.loads(read_small_text(place / CONFIG_FILE))
             ranks.append(int(max(config["r"], *config.get("rank_pattern", {}).values(), 1)))
     return ranks
 

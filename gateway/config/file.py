@@ -16,6 +16,7 @@ import yaml
 
 from engine.core.counts import parse_count
 from engine.core.types import Lane
+from engine.process.small_files import read_small_text
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -65,13 +66,20 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, with its ${NAME} references unresolved. Raises ConfigError for a file that
-    cannot be read, is not YAML, repeats a key or holds no mapping."""
+    cannot be read, is empty (as one that is just being written), too large or not YAML, repeats a key or holds no
+    mapping."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        document = yaml.load(read_small_text(path), _UniqueKeyLoader)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
+    if document is None:
+        raise ConfigError(f"{path} is empty; write {{}} for the defaults of all settings")
     return as_mapping(document, str(path))
 
 

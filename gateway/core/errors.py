@@ -19,9 +19,10 @@
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
         │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE,
         │       UPSTREAM_UNAVAILABLE, OVERLOADED
-        └── 504 DEADLINE_EXCEEDED
+        ├── 504 DEADLINE_EXCEEDED
+        └── 507 INSUFFICIENT_STORAGE
 
-A 429 always means the tenant's own limit; a lack of shared capacity is always a 503.
+A 429 always means the tenant's own limit; a lack of shared capacity is always a 503, and of disk space a 507.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class Fault(Enum):
     UPSTREAM_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable")
     OVERLOADED = (503, "UNAVAILABLE", "service_unavailable", "overloaded")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
+    INSUFFICIENT_STORAGE = (507, "RESOURCE_EXHAUSTED", "server_error", "insufficient_storage", False)
 
     def __init__(
         self, http_status: int, grpc_status: str, type: str, code: str | None, should_retry: bool | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from operator import add
+from operator import add, sub
 
 from msgspec import Struct
 
@@ -35,6 +35,9 @@ class Counts(Struct, frozen=True):
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*map(add, self.numbers, other.numbers))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*map(sub, self.numbers, other.numbers))
 
     def __bool__(self) -> bool:
         return any(self.numbers)

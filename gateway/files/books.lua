@@ -2,7 +2,7 @@
 -- KEYS: records {id: JSON}, order {id by when it was begun}, expiry {id by its end}, use {bytes, files},
 -- held {token: bytes}, leases {token by its end}, pins {id: JSON {holder: its end}}, gone {id by when its file ended}.
 -- The order keeps the ids of the last MOST_GONE files that ended, so that a list can go on behind one of them.
--- A token is an upload under way; its record will carry it. Times are milliseconds of this server's clock.
+-- A token is an upload under way, whose record will carry it, or the id of a batch whose answers are in storage. Times are milliseconds of this server's clock.
 -- ARGV: the operation and its arguments.
 
 local RECORDS, ORDER, EXPIRY, USE, HELD, LEASES, PINS, GONE = unpack(KEYS)
@@ -108,6 +108,20 @@ function operations.hold(token, bytes, lease, most_bytes)
   return 1
 end
 
+-- Charges for `more` bytes of answers of a batch (less if negative), whatever the tenant may have. It counts as a file
+-- until nothing is left of it.
+function operations.grow(token, more, lease)
+  reap()
+  local held = redis.call('HGET', HELD, token)
+  local bytes = (held or 0) + more
+  if bytes <= 0 then
+    return give_back(token)
+  end
+  charge(more, held and 0 or 1)
+  redis.call('HSET', HELD, token, string.format('%d', bytes))
+  redis.call('ZADD', LEASES, now + lease, token)
+end
+
 function operations.drop(token)
   give_back(token)
 end
@@ -167,6 +181,12 @@ function operations.remove(id)
     return 0
   end
   return is_pinned(id) and -1 or forget(id)
+end
+
+-- What `remove` would return, without a write.
+function operations.removable(id)
+  local record = redis.call('HGET', RECORDS, id)
+  return not record and 0 or is_pinned(id) and -1 or record
 end
 
 -- Keeps a file from being deleted, and from its expiry, for `term`. Returns the record, or nothing.

@@ -57,6 +57,11 @@ class Folder:
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
+    def root(self) -> Path:
+        """The folder itself, an absolute path."""
+        return self._root
+
+    @property
     def url(self) -> str:
         return folder_url(self._root)
 

@@ -7,7 +7,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
     *file-order:{tenant}    zset  id, scored by the time when its upload began; also of the last files that ended
     *file-expiry:{tenant}   zset  id, scored by its expiry, of files that expire
     *file-use:{tenant}      hash  bytes and files charged: those of files, and those of uploads
-    *file-held:{tenant}     hash  token of an upload -> bytes it is charged for
+    *file-held:{tenant}     hash  token of an upload, or id of a batch that has answers -> bytes it is charged for
     *file-leases:{tenant}   zset  token, scored by the time when its charge is refunded unless it is renewed
     *file-pins:{tenant}     hash  id -> holders that need the file, each until when
     *file-gone:{tenant}     zset  id, scored by the time when its file was deleted or expired, of the last 1,000
@@ -81,7 +81,7 @@ class FileRegistry:
         bounds = (self._lease_ms, upload.quota.bytes, upload.quota.files)
         outcome, began_ms = await self._do("reserve", upload.tenant, upload.token, num_bytes, *bounds)
         if outcome == FULL:
-            raise _too_many_bytes(upload.quota)
+            raise too_many_bytes(upload.quota)
         if outcome == CROWDED:
             raise _no_room(f"there may be {upload.quota.files} at once")
         return int(began_ms)
@@ -92,13 +92,23 @@ class FileRegistry:
         most = upload.quota.bytes
         outcome = await self._do("hold", upload.tenant, upload.token, num_bytes, self._lease_ms, most)
         if outcome == FULL:
-            raise _too_many_bytes(upload.quota)
+            raise too_many_bytes(upload.quota)
         if outcome == LOST:
             raise lease_expired()
 
     async def drop(self, upload: Reservation) -> None:
         """End an upload and refund its charge. Does nothing if the upload has ended."""
         await self._do("drop", upload.tenant, upload.token)
+
+    async def charge_answers(self, tenant: str, batch_id: str, num_bytes: int, seconds: float) -> None:
+        """Charge a tenant for `num_bytes` more of a batch's answers, or less if negative, beyond any quota, until
+        `refund_answers` is called or nothing was added for `seconds`. Repeating the call after an error may charge
+        twice until then."""
+        await self._do("grow", tenant, batch_id, num_bytes, int(seconds * 1000))
+
+    async def refund_answers(self, tenant: str, batch_id: str) -> None:
+        """Refund all charges of `charge_answers` for a batch. Does nothing if there are none."""
+        await self._do("drop", tenant, batch_id)
 
     async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
         """Make a file of the upload with the record's token, charged by the record's size. `began_ms` is the result of
@@ -130,12 +140,12 @@ class FileRegistry:
     async def remove(self, tenant: str, file_id: str) -> FileRecord:
         """Remove the record of a file, refund its charge, and return the record. The object is not deleted. Raises
         ApiError: FILE_NOT_FOUND; FILE_IN_USE if the file is pinned."""
-        removed = await self._do("remove", tenant, file_id)
-        if removed == ABSENT:
-            raise file_not_found(file_id)
-        if removed == PINNED:
-            raise ApiError(Fault.FILE_IN_USE, f"a batch still needs {file_id}; cancel it first", "file_id")
-        return decode(removed)
+        return _removed(await self._do("remove", tenant, file_id), file_id)
+
+    async def find_removable(self, tenant: str, file_id: str) -> FileRecord:
+        """Return the record of a file that `remove` would remove now, also while Redis refuses all writes. Raises
+        ApiError as `remove` does."""
+        return _removed(await self._do("removable", tenant, file_id), file_id)
 
     async def pin(self, tenant: str, file_id: str, holder: str, seconds: float) -> FileRecord:
         """Pin a file for `holder`: for `seconds` it neither expires nor can be deleted. A new call replaces the
@@ -166,7 +176,22 @@ class FileRegistry:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the records of files are not available") from error
 
 
-def _too_many_bytes(quota: FileQuota) -> ApiError:
+def refuses_writes(error: ApiError) -> bool:
+    """Return whether a method of `FileRegistry` raised `error` because Redis answers, but does nothing, as if its disk
+    is full."""
+    return isinstance(error.__cause__, StoreError) and error.__cause__.is_refusal
+
+
+def _removed(found: Any, file_id: str) -> FileRecord:
+    """Return the record in the result of the scripts `remove` and `removable`, or raise its ApiError."""
+    if found == ABSENT:
+        raise file_not_found(file_id)
+    if found == PINNED:
+        raise ApiError(Fault.FILE_IN_USE, f"a batch still needs {file_id}; cancel it first", "file_id")
+    return decode(found)
+
+
+def too_many_bytes(quota: FileQuota) -> ApiError:
     return _no_room(f"they may have {quota.bytes} bytes together")
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.core.errors import invalid_request
+from gateway.core.errors import ApiError, invalid_request
+from gateway.core.space import SpaceUse
 from gateway.files.record import BATCH, BATCH_OUTPUT, FileRecord, checked_id, new_file_id
-from gateway.files.registry import AT_ONCE, UNBOUNDED, FileQuota, FileRegistry, FileUse, Reservation
+from gateway.files.registry import (
+    AT_ONCE,
+    UNBOUNDED,
+    FileQuota,
+    FileRegistry,
+    FileUse,
+    Reservation,
+    refuses_writes,
+    too_many_bytes,
+)
 from gateway.files.storage import Storage
 from gateway.files.upload import Upload, uploading
 
@@ -18,6 +29,9 @@ MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * DAY
 """OpenAI's bounds of `expires_after`, in seconds. Files expire after the maximum unless the caller asks for less."""
 PIN_SECONDS = 60.0 * DAY
 """Seconds after which a pin ends if its holder died. It is longer than any batch."""
+RECOVERY_SECONDS, RECOVERY_TRIES = 3.0, 6
+"""Seconds that Redis may take to accept writes again once its disk has room, and the number of attempts meanwhile. It
+tries once a second."""
 MAX_FILENAME = 512
 MAX_PAGE = 10_000
 
@@ -63,8 +77,8 @@ class Files:
     ) -> FileRecord:
         """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record. `purpose`
         must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises
-        ApiError: INVALID_REQUEST (an argument, or no content), REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA; neither bytes nor
-        charges remain then."""
+        ApiError: INVALID_REQUEST (an argument, or no content), REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA,
+        INSUFFICIENT_STORAGE; neither bytes nor charges remain then."""
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
             return await keep_upload(upload, filename, purpose, expires_after)
@@ -77,10 +91,10 @@ class Files:
         upload for `keep_upload`. On exit, an upload that was not kept is deleted and refunded. `expected`, a minimum of
         the size in bytes, is charged first, so that an upload over the quota fails early.
 
-        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
+        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, INSUFFICIENT_STORAGE.
         """
         file_id = new_file_id()
-        upload = self._upload(Reservation(tenant, file_id, file_id, self.limits.quota))
+        upload = Upload(self.storage, self.registry, Reservation(tenant, file_id, file_id, self.limits.quota))
         async with uploading(upload, chunks, expected, self.limits.max_file_bytes):
             yield upload
 
@@ -91,14 +105,20 @@ class Files:
         filename: str,
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
+        *,
+        expected: int = 0,
     ) -> FileRecord:
         """Store a result file of a batch under a given id, and return its record. It is charged, but not refused for
         its size or the quota. It expires `expires_after` seconds after the beginning of the upload (None: MAX_EXPIRY).
+        `expected` is a minimum of its size in bytes. Raises ApiError: INSUFFICIENT_STORAGE.
 
         The first upload with an id makes the file; later ones return that file's record. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
-        async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
+        upload = Upload(
+            self.storage, self.registry, Reservation(tenant, file_id, token, UNBOUNDED), use=SpaceUse.RESULT
+        )
+        async with uploading(upload, chunks, expected):
             return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
@@ -132,8 +152,28 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file's record and its content. If deleting the content fails, the sweeper does it later. Raises
         ApiError: FILE_NOT_FOUND; FILE_IN_USE while it is pinned."""
-        record = await self.registry.remove(tenant, checked_id(file_id))
+        try:
+            record = await self.registry.remove(tenant, checked_id(file_id))
+        except ApiError as error:
+            if not refuses_writes(error):
+                raise
+            record = await self._delete_content_first(tenant, file_id)
         await self.storage.discard([record.object_name])
+
+    async def _delete_content_first(self, tenant: str, file_id: str) -> FileRecord:
+        """Delete a file while Redis refuses writes: first its content, so that a full disk has room again, and then its
+        record, as soon as Redis accepts that. Return the record. Raises ApiError: what `delete` raises, or
+        REGISTRY_UNAVAILABLE if Redis still refuses after RECOVERY_SECONDS. The record is then left for another try."""
+        record = await self.registry.find_removable(tenant, file_id)
+        await self.storage.discard([record.object_name])
+        for _ in range(RECOVERY_TRIES - 1):
+            await asyncio.sleep(RECOVERY_SECONDS / RECOVERY_TRIES)
+            try:
+                return await self.registry.remove(tenant, file_id)
+            except ApiError as error:
+                if not refuses_writes(error):
+                    raise
+        return await self.registry.remove(tenant, file_id)
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield up to `length` bytes (None: all) of a file's content from offset `start`, in pieces of up to 256
@@ -154,12 +194,24 @@ class Files:
         only if the id is malformed."""
         await self.registry.unpin(tenant, checked_id(file_id), holder)
 
+    async def charge_answers(self, tenant: str, batch_id: str, num_bytes: int) -> None:
+        """Charge a tenant for `num_bytes` more of a batch's answers, or less if negative, which are in storage but in
+        no file yet, beyond any quota."""
+        await self.registry.charge_answers(tenant, batch_id, num_bytes, PIN_SECONDS)
+
+    async def refund_answers(self, tenant: str, batch_id: str) -> None:
+        """Refund what a batch's answers were charged, because they have been deleted; its result files are charged by
+        themselves."""
+        await self.registry.refund_answers(tenant, batch_id)
+
+    async def check_quota(self, tenant: str) -> None:
+        """Raise ApiError (INSUFFICIENT_QUOTA) if a tenant's files and results have as many bytes as they may have."""
+        if (await self.use(tenant)).bytes >= self.limits.tenant_bytes:
+            raise too_many_bytes(self.limits.quota)
+
     async def use(self, tenant: str) -> FileUse:
         """Return the bytes and number of files that a tenant is charged for, uploads under way included."""
         return await self.registry.use(tenant)
-
-    def _upload(self, reservation: Reservation) -> Upload:
-        return Upload(self.storage, self.registry, reservation)
 
 
 async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ import structlog
 
 from gateway.config.file import ConfigError
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.files.places import StorageBackend, folder_url, storage_backend
+from gateway.core.space import STORE, Disk, SpaceUse, disk_full
+from gateway.files.places import Folder, StorageBackend, folder_url, storage_backend
 
 log = structlog.get_logger("files")
 
@@ -22,17 +24,21 @@ PARTIAL = "partial/"
 """Prefix of the names of objects that are still being written."""
 THREADS = 8
 INSTALL = "pip install 'loralane[remote]'"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of an operating system that has no room for what was written."""
 
 T = TypeVar("T")
 
 
 class Storage:
     """Stores immutable objects under names that the gateway makes. An object exists completely or not at all, and is
-    durable once it exists. Methods raise ApiError (STORAGE_UNAVAILABLE) if the storage is full, away or broken, and log
-    the cause."""
+    durable once it exists. Methods raise ApiError (STORAGE_UNAVAILABLE) if the storage is away or broken, and log the
+    cause."""
 
-    def __init__(self, place: StorageBackend) -> None:
+    def __init__(self, place: StorageBackend, disk: Disk | None = None) -> None:
+        """`disk` is where `place` is, and is never written full. None means that its space is another's concern."""
         self._place = place
+        self._disk = disk
         self._threads = ThreadPoolExecutor(THREADS, "storage")
 
     def close(self) -> None:
@@ -43,15 +49,23 @@ class Storage:
         """Return the URL of an object for another process that opens it with fsspec."""
         return f"{self._place.url}/{name}"
 
-    async def write(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+    def has_room(self, use: SpaceUse) -> bool:
+        """Return whether the disk has room for more bytes that are for `use`."""
+        return self._disk is None or self._disk.has_room(use)
+
+    async def write(
+        self, name: str, chunks: AsyncIterator[bytes], use: SpaceUse = SpaceUse.UPLOAD, expected: int = 0
+    ) -> int:
         """Write an object and return its number of bytes. An exception, including one of `chunks`, leaves nothing under
-        `name`. A cancellation during the final rename may leave the complete object."""
+        `name`. A cancellation during the final rename may leave the complete object. `expected` is a minimum of the
+        number of bytes, so that an object without room fails early. Raises ApiError: INSUFFICIENT_STORAGE."""
         partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
         try:
+            await self._run(self._check_room, use, expected)
             file = await self._opened(self._place.create, partial)
             try:
                 async for chunk in chunks:
-                    await self._run(file.write, chunk)
+                    await self._run(self._append, file, chunk, use)
                     written += len(chunk)
             finally:
                 await self._run(file.close)
@@ -81,6 +95,10 @@ class Storage:
         """Return the size of an object in bytes. None means that it does not exist."""
         return await self._run(self._place.size, name)
 
+    async def total_size(self, names: Sequence[str]) -> int:
+        """Return the size of several objects together, in bytes."""
+        return await self._run(lambda: sum(self._place.size(name) or 0 for name in names))
+
     async def delete(self, names: Sequence[str]) -> None:
         """Delete the objects with these names. Names that do not exist are ignored."""
         await self._run(self._delete, names)
@@ -95,6 +113,14 @@ class Storage:
     async def list(self, prefix: str) -> list[str]:
         """Return the names of all objects that begin with `prefix`, which ends with a slash."""
         return await self._run(self._place.list, prefix)
+
+    def _check_room(self, use: SpaceUse, num_bytes: int) -> None:
+        if self._disk is not None:
+            self._disk.check(use, num_bytes)
+
+    def _append(self, file: BinaryIO, chunk: bytes, use: SpaceUse) -> None:
+        self._check_room(use, len(chunk))
+        file.write(chunk)
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -114,8 +140,8 @@ class Storage:
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` in a thread and return its result. A cancelled caller still waits for the end of `work`, because a
-        file may be closed only when no thread writes to it. Any exception is logged and raised as ApiError
-        (STORAGE_UNAVAILABLE)."""
+        file may be closed only when no thread writes to it. An ApiError is raised unchanged. Any other exception is
+        logged and raised as ApiError: INSUFFICIENT_STORAGE, there is no room; STORAGE_UNAVAILABLE."""
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(job)
@@ -124,8 +150,12 @@ class Storage:
             if not job.cancelled():
                 job.exception()  # retrieved, so that asyncio does not log it as never retrieved
             raise
+        except ApiError:
+            raise
         except Exception as error:  # storage libraries raise what they like
             log.error("storage_failed", error=f"{type(error).__name__}: {error}")
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise disk_full() from error
             raise unavailable(Fault.STORAGE_UNAVAILABLE, "the storage of files is not available") from error
 
 
@@ -133,7 +163,8 @@ def open_storage(url: str, data_dir: Path) -> Storage:
     """Open the storage at an fsspec URL. An empty URL means the folder `files` in `data_dir`. Raises ConfigError if the
     URL is invalid, needs a package that is not installed, or the folder cannot be created."""
     try:
-        return Storage(storage_backend(url or folder_url((data_dir / "files").resolve())))
+        place = storage_backend(url or folder_url((data_dir / "files").resolve()))
+        return Storage(place, Disk(place.root, data_dir / STORE) if isinstance(place, Folder) else None)
     except ImportError as error:
         raise ConfigError(f"batches.storage: {error}; {INSTALL}") from error
     except (ValueError, OSError) as error:

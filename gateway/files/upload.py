@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from gateway.core.errors import ApiError, request_too_large
+from gateway.core.space import SpaceUse
 from gateway.files.record import FileRecord, object_of
 from gateway.files.registry import FileRegistry, Reservation, lease_expired
 from gateway.files.storage import Storage
@@ -25,8 +26,15 @@ class Upload:
     """One upload: content that is written and charged, but belongs to no file until `keep`. `bytes` is its size so
     far."""
 
-    def __init__(self, storage: Storage, registry: FileRegistry, reservation: Reservation) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        registry: FileRegistry,
+        reservation: Reservation,
+        use: SpaceUse = SpaceUse.UPLOAD,
+    ) -> None:
         self._storage, self._registry, self._reservation = storage, registry, reservation
+        self._use = use
         self._object = object_of(reservation.tenant, reservation.token)
         self._renewing: asyncio.Task[None] | None = None
         self._may_be_kept = False
@@ -38,12 +46,13 @@ class Upload:
         """Reserve `expected` bytes, then charge and write the content until it ends. The lease is renewed in the
         background until `close`. `most` is the maximum number of bytes; None means any number.
 
-        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE.
+        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, INSUFFICIENT_STORAGE, STORAGE_UNAVAILABLE,
+        REGISTRY_UNAVAILABLE.
         """
         self._charged_bytes = expected
         self._began_ms = await self._registry.reserve(self._reservation, expected)
         self._renewing = asyncio.create_task(self._renew(), name="upload-lease")
-        await self._storage.write(self._object, self._charged(chunks, most))
+        await self._storage.write(self._object, self._charged(chunks, most), self._use, expected)
 
     async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
         """Make a file of the content and return its record. If a file with this id exists already, return that file's

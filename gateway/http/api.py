@@ -163,7 +163,7 @@ class HttpApi:
         self._ping_seconds = ping_seconds
         self._surface = surface
         self._openapi = b""
-        self._redis = SharedPoll(gateway.limiter.ping, REDIS_PING_SECONDS)
+        self._redis_trouble = SharedPoll(gateway.limiter.trouble, REDIS_PING_SECONDS)
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
@@ -253,14 +253,14 @@ class HttpApi:
         """
         check_parameters(request.query_params, "model")
         limiter = self._gateway.limiter
-        redis = await self._redis.get()
+        trouble = await self._redis_trouble.get()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
             "status": found.status,
-            "reason": found.reason or None,
+            "reason": "; ".join(filter(None, (found.reason, trouble and f"Redis: {trouble}"))) or None,
             "engine": found.engines,
             "models": {name: trouble or None for name, trouble in found.troubles.items()},
-            "redis": redis,
+            "redis": not trouble,
             "limiter": limiter.mode,
             "limiter_modes": sorted(limiter.modes),
         }

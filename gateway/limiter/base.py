@@ -205,8 +205,9 @@ class Limiter(Protocol):
         """Return the number of reservations that are not settled. Reservations of dead gateways are included as long as
         they can still be settled (a day in Redis)."""
 
-    async def ping(self) -> bool:
-        """Return whether the store of the limits answers."""
+    async def trouble(self) -> str:
+        """Return why the store of the limits does not serve now, as `StoreError.trouble` does. Empty means that it
+        does."""
 
     async def close(self) -> None: ...
 

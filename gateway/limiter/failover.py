@@ -184,8 +184,8 @@ class FailoverLimiter:
         Raises StoreError while Redis is unavailable."""
         return await self._shared.outstanding() + await self._local.outstanding()
 
-    async def ping(self) -> bool:
-        return await self._shared.ping()
+    async def trouble(self) -> str:
+        return await self._shared.trouble()
 
     async def close(self) -> None:
         await self._shared.close()

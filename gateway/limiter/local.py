@@ -184,8 +184,8 @@ class LocalLimiter:
     async def outstanding(self) -> int:
         return len(self._leases)
 
-    async def ping(self) -> bool:
-        return True
+    async def trouble(self) -> str:
+        return ""
 
     async def close(self) -> None:
         self._leases.clear()

@@ -10,11 +10,13 @@ from math import inf
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant
 from gateway.limiter.usage_spool import UsageSpool
 from gateway.redis.client import RedisCalls, StoreError
+from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")
 
@@ -36,6 +38,9 @@ class Correction(Struct, frozen=True):
     """Usage of the request, which is counted if this correction settles it."""
     made: float = inf
     """Time of the settlement, in seconds on the limiter's clock."""
+    alone: Counts | None = None
+    """Usage that is counted by itself if Redis does not know the reservation, because it has then lost it. None means
+    that nothing is: Redis may have received this settlement before, and have ended the reservation by it."""
 
 
 class PendingSettlements:
@@ -46,7 +51,7 @@ class PendingSettlements:
     """
 
     def __init__(
-        self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]
+        self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction, Attempts], Awaitable[int]]
     ) -> None:
         self.usage_spool = usage_spool
         self.lost_tokens = 0
@@ -84,9 +89,10 @@ class PendingSettlements:
         self.lost_tokens += correction.counts.tokens
         log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.encoded())
 
-    def count(self, grant: Grant) -> None:
-        """Queue the usage of a request that another limiter admitted with `grant`. A task delivers it to Redis."""
-        self.usage_spool.add(grant.request, grant.day, grant.request.used())
+    def count(self, grant: Grant, counts: Counts) -> None:
+        """Queue the usage of a request of whose reservation Redis knows nothing: another limiter admitted it with
+        `grant`, or Redis has lost it. A task delivers it to Redis."""
+        self.usage_spool.add(grant.request, grant.day, counts)
         self._keep_trying()
 
     @property
@@ -108,13 +114,15 @@ class PendingSettlements:
         await self._deliver()
         for correction in self._corrections:
             self.record_loss(correction)
-        self.usage_spool.report_lost()
+        self.lost_tokens += self.usage_spool.report_lost()
 
     async def _send_or_keep(self, correction: Correction) -> None:
+        attempts = Attempts()
         try:
-            await self._send(correction)
-        except (StoreError, asyncio.CancelledError):
-            self.add(correction)
+            await self._send(correction, attempts)
+        except (StoreError, asyncio.CancelledError) as error:
+            is_undone = isinstance(error, StoreError) and error.is_refusal and not attempts.repeated
+            self.add(correction if is_undone else replace(correction, alone=None))
             raise
 
     async def _deliver(self) -> None:

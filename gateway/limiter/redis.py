@@ -33,12 +33,14 @@ from gateway.core.breaker import Breaker
 from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
+from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, limit_error, new_lease
 from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
+from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")
 
@@ -93,6 +95,8 @@ class RedisLimiter:
         self._terms = UsageTerms(self._calls, retention_days)
         self._pending = PendingSettlements(self._calls, UsageSpool(self._terms), self.send)
         self._held: dict[str, Grant] = {}
+        self._renewed: dict[str, Counts | None] = {}
+        """Usage that the last renewal of a running request counted, by lease. None means that this is not known."""
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -136,8 +140,11 @@ class RedisLimiter:
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        self._held.pop(grant.lease, None)
-        correction = Correction(grant, 1, actual_tokens, counts=grant.request.used(), made=self._clock())
+        is_first = self._held.pop(grant.lease, None) is not None
+        renewed = self._renewed.pop(grant.lease, NOTHING)
+        counts = grant.request.used()
+        alone = counts - renewed if counts and is_first and renewed is not None else None
+        correction = Correction(grant, 1, actual_tokens, counts=counts, made=self._clock(), alone=alone)
         await self._pending.send_or_queue(correction)
 
     async def renew(self, grant: Grant) -> int | None:
@@ -147,8 +154,11 @@ class RedisLimiter:
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
-        args += self._terms.args(request, grant.day, request.used())
+        counts, before = request.used(), self._renewed.get(grant.lease, NOTHING)
+        args += self._terms.args(request, grant.day, counts)
+        self._renewed[grant.lease] = None
         renewed, expiry = await self._calls.run(self._renew_script, keys, args)
+        self._renewed[grant.lease] = counts if renewed else before
         return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
@@ -198,13 +208,13 @@ class RedisLimiter:
     async def outstanding(self) -> int:
         return await self._calls.count("lease")
 
-    async def ping(self) -> bool:
+    async def trouble(self) -> str:
         try:
             async with self._calls.guard() as client:
                 await client.ping()
-        except StoreError:
-            return False
-        return True
+        except StoreError as error:
+            return error.trouble
+        return ""
 
     async def close(self) -> None:
         """Stop renewing leases, and send the waiting settlements and usage if Redis answers. The Redis client stays
@@ -242,24 +252,36 @@ class RedisLimiter:
         names = [(kind, scope.name) for scope in scopes for kind in ("bucket", "running")]
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
-    async def send(self, correction: Correction) -> int:
-        """Send a correction to Redis, and record its tokens as lost if its reservation has expired. Returns the time of
-        Redis in microseconds since 1970. Of repeated corrections only the first takes effect. Raises StoreError."""
-        grant, request = correction.grant, correction.grant.request
+    async def send(self, correction: Correction, attempts: Attempts | None = None) -> int:
+        """Send a correction to Redis. Returns the time of Redis in microseconds since 1970. Of repeated corrections the
+        first takes effect. Raises StoreError. `attempts` learns whether the call was repeated.
+
+        If Redis has lost the reservation, as a server does that ended before it had written its file, the request's
+        usage is queued to be counted by itself. If the reservation has expired, its tokens are recorded as lost.
+        """
+        grant, request, attempts = correction.grant, correction.grant.request, attempts or Attempts()
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
         args += self._terms.args(request, grant.day, correction.counts)
         args.append(0 if request.is_deferred else correction.tokens)
         keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
-        settled, now = await self._calls.run(self._settle_script, keys, args)
-        if not settled and (self._clock() - correction.made) * 1000 > self._receipt_ms:
-            self._pending.record_loss(correction)
+        settled, now = await self._calls.run(self._settle_script, keys, args, attempts)
+        if not settled:
+            self._note_unknown(replace(correction, alone=None) if attempts.repeated else correction)
         return int(now)
+
+    def _note_unknown(self, correction: Correction) -> None:
+        """Account for the usage of a correction whose reservation Redis does not know."""
+        if (self._clock() - correction.made) * 1000 > self._receipt_ms:
+            self._pending.record_loss(correction)
+        elif correction.alone:
+            log.warning("reservation_lost", lease=correction.grant.lease)
+            self._pending.count(correction.grant, correction.alone)
 
     def count(self, grant: Grant) -> None:
         """Queue the usage of a request that another limiter admitted with `grant`. Redis counts it exactly once, as
         soon as it answers."""
-        self._pending.count(grant)
+        self._pending.count(grant, grant.request.used())
 
     def _on_answer(self) -> None:
         self._pending.deliver_soon()

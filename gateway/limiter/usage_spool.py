@@ -116,10 +116,14 @@ class UsageSpool:
                 for tenant in {*self._sent, *self._waiting}:
                     await self._deliver(tenant)
 
-    def report_lost(self) -> None:
-        """Log every row that was not delivered as lost. Call this when the process is about to end."""
+    def report_lost(self) -> int:
+        """Log every row that was not delivered as lost; returns their tokens. Call this when the process is about to
+        end."""
+        lost = 0
         for tenant, (day, name), counts in self.rows():
+            lost += counts.tokens
             log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.encoded())
+        return lost
 
     async def _deliver(self, tenant: str) -> None:
         batch = self._sent[tenant]

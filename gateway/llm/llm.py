@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from engine.process.model_source import EMBEDDED
@@ -23,6 +22,7 @@ from gateway.llm.results import Answer, Embedding, Result
 from gateway.llm.setup import ModelOptions
 from gateway.llm.stream import AnswerStream
 from gateway.openai.convert import prompts_of
+from gateway.terminal.console import Console
 
 MOST_AT_ONCE = 1024
 """Maximum number of prompts of one call that are in the engine's queue at the same time: many more than run at once, so

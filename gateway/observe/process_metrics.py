@@ -1,4 +1,5 @@
-"""Prometheus metrics of a gateway process: grammar checks, event loop tasks, and used tokens that are not recorded."""
+"""Prometheus metrics of a gateway process: grammar checks, event loop tasks, its disk, and used tokens that are not
+recorded."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from engine.grammar_check.job import Reason
 from engine.grammar_check.pool import GrammarPool
+from gateway.core.space import Disk
 
 
 class GrammarMetrics(Collector):
@@ -68,3 +70,23 @@ class UsageMetrics(Collector):
             waiting,
         )
         yield CounterMetricFamily("loralane_usage_lost_tokens", "Tokens used whose record was lost.", lost)
+
+
+class DiskMetrics(Collector):
+    """Prometheus collector of the free space of the data directory's disk, and of the reserve that stays free there. A
+    disk that cannot be measured has no metrics."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            free, reserve = self._disk.free, self._disk.reserve
+        except OSError:
+            return
+        yield GaugeMetricFamily("loralane_disk_free_bytes", "Free space of the data directory's disk.", free)
+        yield GaugeMetricFamily(
+            "loralane_disk_reserve_bytes",
+            "Free space that answers of batches leave; uploads leave twice as much.",
+            reserve,
+        )

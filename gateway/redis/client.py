@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from gateway.core.breaker import Breaker
-from gateway.redis.pipeline import Pipeline, loop_timeout
+from gateway.redis.pipeline import Attempts, Pipeline, loop_timeout
 
 Argument = str | int | bytes
 FAILURES = (RedisError, RedisClusterException, OSError)
@@ -34,6 +34,17 @@ requests this second, once.
 
 class StoreError(Exception):
     """Redis failed or did not answer in time, or the call was not made because the circuit breaker is open."""
+
+    @property
+    def trouble(self) -> str:
+        """Why Redis does not serve, for callers without a key: what it answered, such as `MISCONF ...` if it cannot
+        write its file, or that it gives no answer, without its address."""
+        return str(self.__cause__) if isinstance(self.__cause__, ResponseError) else "it gives no answer"
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if Redis answered with an error, and did nothing in that attempt."""
+        return isinstance(self.__cause__, ResponseError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +128,18 @@ class RedisCalls:
         key = f"{self._prefix}{kind}:{{{tenant}}}"
         return f"{key}:{member}" if member else key
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], attempts: Attempts | None = None
+    ) -> Any:
         """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
-        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before."""
+        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before. `attempts`
+        learns whether the call was repeated."""
+        attempts = attempts or Attempts()
         try:
             try:
-                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args, attempts=attempts)
             except NoScriptError:
-                reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
+                reply = await self._call("EVAL", script.text, len(keys), *keys, *args, attempts=attempts)
         except FAILURES as error:
             raise self._failed(error) from error
         self._succeeded()
@@ -148,7 +163,8 @@ class RedisCalls:
             raise self._failed(error) from error
         self._succeeded()
 
-    async def _of_cluster(self, *command: Argument) -> Any:
+    async def _of_cluster(self, *command: Argument, attempts: Attempts) -> Any:
+        attempts.repeated = True  # the client of a cluster repeats calls by itself
         async with loop_timeout(self._timeout, self._timeout_factor()):
             return await self._client.execute_command(*command)
 

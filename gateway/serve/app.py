@@ -24,6 +24,7 @@ from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
 from gateway.config.routes import virtual_names
 from gateway.config.whole import Config
+from gateway.core.space import Disk
 from gateway.engines.directory import engine_directory
 from gateway.engines.member import member_store
 from gateway.engines.pool import EnginePool
@@ -34,7 +35,7 @@ from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
-from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
 from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
@@ -150,12 +151,15 @@ async def built_gateway(
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
-        for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
+        disk = Disk.of_store(launch.data_dir)
+        loop_metrics = LoopMetrics(asyncio.get_running_loop())
+        for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
         await stack.enter_async_context(memory_given_back())
-        responses = _responses(config, redis)
-        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses)
+        stores_on = None if config.redis.url else disk
+        responses = _responses(config, redis, stores_on)
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, stores_on)
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches, responses)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)
@@ -250,10 +254,10 @@ def _settings(config: Config) -> ServiceSettings:
     )
 
 
-def _responses(config: Config, redis: Redis) -> Responses:
+def _responses(config: Config, redis: Redis, disk: Disk | None) -> Responses:
     settings = config.responses
     limits = StoreLimits(settings.keep_days * DAY, settings.tenant_bytes)
-    return Responses(ResponseStore(redis, limits, prefix=config.redis.key_prefix), settings.store)
+    return Responses(ResponseStore(redis, limits, prefix=config.redis.key_prefix), settings.store, disk)
 
 
 def _limiter(config: Config, redis: Redis) -> FailoverLimiter:

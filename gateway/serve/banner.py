@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from gateway.core.tenants import hash_key
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
+from gateway.terminal.console import Console
 from gateway.terminal.output import LOCAL_URL
 
 DEMO_ADMIN_KEY = DEMO_KEYS[2]

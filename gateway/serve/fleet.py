@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 import structlog
 from prometheus_client.multiprocess import mark_process_dead
-from rich.console import Console
 
 from gateway.config.whole import Config
 from gateway.serve.addresses import Endpoint, Listening, Ports, endpoints, reserve_port, with_ports
@@ -34,6 +33,7 @@ from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import NOT_STARTED, Backoff
+from gateway.terminal.console import Console
 
 log = structlog.get_logger("fleet")
 

@@ -7,12 +7,14 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config.certificates import Certificate
+from gateway.http.connections import BoundedProtocol
 from gateway.http.guard import KEEP_ALIVE_SECONDS, guarded_config
 from gateway.requests.wire_room import WireRoom
 from gateway.rpc.api import GrpcServer
@@ -50,7 +52,8 @@ class HttpServer:
         keep_alive_s: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         contexts = None if certificate is None else lambda *_: certificate.for_http()
-        config = guarded_config(app, room=room, keep_alive_s=keep_alive_s, lifespan="off", ssl_context_factory=contexts)
+        bounds: dict[str, Any] = {"room": room, "keep_alive_s": keep_alive_s}
+        config = guarded_config(app, BoundedProtocol, **bounds, lifespan="off", ssl_context_factory=contexts)
         self._server = _Server(config)
         self._address, self._shared = (host, port), shared
         self._task: asyncio.Task[None] | None = None

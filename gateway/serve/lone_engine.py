@@ -11,8 +11,6 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from engine.rpc.target import UNIX, EngineTarget, EngineTls, check_address
 from engine.rpc.transport import read_tls
 from gateway.config.models import ModelSettings
@@ -23,6 +21,7 @@ from gateway.serve.prepare import prepare, prepared_folder
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import EngineSupervisor
+from gateway.terminal.console import Console
 
 
 async def serve_engine(

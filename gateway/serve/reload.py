@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
-from rich.console import Console
 
 from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.whole import Config
+from gateway.terminal.console import Console
 
 log = structlog.get_logger("reload")
 
@@ -51,7 +51,7 @@ async def reload(read: Read, running: Config, apply: ApplyConfig, console: Conso
     """Read the file, apply the sections that need no restart, and print the changes, what needs a restart and what
     failed. Returns the configuration then in force: `running`, after printing the error, if the file cannot be used."""
     try:
-        found = read()
+        found = await asyncio.to_thread(read)  # YAML takes seconds for a megabyte
         config = merge_live_sections(running, found)
     except ValueError as error:
         _tell(console, f"not reloaded: {error}")

@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from gateway.config.whole import Config
 from gateway.serve.addresses import Listening
 from gateway.serve.backends import started_backends
@@ -23,6 +21,7 @@ from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
+from gateway.terminal.console import Console
 
 if TYPE_CHECKING:
     from gateway.engines.pool import EnginePool

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gateway.serve.engine_group import EngineGroup
+from gateway.terminal.console import Console
 
 LOOK_SECONDS = 0.2
 """Seconds between two polls of the engine's progress."""

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from rich.console import Console
-
 from engine.process.lossy_log import write_last_lines
+from gateway.terminal.console import Console
 
 DRAIN_SECONDS = 10.0
 """Grace period of running requests after SIGTERM. By default Kubernetes kills a pod 30 s after SIGTERM."""

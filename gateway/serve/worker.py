@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 
 import msgspec
 import structlog
-from rich.console import Console
 
 from gateway.config.file import ConfigError
 from gateway.serve.app import BuiltGateway, built_gateway
@@ -24,6 +23,7 @@ from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING,
 from gateway.serve.process import configure_logging, freeze_memory, leave_torch_out, run_loop
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, exit_process
+from gateway.terminal.console import Console
 from gateway.terminal.output import print_error
 
 

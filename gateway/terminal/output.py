@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, NoReturn
 
 import typer
 from google.protobuf.message import Message
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from engine.core.counts import parse_count
+from gateway.terminal.console import Console
 
 LOCAL_URL = "http://127.0.0.1:8000"
 """Default address of the gateway that commands connect to."""

@@ -15,6 +15,7 @@ import msgspec
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from msgspec import Struct
 
+from engine.process.small_files import read_small_text
 from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, invalid_request
 
@@ -108,9 +109,10 @@ def thinking_variables(enabled: bool) -> dict[str, Any]:
 
 
 def read_template(path: Path) -> str:
-    """Read a chat template from a file. Raises OSError, and ValueError if the file is not UTF-8 text."""
+    """Read a chat template from a file. Raises OSError, also for one of over 4 MiB, and ValueError if the file is not
+    UTF-8 text."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small_text(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text") from error
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app
@@ -24,6 +25,7 @@ from gateway.batches.setup import with_route_gates
 from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
 from gateway.core.routing import Catalog
+from gateway.core.space import Disk
 from gateway.core.tenants import KeyLapse, Principal
 from gateway.files.places import Folder
 from gateway.files.registry import FileRegistry
@@ -108,13 +110,16 @@ class BatchCluster:
         self.redis = redis
         self.lease_seconds = lease_seconds
         self.folder = BrokenFolder(root / "objects")
+        self.free_bytes = 2**30
+        """Free space of the disk of the objects, which has 1 GiB."""
         self.holders = Holders()
         self.store = BatchStore(redis, lease_seconds=lease_seconds)
         self.files = self.open_files()
 
     def open_files(self) -> Files:
         limits = FileLimits(max_file_bytes=2**24, tenant_bytes=2**28, tenant_files=1000)
-        return Files(Storage(self.folder), FileRegistry(self.redis), limits)
+        disk = Disk(self.folder.root, measure=lambda folder: SimpleNamespace(total=2**30, free=self.free_bytes))
+        return Files(Storage(self.folder, disk), FileRegistry(self.redis), limits)
 
     async def add_member(self, name: str = "one", lane_capacity: int = 1000, **options: Any) -> ClusterMember:
         root = self.root / name
@@ -191,8 +196,12 @@ class BatchCluster:
         return {line["custom_id"]: line for line in output}, {line["custom_id"]: line for line in errors}
 
     async def assert_clean(self, *members: ClusterMember) -> None:
-        """Check that only records and files are left in Redis and in the folder, and that the members hold nothing."""
+        """Check that only records and files are left in Redis and in the folder, that each tenant is charged for its
+        files alone, and that the members hold nothing."""
         assert not await self.files.storage.list("batches/")
+        for tenant in self.holders.tenants:
+            records, use = (await self.files.list(tenant)).data, await self.files.use(tenant)
+            assert (use.bytes, use.files) == (sum(record.bytes for record in records), len(records))
         for member in members:
             await member.gateway_app.assert_empty()
             assert not member.dispatcher.leases

@@ -463,8 +463,8 @@ class CountingLimiter(LocalLimiter):
             self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, used))
         await super().settle(grant, actual_tokens)
 
-    async def ping(self) -> bool:
-        return self.reachable
+    async def trouble(self) -> str:
+        return "" if self.reachable else "it gives no answer"
 
 
 @dataclass

@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError
+from gateway.core.space import Disk
 from gateway.files.places import Folder, folder_url, storage_backend
 from gateway.files.record import new_file_id
 from gateway.files.registry import FileRegistry, FileUse
@@ -45,12 +46,14 @@ class FullFile:
         self._file.close()
 
 
-def build_files(redis: Redis, where: str | Path | Folder, limits: FileLimits = LIMITS, **options) -> Files:
+def build_files(
+    redis: Redis, where: str | Path | Folder, limits: FileLimits = LIMITS, disk: Disk | None = None, **options
+) -> Files:
     """Return the file service over `where`: a URL, the path of a folder, or an opened folder."""
     place = (
         where if isinstance(where, Folder) else storage_backend(where if isinstance(where, str) else folder_url(where))
     )
-    return Files(Storage(place), FileRegistry(redis, **options), limits)
+    return Files(Storage(place, disk), FileRegistry(redis, **options), limits)
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

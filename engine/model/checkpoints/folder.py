@@ -13,6 +13,7 @@ from engine.model.checkpoints.gptq import Gptq
 from engine.model.checkpoints.layers import Family, Json, Layer
 from engine.model.checkpoints.stacks import MXFP4, Part, find_stacked
 from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
+from engine.process.small_files import read_small_text
 from lora_kernels.quantized import AnyCoding, Weight
 
 FAMILIES: dict[str, Callable[[Json, StoredTensors], Family]] = {
@@ -99,7 +100,7 @@ class Folder:
 def _read_section(folder: Path) -> Json:
     """Returns the section of config.json that says how weights are quantised, empty if there is none."""
     file = folder / "config.json"
-    return quantisation_section(json.loads(file.read_text())) if file.is_file() else {}
+    return quantisation_section(json.loads(read_small_text(file))) if file.is_file() else {}
 
 
 def quantisation_section(config: Json) -> Json:

@@ -10,9 +10,14 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.process.small_files import read_small_text
+
 Shape = tuple[int, ...]
 FLOATS = ("F32", "F16", "BF16", "F64")
 """Dtypes of tensors that are not quantised, as safetensors names them."""
+
+MOST_INDEX_BYTES = 64 * 2**20
+"""Maximum size of the index of a checkpoint: the largest models have some 10 MiB."""
 
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head."
@@ -107,7 +112,7 @@ def _locate(folder: Path) -> list[Path]:
 def _read_index(index: Path) -> list[str]:
     """Return the names of the files that an index lists."""
     try:
-        names = list(json.loads(index.read_text())["weight_map"].values())
+        names = list(json.loads(read_small_text(index, MOST_INDEX_BYTES))["weight_map"].values())
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise WeightsError(f"{index} is not an index of safetensors files: fetch it again") from error
     if not names or not all(isinstance(name, str) for name in names):

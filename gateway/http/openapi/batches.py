@@ -110,7 +110,7 @@ BATCH_OPERATIONS: tuple[Operation, ...] = (
         "tenant",
         Batch,
         BatchBody,
-        REGISTRY | {Fault.FILE_NOT_FOUND, Fault.INSUFFICIENT_QUOTA},
+        REGISTRY | {Fault.FILE_NOT_FOUND, Fault.INSUFFICIENT_QUOTA, Fault.INSUFFICIENT_STORAGE},
     ),
     Operation(
         "GET",

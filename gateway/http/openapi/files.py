@@ -53,7 +53,7 @@ class DeletedFile(Struct):
 
 REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
 ONE = REGISTRY | {Fault.FILE_NOT_FOUND}
-BROUGHT = REGISTRY | {Fault.STORAGE_UNAVAILABLE, Fault.INSUFFICIENT_QUOTA}
+BROUGHT = REGISTRY | {Fault.STORAGE_UNAVAILABLE, Fault.INSUFFICIENT_QUOTA, Fault.INSUFFICIENT_STORAGE}
 PAGE: Mapping[str, Mapping[str, Any]] = {
     "purpose": {"type": "string"},
     "after": {"type": "string"},

@@ -182,7 +182,8 @@ PAGE: Mapping[str, Mapping[str, Any]] = {
 
 def response_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
     """Return the operations below /v1/responses. `generation` has the errors that every generation may have."""
-    created = generation | {Fault.PREVIOUS_RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE}
+    full = {Fault.INSUFFICIENT_STORAGE}
+    created = generation | full | {Fault.PREVIOUS_RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE}
     return (
         Operation(
             "POST",

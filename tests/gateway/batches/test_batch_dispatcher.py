@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from batch_cluster import COMPLETION, BatchCluster, chat_line, completion_line, pieces, until
 from fakes import BASE, FakeStream
+from structlog.testing import capture_logs
 
 from engine.core.types import Lane
 from gateway.batches import dispatcher, gate, leases, parts, retry, shard
@@ -351,6 +352,49 @@ async def test_answers_wait_for_a_storage_that_is_away(cluster, monkeypatch):
     await member.dispatcher.__aexit__(None, None, None)
     output, errors = await cluster.results(ended)
     assert (ended.status, len(output), errors) == ("completed", 60, {})
+    await cluster.assert_clean(member)
+
+
+async def test_a_batch_waits_for_a_disk_that_is_almost_full(cluster, monkeypatch):
+    """No line is lost or run twice, no further shard begins, and what waits is told once."""
+    monkeypatch.setattr(parts, "RETRY_SECONDS", 0.05)
+    member = await cluster.add_member()
+    batch, stuck = await first_then_stuck(cluster, member, 20)
+    cluster.files.storage._disk = None  # what the test itself stores has room
+    cluster.free_bytes = 2**28 - 1
+    with capture_logs() as logs:
+        stuck.set()
+        await until(lambda: any(line["event"] == "batch_part_waits" for line in logs))
+        await until(lambda: member.gateway_app.engine.open == 0)
+        waiting = await cluster.submit([chat_line("later")])
+        for _ in range(20):
+            assert not await member.dispatcher._claim_shard()
+            await asyncio.sleep(0.02)
+    before = await cluster.store.get(batch.tenant, batch.id)
+    assert (before.status, before.tally.completed < 60) == ("in_progress", True)
+    told = [line["reason"] for line in logs if line["event"] == "batch_part_waits"]
+    assert len(told) == len(set(told)) == 1
+    cluster.free_bytes = 2**30
+    ended, later = await cluster.ended(batch), await cluster.ended(waiting)
+    await member.dispatcher.__aexit__(None, None, None)
+    output, errors = await cluster.results(ended)
+    assert (ended.status, len(output), errors) == ("completed", 60, {})
+    assert (later.status, member.counts) == ("completed", {"completed": 61})
+    await cluster.assert_clean(member)
+
+
+async def test_answers_are_charged_before_they_are_a_file(cluster):
+    member = await cluster.add_member()
+    batch, stuck = await first_then_stuck(cluster, member, 20)
+    record = (await cluster.files.list(batch.tenant)).data[0]
+    parts_written = await cluster.files.storage.list(f"{batch.folder}parts/")
+    size = await cluster.files.storage.total_size(parts_written)
+    use = await cluster.files.use(batch.tenant)
+    assert size > 0
+    assert (use.bytes, use.files) == (record.bytes + size, 2)
+    stuck.set()
+    await cluster.ended(batch)
+    await member.dispatcher.__aexit__(None, None, None)
     await cluster.assert_clean(member)
 
 

@@ -108,8 +108,8 @@ def test_production_reads_its_keys_from_the_environment():
     assert ENV["ADMIN_KEY"] not in repr(production)
 
 
-def test_an_empty_file_has_every_default_and_no_keys(load):
-    assert load("") == Config()
+def test_empty_sections_have_every_default_and_no_keys(load):
+    assert load("{}") == Config()
     assert load("http:\nengine:\ntenants:\nadmin:\nadapters:\n") == Config()
 
 
@@ -337,6 +337,27 @@ def test_mistakes_are_named_with_their_place(name, load):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
         load_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is empty; write {}"),
+        ("# nothing yet\n", "is empty"),
+        ("[" * 50_000, "is nested too deeply"),
+        ("{a: " * 50_000, "is nested too deeply"),
+        ("x" * (4 * 2**20 + 1), "it has more than 4 MiB"),
+    ],
+)
+def test_a_file_that_says_nothing_or_too_much_is_refused(load, text, problem):
+    """An editor may just be writing it."""
+    with pytest.raises(ConfigError, match=problem):
+        load(text)
+
+
+def test_a_device_is_no_configuration():
+    with pytest.raises(ConfigError, match="cannot read /dev/zero: it is no regular file"):
+        load_config(Path("/dev/zero"), {})
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ CONTRACT = [
     ("UPSTREAM_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable", None),
     ("OVERLOADED", 503, "UNAVAILABLE", "service_unavailable", "overloaded", None),
     ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
+    ("INSUFFICIENT_STORAGE", 507, "RESOURCE_EXHAUSTED", "server_error", "insufficient_storage", False),
 ]
 
 

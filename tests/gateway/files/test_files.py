@@ -6,12 +6,15 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
 from file_fakes import LIMITS, MIB, FullFolder, build_files, filler, objects, pieces, stuck, whole
 
 from gateway.core.errors import ApiError, Fault
+from gateway.core.space import Disk
+from gateway.files import service
 from gateway.files.places import Folder
 from gateway.files.record import new_file_id
 from gateway.files.registry import Reservation
@@ -216,11 +219,67 @@ async def test_a_full_disk_is_ours_and_leaves_nothing(valkey, folder):
     disk = FullFolder(folder)
     disk.room = 2 * MIB
     files = build_files(valkey, disk)
-    error = await refused(files.create("acme", "a", "batch", filler(3 * MIB)), Fault.STORAGE_UNAVAILABLE)
-    assert (error.http_status, error.headers()["x-should-retry"]) == (503, "true")
+    error = await refused(files.create("acme", "a", "batch", filler(3 * MIB)), Fault.INSUFFICIENT_STORAGE)
+    assert (error.http_status, error.headers()["x-should-retry"]) == (507, "false")
     assert (await charged(files), objects(folder)) == ((0, 0), [])
     disk.room = 3 * MIB
     await files.create("acme", "a", "batch", filler(3 * MIB))
+
+
+async def test_a_disk_keeps_its_reserve(valkey, folder):
+    """Uploads leave two reserves free and answers of batches one. Deleting needs no room."""
+    disk = SimpleNamespace(total=2**30, free=2**29 + 2 * MIB)
+    files = build_files(valkey, folder, disk=Disk(folder, measure=lambda folder: disk))
+    record = await bring(files, b"x" * MIB)
+    await refused(bring(files, b"x" * 3 * MIB), Fault.INSUFFICIENT_STORAGE)
+    disk.free = 2**29 - 1
+    await refused(bring(files), Fault.INSUFFICIENT_STORAGE)
+    adopted = await files.adopt("acme", UNKNOWN, "out", filler(MIB))
+    disk.free = 2**28 + MIB
+    await refused(files.adopt("acme", new_file_id(), "out", filler(1), expected=2 * MIB), Fault.INSUFFICIENT_STORAGE)
+    disk.free = 0
+    await refused(files.adopt("acme", new_file_id(), "out", filler(1)), Fault.INSUFFICIENT_STORAGE)
+    assert await charged(files) == (2 * MIB, 2)
+    for kept in (record, adopted):
+        await files.delete("acme", kept.id)
+    assert (await charged(files), objects(folder)) == ((0, 0), [])
+
+
+async def test_a_file_is_deleted_while_redis_refuses_writes(valkey, folder, monkeypatch):
+    """Its content goes first, because that is what gives a full disk room; then Redis accepts the rest."""
+    monkeypatch.setattr(service, "RECOVERY_SECONDS", 0.3)
+    files = build_files(valkey, folder)
+    record, pinned = await bring(files, b"x" * MIB), await bring(files)
+    await files.pin("acme", pinned.id, "batch_1")
+    await valkey.config_set("min-replicas-to-write", 1)
+    try:
+        await refused(bring(files), Fault.REGISTRY_UNAVAILABLE)
+        await refused(files.delete("acme", UNKNOWN), Fault.FILE_NOT_FOUND)
+        await refused(files.delete("acme", pinned.id), Fault.FILE_IN_USE)
+        await refused(files.delete("acme", record.id), Fault.REGISTRY_UNAVAILABLE)
+        assert objects(folder) == [pinned.object_name]
+        deleting = asyncio.create_task(files.delete("acme", record.id))
+        await asyncio.sleep(0.1)
+    finally:
+        await valkey.config_set("min-replicas-to-write", 0)
+    await deleting
+    await refused(files.get("acme", record.id), Fault.FILE_NOT_FOUND)
+    assert await charged(files) == (3, 1)
+
+
+async def test_answers_of_batches_count_in_a_tenants_bytes(valkey, folder):
+    files = build_files(valkey, folder)
+    for num_bytes in (4 * MIB, 5 * MIB):
+        await files.charge_answers("acme", "batch_1", num_bytes)
+    assert await charged(files) == (9 * MIB, 1)
+    await refused(bring(files, b"x" * 2 * MIB), Fault.INSUFFICIENT_QUOTA)
+    await files.charge_answers("acme", "batch_2", 3 * MIB)
+    await refused(files.check_quota("acme"), Fault.INSUFFICIENT_QUOTA)
+    await files.charge_answers("acme", "batch_2", -3 * MIB)
+    await files.check_quota("acme")
+    await files.refund_answers("acme", "batch_1")
+    await files.refund_answers("acme", "batch_1")
+    assert await charged(files) == (0, 0)
 
 
 async def test_a_storage_that_is_gone_is_told(files):

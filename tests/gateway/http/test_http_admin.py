@@ -178,6 +178,7 @@ async def test_health_and_readiness_are_two_things(gateway_app):
         await asyncio.sleep(REDIS_PING_SECONDS)
         unready = await client.get("/ready")
         assert (unready.status_code, unready.json()["engine"], unready.json()["redis"]) == (503, False, False)
+        assert unready.json()["reason"].endswith("Redis: it gives no answer")
         gateway_app.engine.ready, gateway_app.limiter.modes = True, frozenset(("closed",))
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200

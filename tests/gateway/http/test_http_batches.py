@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.core.errors import Fault, unavailable
+from gateway.core.space import Disk
 from gateway.core.tenants import Tenant
 from gateway.files.service import Files
 from gateway.files.sweeper import NameAgeTracker
@@ -306,3 +308,23 @@ async def test_a_process_that_validates_ends_with_who_asked(tmp_path):
     process.stdin.close()
     async with asyncio.timeout(30):
         assert await process.wait() == 1
+
+
+async def test_a_batch_without_room_for_answers_is_refused(api):
+    """Because the tenant's files and answers have all their bytes, or because a disk is almost full."""
+    file_id = await api.brought(b"{}\n")
+    usage = SimpleNamespace(total=2**30, free=2**30)
+    api.batches._disk = Disk(api.folder, measure=lambda folder: usage)
+    create = {"endpoint": CHAT, "input_file_id": file_id, "completion_window": "24h"}
+    async with api.client as client:
+        await api.files.charge_answers("acme", "batch_1", api.files.limits.tenant_bytes)
+        with pytest.raises(RateLimitError, match="delete some"):
+            await client.batches.create(**create)
+        await api.files.refund_answers("acme", "batch_1")
+        usage.free = 2**29 - 1
+        with pytest.raises(InternalServerError, match="almost full") as caught:
+            await client.batches.create(**create)
+        assert caught.value.status_code == 507
+        usage.free = 2**29
+        made = await client.batches.create(**create)
+        await client.batches.cancel(made.id)

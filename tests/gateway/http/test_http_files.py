@@ -276,11 +276,11 @@ async def test_what_is_too_large_is_refused_while_it_comes(gateway_app, folder):
     assert answer.status_code == 413
 
 
-async def test_a_full_disk_is_503(valkey, tmp_path, folder):
+async def test_a_full_disk_is_507(valkey, tmp_path, folder):
     gateway_app = await build_gateway_app(tmp_path, files=build_files(valkey, FullFolder(folder)))
     answer = await post(gateway_app, form(PURPOSE, THE_FILE))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
-    assert answer.headers["x-should-retry"] == "true"
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert answer.headers["x-should-retry"] == "false"
     assert objects(folder) == []
 
 

@@ -56,9 +56,9 @@ async def limiter(valkey_server: ValkeyServer, valkey):
 
 
 async def test_a_stall_during_a_ping_is_not_blamed_on_redis(limiter, valkey):
-    assert await limiter.ping()
+    assert await limiter.trouble() == ""
     await stall_the_next_call(valkey)
-    assert await limiter.ping()
+    assert await limiter.trouble() == ""
     assert limiter.available
 
 

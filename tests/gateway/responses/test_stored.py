@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -11,6 +12,7 @@ from fakes import BASE, GatewayApp, build_gateway_app, tiny_tokenizer
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
+from gateway.core.space import Disk
 from gateway.redis.server import connect_cluster
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
@@ -254,6 +256,26 @@ async def test_what_would_be_stored_by_default_is_not_where_there_is_no_room(val
     assert (await create(gateway_app, store=None)).to_dict()["store"] is False
     with pytest.raises(openai.RateLimitError):
         await create(gateway_app)
+
+
+async def test_nothing_is_stored_on_a_disk_that_is_almost_full(valkey, tmp_path):
+    """What must be stored is refused before it costs anything; deleting needs no room."""
+    usage = SimpleNamespace(total=2**30, free=2**30)
+    disk = Disk(tmp_path, measure=lambda folder: usage)
+    responses = Responses(ResponseStore(valkey), "by_default", disk)
+    gateway_app = await build_gateway_app(tmp_path, responses=responses)
+    gateway_app.engine.info.max_model_len = 2048
+    made = await create(gateway_app)
+    usage.free = 2**29 - 1
+    assert (await create(gateway_app, store=None)).to_dict()["store"] is False
+    before = len(gateway_app.engine.requests)
+    for fields in ({"store": True}, {"background": True}):
+        with pytest.raises(openai.InternalServerError, match="almost full") as caught:
+            await create(gateway_app, **fields)
+        assert (caught.value.status_code, caught.value.code) == (507, "insufficient_storage")
+    assert len(gateway_app.engine.requests) == before
+    assert (await ask(gateway_app, "DELETE", f"/{made.id}"))[0] == 200
+    await gateway_app.assert_empty()
 
 
 async def test_responses_expire_and_are_refunded(valkey, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -112,6 +113,52 @@ async def test_reports_say_that_redis_is_away(server, client, make):
     assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
 
 
+async def refuse_writes(client: Redis, is_refusing: bool) -> None:
+    """Make the server refuse all writes, with the error of a full disk, or accept them again. A folder in the place of
+    its snapshot makes that fail."""
+    in_the_way = Path(str((await client.config_get("dir"))["dir"]), "dump.rdb")
+    await client.config_set("save", "3600 1000000")
+    await asyncio.to_thread(in_the_way.mkdir if is_refusing else in_the_way.rmdir)
+    await client.bgsave()
+    async with asyncio.timeout(60):
+        while ((await client.info("persistence"))["rdb_last_bgsave_status"] == "ok") == is_refusing:
+            await asyncio.sleep(0.02)
+
+
+async def test_usage_waits_while_redis_refuses_writes(client, make):
+    """As on a full disk: before, during and after, the sum of what is counted is what was answered."""
+    limiter = await make()
+    before = [await limiter.reserve(asking("before")) for _ in range(5)]
+    await refuse_writes(client, True)
+    assert (await limiter.trouble()).startswith("MISCONF")
+    for grant in before:
+        await limiter.settle(grant, 130)
+    for _ in range(5):
+        await limiter.settle(await limiter.reserve(asking("alone")), 130)
+    assert await counted(client) == {}
+    assert limiter.undelivered_tokens == 10 * USED.tokens
+    await refuse_writes(client, False)
+    await delivered(limiter)
+    await limiter.close()
+    assert {name: counts.requests for name, counts in (await counted(client)).items()} == {"before": 5, "alone": 5}
+    assert limiter.lost_tokens == 0
+
+
+async def test_usage_of_a_reservation_that_redis_has_lost_is_counted_once(client, make):
+    """As when it is killed before it has written its file: what it promised is gone, but not what was answered."""
+    limiter = await make()
+    lost, kept = await limiter.reserve(asking("lost")), await limiter.reserve(asking("kept"))
+    await client.delete(*[key for key in await client.keys("*lease:*") if lost.lease.encode() in key])
+    with capture_logs() as logs:
+        for grant in (lost, kept, lost, kept):
+            await limiter.settle(grant, 130)
+        await delivered(limiter)
+    assert [log["lease"] for log in logs if log["event"] == "reservation_lost"] == [lost.lease]
+    await limiter.close()
+    assert await counted(client) == {"lost": USED, "kept": USED}
+    assert limiter.lost_tokens == 0
+
+
 async def test_usage_that_a_gateway_takes_with_it_is_logged_row_by_row(server, make):
     limiter = await make()
     before = await limiter.reserve(asking())
@@ -123,7 +170,7 @@ async def test_usage_that_a_gateway_takes_with_it_is_logged_row_by_row(server, m
         await limiter.close()
     logs = [log for log in logs if log["event"] == "usage_lost"]
     assert [log["counts"] for log in logs if log.get("lease") == before.lease] == [USED.encoded()]
-    assert limiter.lost_tokens == USED.tokens
+    assert limiter.lost_tokens == 4 * USED.tokens
     lost = {log["row"]: log["counts"] for log in logs if "row" in log}
     assert lost == {"interactive:k1:pirate": (USED + USED).encoded(), "interactive:k1:poet": USED.encoded()}
     assert {log["day"] for log in logs if "row" in log} == {today().isoformat()}

@@ -60,6 +60,8 @@ class Work:
     counted: Counts = NOTHING
     known: bool = True
     """Redis remembers its reservation."""
+    sure: bool = True
+    """Its gateway knows what Redis has counted for it."""
     grant: Any = None
 
 
@@ -125,10 +127,12 @@ class UsageModel:
                 assert bool(renewed) == work.known
             except StoreError:
                 assert lose_reply
+            work.sure = (work.sure or work.known) and not lose_reply
             self.count(work, work.used)
 
     async def settle(self, index: int, lose_reply: bool) -> None:
-        """A reply that is lost is a settlement that is sent again."""
+        """A reply that is lost is a settlement that is sent again. What Redis has forgotten is counted if it is sure
+        that it has not been."""
         if index < len(self.running):
             work = self.running.pop(index)
             self.lose_reply = lose_reply
@@ -136,6 +140,7 @@ class UsageModel:
             await limiter.settle(work.grant, work.used.tokens)
             await limiter._pending._deliver()
             self.arrived(work.gateway)
+            work.known = work.known or (work.sure and not lose_reply)
             self.end(work, work.used)
 
     async def fail(self, index: int) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from itertools import chain
+from typing import TypeVar
 
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.requests.wire_room import STRANGERS
+
+T = TypeVar("T")
 
 LOOKAHEAD_BYTES = 64 * 2**10
 """Bytes that gRPC takes of a call before its message is read: HTTP/2's initial window."""
@@ -21,6 +24,8 @@ ARRIVAL_SECONDS = 60.0
 """Time that a message has to arrive: 140 KiB a second suffice for the largest."""
 STRANGER_SECONDS = 20.0
 """The same for methods that need no key, health and reflection, whose messages are small."""
+LOOK_SECONDS = 1.0
+"""Interval at which late messages are looked for, and so the maximum time by which one exceeds the above."""
 TENANT_MESSAGES = 16
 """Maximum messages of one tenant that are read at the same time: at most 128 MiB. Further calls wait. A message that
 came together with its call's headers is read within a millisecond, so that a burst of small calls hardly waits."""
@@ -35,29 +40,31 @@ MOST_WAITING = 1024
 
 
 class Arrival:
-    """A call whose message is to arrive. `turn` is done when it may be read."""
+    """A call whose message is to arrive before `due`, on the loop's clock."""
 
-    __slots__ = ("gave_way", "owner", "timeout", "turn")
+    __slots__ = ("due", "gave_way", "owner", "timeout", "turn")
 
-    def __init__(self, owner: str, seconds: float) -> None:
+    def __init__(self, owner: str) -> None:
+        seconds = STRANGER_SECONDS if owner == STRANGERS else ARRIVAL_SECONDS
         self.owner = owner
-        self.timeout = asyncio.timeout(seconds)
+        self.due = asyncio.get_running_loop().time() + seconds
+        self.timeout = asyncio.timeout(None)
         self.turn: asyncio.Future[None] | None = None
+        """Done when the message may be read. None means that it need not wait for that."""
         self.gave_way = False
 
-    def give_way(self) -> None:
+    def end(self, now: float) -> None:
         """End the arrival now, with an error for its caller."""
-        self.gave_way = True
-        self.timeout.reschedule(asyncio.get_running_loop().time())
+        self.timeout.reschedule(now)
 
     def refusal(self) -> ApiError:
-        """Return the error for the caller after `timeout` has ended the arrival."""
+        """Return the error for the caller after `end`."""
         if self.gave_way:
             return unavailable(Fault.OVERLOADED, "too many callers without a key send messages at once; try again")
         if self.turn is not None and not self.turn.done():
             return _too_many()
-        seconds = STRANGER_SECONDS if self.owner == STRANGERS else ARRIVAL_SECONDS
-        return ApiError(Fault.DEADLINE_EXCEEDED, f"no whole message arrived within {seconds:g} s")
+        message = "the message, or the next message of the stream, did not arrive in time; send it faster"
+        return ApiError(Fault.DEADLINE_EXCEEDED, message)
 
 
 class ArrivingMessages:
@@ -71,25 +78,26 @@ class ArrivingMessages:
         """Number of the tenants' arrivals that are being read."""
         self._waiting: dict[str, deque[Arrival]] = {}
         """Arrivals that wait, by owner, the first to be served first."""
+        self._look_handle: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def reading(self, owner: str) -> AsyncIterator[None]:
-        """Wait until a message of `owner`, a tenant's name or STRANGERS, may be read, which the block does. Raises
-        ApiError: DEADLINE_EXCEEDED, the block took too long; RATE_LIMIT_EXCEEDED, too many of the tenant's calls send
-        their messages; OVERLOADED, a stranger gave way to others."""
-        arrival = Arrival(owner, STRANGER_SECONDS if owner == STRANGERS else ARRIVAL_SECONDS)
+    async def read(self, owner: str, receive: Callable[[], Awaitable[T]]) -> T:
+        """Wait until a message of `owner`, a tenant's name or STRANGERS, may be read, receive it and return it. Raises
+        ApiError: DEADLINE_EXCEEDED, the message did not arrive in time; RATE_LIMIT_EXCEEDED, too many of the tenant's
+        calls send their messages; OVERLOADED, a stranger gave way to others."""
+        arrival = Arrival(owner)
         try:
             async with arrival.timeout:
-                try:
-                    await self._begin(arrival)
-                    yield
-                finally:
-                    self._end(arrival)
+                await self._begin(arrival)
+                return await receive()
         except TimeoutError:
             raise arrival.refusal() from None
+        finally:
+            self._end(arrival)
 
     async def _begin(self, arrival: Arrival) -> None:
         owner = arrival.owner
+        if self._look_handle is None:
+            self._look_later()
         if owner == STRANGERS:
             self._make_room_for_stranger()
         elif owner in self._waiting or not self._has_room(owner):
@@ -114,7 +122,8 @@ class ArrivingMessages:
         if len(reading) >= STRANGER_MESSAGES:
             oldest = next(iter(reading))
             del reading[oldest]
-            oldest.give_way()
+            oldest.gave_way = True
+            oldest.end(asyncio.get_running_loop().time())
 
     def _add(self, arrival: Arrival) -> None:
         self._reading.setdefault(arrival.owner, {})[arrival] = None
@@ -146,6 +155,20 @@ class ArrivingMessages:
         if not arrival.turn.done():  # otherwise its call has just ended
             arrival.turn.set_result(None)
             self._add(arrival)
+
+    def _look_later(self) -> None:
+        """Look for late arrivals in LOOK_SECONDS. A timer for each call would take 2 % of a small call's time."""
+        self._look_handle = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._look_handle = None
+        now = asyncio.get_running_loop().time()
+        arrivals = list(chain(*self._reading.values(), *self._waiting.values()))
+        for arrival in arrivals:
+            if arrival.due <= now:
+                arrival.end(now)
+        if arrivals:
+            self._look_later()
 
 
 def _too_many() -> ApiError:

@@ -47,10 +47,11 @@ class RpcCall:
     write_seconds = 60.0
     """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
 
-    def __init__(self, context: grpc.aio.ServicerContext, method: str, hold: WireHold) -> None:
-        """`method` is the method's name, as /package.Service/Method; `hold` counts the bytes of the call's messages."""
+    def __init__(self, context: grpc.aio.ServicerContext, method: str) -> None:
+        """`method` is the method's name, as /package.Service/Method."""
         self.context = context
-        self.hold = hold
+        self.hold: WireHold | None = None
+        """The bytes that the call's message and its answer hold. None means that both are small."""
         self._method = method
         self._opened = False
         self._principal: Principal | None = None
@@ -78,9 +79,12 @@ class RpcCall:
         return self.principal.tenant.name
 
     def identify(self, principal: Principal) -> None:
-        """Remember the caller. The bytes of the call's messages count for its tenant from now on."""
         self._principal = principal
-        self.hold.identify(principal.tenant)
+
+    def free(self) -> None:
+        """Count the call's message as let go."""
+        if self.hold is not None:
+            self.hold.free()
 
     @cached_property
     def ingress(self) -> Ingress:
@@ -88,13 +92,12 @@ class RpcCall:
         trace = trace_context_from(self._metadata.get("traceparent", ""))
         return Ingress(self._method, trace, session_from(self._metadata.get("x-session-id", "")))
 
-    @contextmanager
-    def arriving(self, gateway: Gateway) -> Iterator[ArrivingRequest]:
-        """Report a request to the observers if it is refused in the block (see `Gateway.arriving`)."""
-        with gateway.arriving(self.request_id, self.ingress) as arrival:
-            if self._principal is not None:
-                arrival.identify(self._principal)
-            yield arrival
+    def arriving(self, gateway: Gateway) -> ArrivingRequest:
+        """Return a context manager in which a refusal of the request is reported (see `Gateway.arriving`)."""
+        arrival = gateway.arriving(self.request_id, self.ingress)
+        if self._principal is not None:
+            arrival.identify(self._principal)
+        return arrival
 
     @property
     def time_remaining(self) -> float | None:
@@ -106,8 +109,7 @@ class RpcCall:
     async def read(self) -> bytes | None:
         """Wait for the next message and return its bytes. None means that there is none: the caller has sent all, has
         left, or has sent a message larger than gRPC accepts, which then ends the call itself."""
-        with _caller_present():
-            message = await self.context.read()
+        message = await self.context.read()
         return None if message is grpc.aio.EOF else message
 
     async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:

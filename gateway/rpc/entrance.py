@@ -25,7 +25,7 @@ from gateway.core.part import is_admin_service
 from gateway.core.tenants import Authenticator
 from gateway.requests.observers import ArrivingRequest
 from gateway.requests.service import Gateway
-from gateway.requests.wire_room import STRANGERS
+from gateway.requests.wire_room import STRANGERS, WireHold
 from gateway.rpc.arrival import ArrivingMessages
 from gateway.rpc.calls import RpcCall
 
@@ -35,6 +35,10 @@ PACKAGE = "loralane.v1"
 """The gRPC package whose services need an API key. The others, health and reflection, need none."""
 STRANGER_MESSAGE_BYTES = 4 * 2**10
 """Maximum size of a message to a method that needs no key. It has the name of a service, file or message."""
+
+SMALL_BYTES = 4 * 2**10
+"""Maximum size of messages and responses whose bytes are not counted. To count them would take 2 % of a small call's
+time, and calls in progress take some KiB anyway."""
 
 Handler = Any
 """Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
@@ -128,8 +132,7 @@ class Entrance(grpc.aio.ServerInterceptor):
         receives INTERNAL without details. The exception is let go before the status is sent, which takes as long as the
         caller likes, because its traceback keeps the message in memory.
         """
-        call = RpcCall(context, method.name, self._gateway.wire.hold())
-        _when_ended(call.hold.free)
+        call = RpcCall(context, method.name)
         try:
             return await self._served(method, call)
         except grpc.aio.AbortError as ended:
@@ -159,9 +162,14 @@ class Entrance(grpc.aio.ServerInterceptor):
         del request  # a handler lets its message go when it has understood it
         response = await serving
         await call.open()
-        return None if method.serialise is None else _counted(method.serialise(response), call)
+        if method.serialise is None:
+            return None
+        answer = method.serialise(response)
+        if len(answer) > SMALL_BYTES:
+            self._hold(call).count(len(answer))
+        return answer
 
-    def _observed(self, method: Method, call: RpcCall) -> AbstractContextManager[ArrivingRequest | None]:
+    def _observed(self, method: Method, call: RpcCall) -> ArrivingRequest | AbstractContextManager[None]:
         """Return a context manager in which a refusal is reported to the observers, if the method is for requests."""
         if method.name not in self._requests:
             return nullcontext()
@@ -191,21 +199,29 @@ class Entrance(grpc.aio.ServerInterceptor):
     async def _next(self, method: Method, call: RpcCall) -> Any:
         """Receive the next request message of a stream, in place of the one before. None means that there is none.
         Raises what `_message` raises."""
-        call.hold.free()
+        call.free()
         message = await self._received(method, call)
         return None if message is None else method.parse(message)
 
     async def _received(self, method: Method, call: RpcCall) -> bytes | None:
         """Receive a message, and count its bytes for the tenant. None means that there is none. Raises what
-        `ArrivingMessages.reading` and `WireHold.take` raise."""
+        `ArrivingMessages.read` and `WireHold.take` raise."""
         if method.audience is Audience.ANYONE:
-            async with self._arriving.reading(STRANGERS):
-                return await call.read()
-        async with self._arriving.reading(call.tenant):
-            message = await call.read()
-        if message is not None:
-            call.hold.take(len(message))
+            return await self._arriving.read(STRANGERS, call.read)
+        message = await self._arriving.read(call.tenant, call.read)
+        if message is not None and len(message) > SMALL_BYTES:
+            self._hold(call).take(len(message))
         return message
+
+    def _hold(self, call: RpcCall) -> WireHold:
+        """Return the call's hold, which is free when the current task, which answers the call, has ended: its response
+        has been received then."""
+        if call.hold is None:
+            call.hold = self._gateway.wire.hold(call.principal.tenant)
+            task, free = asyncio.current_task(), call.hold.free
+            assert task is not None
+            task.add_done_callback(lambda _: free())
+        return call.hold
 
 
 async def _served_by_library(method: Method, request: Any, call: RpcCall) -> bytes | None:
@@ -218,23 +234,10 @@ async def _served_by_library(method: Method, request: Any, call: RpcCall) -> byt
     return None if method.serialise is None else method.serialise(response)
 
 
-def _counted(response: bytes, call: RpcCall) -> bytes:
-    """Count a response's bytes for the tenant until the caller has received them."""
-    call.hold.count(len(response))
-    return response
-
-
 def _audience(service: str) -> Audience:
     if not service.startswith(f"{PACKAGE}."):
         return Audience.ANYONE
     return Audience.ADMINISTRATORS if is_admin_service(service) else Audience.TENANTS
-
-
-def _when_ended(free: Callable[[], None]) -> None:
-    """Call `free` when the current task has ended, which answers one call: its response has been sent then."""
-    task = asyncio.current_task()
-    assert task is not None
-    task.add_done_callback(lambda _: free())
 
 
 def _let_go(ended: grpc.aio.AbortError) -> None:

@@ -101,7 +101,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             parsed = parse(request, call.request_id)
             wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
         del request
-        call.hold.free()
+        call.free()
         async with self._gateway.generate(call.principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             usage = None
@@ -128,7 +128,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             wanted = generate_request(request, call.request_id, call.time_remaining)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=coalesce)
         del request
-        call.hold.free()
+        call.free()
         async with self._gateway.generate(call.principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             speech = generation.admitted.speech

@@ -138,7 +138,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         with call.arriving(self._gateway) as arrival:
             parsed = await self._parsed(request, principal.tenant, call.request_id, arrival.ingress)
             del request
-            call.hold.free()
+            call.free()
             if parsed.stream != (method == STREAM):
                 raise invalid_request("stream must be true in Stream, and false or absent in Call", "stream")
             if not isinstance(parsed, ResponseCall) or not parsed.in_background:

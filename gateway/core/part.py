@@ -25,8 +25,13 @@ def serves_path(surface: ApiSurface, path: str) -> bool:
     return (surface == "admin") == is_admin_path(path)
 
 
+def is_admin_service(name: str) -> bool:
+    """Return True for the gRPC services of the package `loralane.v1` that administrators alone may call: those whose
+    names end with Admin."""
+    return name.endswith("Admin")
+
+
 def serves_service(surface: ApiSurface, name: str) -> bool:
     """Return whether a port with this surface of the API (`all`, `public` or `admin`) serves the service `name` of the
-    gRPC package `loralane.v1`. Administration is in services that end with Admin. Health and reflection, which every
-    port serves, are not covered."""
-    return surface == "all" or (surface == "admin") == name.endswith("Admin")
+    gRPC package `loralane.v1`. Health and reflection, which every port serves, are not covered."""
+    return surface == "all" or (surface == "admin") == is_admin_service(name)

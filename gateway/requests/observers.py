@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Protocol
 
 import structlog
@@ -28,13 +28,21 @@ class Observer(Protocol):
 
 
 class ArrivingRequest:
-    """A request for generation before it is passed to `Gateway.generate`; yielded by `Gateway.arriving`. `now` is the
-    time of its arrival on the gateway's clock."""
+    """A request for generation before it is passed to `Gateway.generate`; a context manager, see `Gateway.arriving`.
 
-    def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
+    If its block raises, the request's record with that error is reported to the observers. `Gateway.generate` reports a
+    request whose block succeeds.
+    """
+
+    def __init__(
+        self, request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
+    ) -> None:
+        """`clock` is the gateway's clock, in seconds; the request arrives now."""
         self.ingress = ingress
         self._request_id = request_id
-        self._started = now
+        self._observers = observers
+        self._clock = clock
+        self._started = clock()
         self._principal: Principal | None = None
 
     def identify(self, principal: Principal) -> Principal:
@@ -43,7 +51,19 @@ class ArrivingRequest:
         self._principal = principal
         return principal.as_tenant()
 
-    def record(self) -> RequestRecord:
+    def __enter__(self) -> ArrivingRequest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            record = self._record()
+            record_error(record, error)
+            record.ended = self._clock()
+            notify_observers(self._observers, record)
+
+    def _record(self) -> RequestRecord:
         """Return a new record for a request that is refused before generation; it has no model and no lane."""
         return RequestRecord(
             id=new_id(),
@@ -57,25 +77,6 @@ class ArrivingRequest:
             ingress=self.ingress,
             trace_id=self.ingress.trace_id,
         )
-
-
-@contextmanager
-def observe_arrival(
-    request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
-) -> Iterator[ArrivingRequest]:
-    """Yield an `ArrivingRequest`. If the block raises, report the request's record with that error to the observers.
-
-    `Gateway.generate` reports a request whose block succeeds. `clock` is the gateway's clock, in seconds.
-    """
-    arrival = ArrivingRequest(request_id, ingress, clock())
-    try:
-        yield arrival
-    except BaseException as error:
-        record = arrival.record()
-        record_error(record, error)
-        record.ended = clock()
-        notify_observers(observers, record)
-        raise
 
 
 def notify_observers(observers: Sequence[Observer], record: RequestRecord) -> None:

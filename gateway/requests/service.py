@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -37,7 +36,7 @@ from gateway.requests.frame import RequestFrame
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.member_run import MemberRun
-from gateway.requests.observers import ArrivingRequest, Observer, observe_arrival
+from gateway.requests.observers import ArrivingRequest, Observer
 from gateway.requests.record import RequestRecord, engine_failures, refuse_failed
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
@@ -119,10 +118,10 @@ class Gateway:
         `RouteRunner.batch_homes`."""
         return self._routes.batch_homes(virtual_model, tenant) if self._routes is not None else ()
 
-    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
+    def arriving(self, request_id: str, ingress: Ingress) -> ArrivingRequest:
         """Return a context manager for what a protocol does with a request before `generate`, such as authentication
         and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""
-        return observe_arrival(request_id, ingress, self.frame.observers, self._clock)
+        return ArrivingRequest(request_id, ingress, self.frame.observers, self._clock)
 
     def generate(
         self, principal: Principal, request: GenerateRequest, begun: Callable[[], None] = lambda: None

@@ -88,6 +88,8 @@ class WireRoom:
 
     def count(self, name: str, more: int) -> None:
         """Count bytes as held or, if `more` is negative, as held no longer."""
+        if not more:
+            return
         self.total += more
         self._held[name] += more
         if not self._held[name]:

@@ -2,102 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
-
-from grpc.aio import ServicerContext as Context
+from typing import Any
 
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import IssuedKey
-from gateway.core.tenants import Authenticator
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc
-from gateway.rpc.calls import RpcCall, respond_to_admin
-
-T = TypeVar("T")
+from gateway.rpc.calls import RpcCall
 
 
 class TenantAdminService(pb_grpc.TenantAdminServicer):
-    def __init__(self, admin: AccountAdmin, keys: Authenticator) -> None:
+    def __init__(self, admin: AccountAdmin) -> None:
         self._admin = admin
         self._accounts = admin.accounts
-        self._keys = keys
 
-    async def CreateTenant(self, request: pb.CreateTenantRequest, context: Context) -> pb.Tenant:  # noqa: N802
-        return await self._do(context, lambda: self._create(request))
-
-    async def GetTenant(self, request: pb.GetTenantRequest, context: Context) -> pb.Tenant:  # noqa: N802
-        return await self._do(context, lambda: self._get(request))
-
-    async def ListTenants(  # noqa: N802
-        self, request: pb.ListTenantsRequest, context: Context
-    ) -> pb.ListTenantsResponse:
-        return await self._do(context, self._list)
-
-    async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Context) -> pb.Tenant:  # noqa: N802
-        return await self._do(context, lambda: self._update(request))
-
-    async def DisableTenant(self, request: pb.DisableTenantRequest, context: Context) -> pb.Tenant:  # noqa: N802
-        return await self._do(context, lambda: self._disable(request))
-
-    async def DeleteTenant(  # noqa: N802
-        self, request: pb.DeleteTenantRequest, context: Context
-    ) -> pb.DeleteTenantResponse:
-        return await self._do(context, lambda: self._delete(request))
-
-    async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.NewKey:  # noqa: N802
-        return await self._do(context, lambda: self._create_key(request))
-
-    async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:  # noqa: N802
-        return await self._do(context, lambda: self._list_keys(request))
-
-    async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.NewKey:  # noqa: N802
-        return await self._do(context, lambda: self._rotate(request))
-
-    async def DisableKey(self, request: pb.DisableKeyRequest, context: Context) -> pb.Key:  # noqa: N802
-        return await self._do(context, lambda: self._disable_key(request))
-
-    async def DeleteKey(self, request: pb.DeleteKeyRequest, context: Context) -> pb.DeleteKeyResponse:  # noqa: N802
-        return await self._do(context, lambda: self._delete_key(request))
-
-    async def _do(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
-        def admitted(call: RpcCall) -> Awaitable[T]:
-            return work()
-
-        return await respond_to_admin(context, self._keys, admitted)
-
-    async def _create(self, request: pb.CreateTenantRequest) -> pb.Tenant:
+    async def CreateTenant(self, request: pb.CreateTenantRequest, call: RpcCall) -> pb.Tenant:  # noqa: N802
         return _tenant(await self._admin.create(request.name, _fields(request.fields)))
 
-    async def _get(self, request: pb.GetTenantRequest) -> pb.Tenant:
+    async def GetTenant(self, request: pb.GetTenantRequest, call: RpcCall) -> pb.Tenant:  # noqa: N802
         return _tenant(self._accounts.tenant(request.name))
 
-    async def _list(self) -> pb.ListTenantsResponse:
+    async def ListTenants(  # noqa: N802
+        self, request: pb.ListTenantsRequest, call: RpcCall
+    ) -> pb.ListTenantsResponse:
         return pb.ListTenantsResponse(tenants=map(_tenant, self._accounts.tenants()))
 
-    async def _update(self, request: pb.UpdateTenantRequest) -> pb.Tenant:
+    async def UpdateTenant(self, request: pb.UpdateTenantRequest, call: RpcCall) -> pb.Tenant:  # noqa: N802
         return _tenant(await self._admin.change(request.name, _fields(request.fields)))
 
-    async def _disable(self, request: pb.DisableTenantRequest) -> pb.Tenant:
+    async def DisableTenant(self, request: pb.DisableTenantRequest, call: RpcCall) -> pb.Tenant:  # noqa: N802
         return _tenant(await self._accounts.disable(request.name, not request.enable))
 
-    async def _delete(self, request: pb.DeleteTenantRequest) -> pb.DeleteTenantResponse:
+    async def DeleteTenant(self, request: pb.DeleteTenantRequest, call: RpcCall) -> pb.DeleteTenantResponse:  # noqa: N802
         return pb.DeleteTenantResponse(keys=await self._admin.delete(request.name))
 
-    async def _create_key(self, request: pb.CreateKeyRequest) -> pb.NewKey:
+    async def CreateKey(self, request: pb.CreateKeyRequest, call: RpcCall) -> pb.NewKey:  # noqa: N802
         return _new_key(await self._accounts.create_key(request.tenant, request.label))
 
-    async def _list_keys(self, request: pb.ListKeysRequest) -> pb.ListKeysResponse:
+    async def ListKeys(self, request: pb.ListKeysRequest, call: RpcCall) -> pb.ListKeysResponse:  # noqa: N802
         return pb.ListKeysResponse(keys=map(_key, self._accounts.keys(request.tenant)))
 
-    async def _rotate(self, request: pb.RotateKeyRequest) -> pb.NewKey:
+    async def RotateKey(self, request: pb.RotateKeyRequest, call: RpcCall) -> pb.NewKey:  # noqa: N802
         return _new_key(await self._accounts.rotate(request.id, keep=request.keep))
 
-    async def _disable_key(self, request: pb.DisableKeyRequest) -> pb.Key:
+    async def DisableKey(self, request: pb.DisableKeyRequest, call: RpcCall) -> pb.Key:  # noqa: N802
         return _key(await self._accounts.disable_key(request.id, not request.enable))
 
-    async def _delete_key(self, request: pb.DeleteKeyRequest) -> pb.DeleteKeyResponse:
+    async def DeleteKey(self, request: pb.DeleteKeyRequest, call: RpcCall) -> pb.DeleteKeyResponse:  # noqa: N802
         await self._accounts.delete_key(request.id)
         return pb.DeleteKeyResponse()
 

@@ -40,13 +40,15 @@ from gateway.pb import (
 from gateway.requests.readiness import readiness
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
+from gateway.rpc import generation, json_api
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
+from gateway.rpc.arrival import LOOKAHEAD_BYTES
 from gateway.rpc.batches import BatchesService
+from gateway.rpc.entrance import Entrance
 from gateway.rpc.generation import GenerationService
 from gateway.rpc.json_api import JsonApiService
 from gateway.rpc.limits import LimitAdminService
-from gateway.rpc.malformed import MalformedRequests
 from gateway.rpc.operations import EngineAdminService, LaneAdminService, RequestAdminService
 from gateway.rpc.standard import EngineHealth, add_reflection
 from gateway.rpc.usage import UsageAdminService
@@ -76,6 +78,10 @@ KEEPALIVE = (
 """Keepalive options. Peers that vanish without closing the connection are detected within 40 s; clients may ping every
 10 s, even without a call in progress. A connection is closed at the third ping that comes earlier. The names are those
 of gRPC's channel_arg_names.h; gRPC ignores unknown ones."""
+WINDOWS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES))
+"""Flow control options. gRPC would raise the window of all calls to what it measures of the connection: 200 calls whose
+messages nobody read held 1.6 GB. Without these probes a message of 8 MiB takes no longer on a local connection, because
+its window grows while it is read."""
 MOST_STREAMS = 1024
 """Maximum calls in progress on one connection. The server announces it, and clients let further calls wait."""
 
@@ -128,38 +134,36 @@ class GrpcServer:
         """The port that the server listens on. None means that it does not listen yet."""
         self._certificate = certificate
         self._grace_seconds = grace_seconds
-        self._admin = AdapterAdminService(gateway.adapters, keys)
-        self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
+        self._admin = AdapterAdminService(gateway.adapters)
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter))
         services = tuple(name for name in SERVICES if serves_service(surface, name))
         names = [name for model in gateway.models for name in model.names]
         self._health = EngineHealth(
             services, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
         )
         options = _options(max_message_bytes, shared)
-        self._server = grpc.aio.server(interceptors=(MalformedRequests(),), options=options)
+        entrance = Entrance(gateway, keys, (*generation.REQUESTS, *json_api.REQUESTS))
+        self._server = grpc.aio.server(interceptors=(entrance,), options=options)
         self._batches: BatchesService | None = None
         if surface != "admin":
-            generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
-            json_api_pb2_grpc.add_JsonApiServicer_to_server(JsonApiService(gateway, keys, responses), self._server)
-            self._batches = self._add_batches(gateway, keys, files, batches)
+            generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway), self._server)
+            json_api_pb2_grpc.add_JsonApiServicer_to_server(JsonApiService(gateway, responses), self._server)
+            self._batches = self._add_batches(gateway, files, batches)
         if surface != "public":
-            self._add_administration(gateway, keys, accounts, operations, usage)
+            self._add_administration(gateway, accounts, operations, usage)
         add_HealthServicer_to_server(self._health, self._server)
         add_reflection((*services, health.SERVICE_NAME), self._server)
 
-    def _add_batches(
-        self, gateway: Gateway, keys: Authenticator, files: Files | None, batches: Batches | None
-    ) -> BatchesService | None:
+    def _add_batches(self, gateway: Gateway, files: Files | None, batches: Batches | None) -> BatchesService | None:
         if files is None or batches is None:
             return None
-        service = BatchesService(files, batches, EtaEstimator(batches, gateway), keys, gateway.watches)
+        service = BatchesService(files, batches, EtaEstimator(batches, gateway), gateway.watches)
         batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
         return service
 
     def _add_administration(
         self,
         gateway: Gateway,
-        keys: Authenticator,
         accounts: AccountRegistry | None,
         operations: Operations | None,
         usage: UsageAdmin | None,
@@ -167,14 +171,14 @@ class GrpcServer:
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
         limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
         if accounts is not None:
-            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop), keys)
+            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop))
             tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
         if usage is not None:
-            usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage, keys), self._server)
+            usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage), self._server)
         if operations is not None:
-            operations_pb2_grpc.add_EngineAdminServicer_to_server(EngineAdminService(operations, keys), self._server)
-            operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
-            operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
+            operations_pb2_grpc.add_EngineAdminServicer_to_server(EngineAdminService(operations), self._server)
+            operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations), self._server)
+            operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations), self._server)
 
     async def start(self) -> int:
         """Start serving and return the port. Raises OSError: it cannot listen there, as if the address is in use."""
@@ -220,4 +224,4 @@ def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...
     streams = ("grpc.max_concurrent_streams", MOST_STREAMS)
     connections = ("grpc.max_allowed_incoming_connections", grpc_connections())  # further ones are closed at once
     # Without SO_REUSEPORT, a port that another server holds is an error; with it, the two would share connections.
-    return (*KEEPALIVE, *sizes, streams, connections, ("grpc.so_reuseport", int(shared)))
+    return (*KEEPALIVE, *WINDOWS, *sizes, streams, connections, ("grpc.so_reuseport", int(shared)))

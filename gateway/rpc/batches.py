@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from functools import partial
-
-import grpc
 
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import TIMES, Batch
 from gateway.batches.service import DEFAULT_PAGE, Batches, BatchRequest
-from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.core.tenants import Authenticator, Principal
+from gateway.core.errors import invalid_request
 from gateway.files.record import BATCH, FileRecord
 from gateway.files.service import MAX_PAGE, Files
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
 from gateway.requests.tenant_room import TenantRoom
-from gateway.rpc.calls import RpcCall, respond_authenticated, watch_interval
+from gateway.rpc.calls import RpcCall, watch_interval
 
-READ_SECONDS = 60.0
-"""Maximum time, in seconds, that the gateway waits for the next piece of an uploaded file."""
 DEFAULT_WINDOW = "24h"
 PLAIN_FIELDS = (
     "id",
@@ -39,93 +33,35 @@ PLAIN_FIELDS = (
 
 
 class BatchesService(pb_grpc.BatchesServicer):
-    def __init__(
-        self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator, watches: TenantRoom
-    ) -> None:
+    def __init__(self, files: Files, batches: Batches, etas: EtaEstimator, watches: TenantRoom) -> None:
         self._files = files
         self._batches = batches
         self._etas = etas
-        self._keys = keys
         self._watches = watches
         self._closing = asyncio.Event()
 
     async def CreateFile(  # noqa: N802
-        self, requests: AsyncIterator[pb.CreateFileRequest], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[pb.CreateFileRequest], call: RpcCall
     ) -> pb.File:
-        return await respond_authenticated(context, self._keys, partial(self._create_file, requests))
-
-    async def GetFile(  # noqa: N802
-        self, request: pb.GetFileRequest, context: grpc.aio.ServicerContext
-    ) -> pb.File:
-        return await respond_authenticated(context, self._keys, partial(self._get_file, request))
-
-    async def ListFiles(  # noqa: N802
-        self, request: pb.ListFilesRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListFilesResponse:
-        return await respond_authenticated(context, self._keys, partial(self._list_files, request))
-
-    async def DeleteFile(  # noqa: N802
-        self, request: pb.DeleteFileRequest, context: grpc.aio.ServicerContext
-    ) -> pb.DeleteFileResponse:
-        return await respond_authenticated(context, self._keys, partial(self._delete_file, request))
-
-    async def ReadFile(  # noqa: N802
-        self, request: pb.ReadFileRequest, context: grpc.aio.ServicerContext
-    ) -> None:
-        await respond_authenticated(context, self._keys, partial(self._read_file, request))
-
-    async def CreateBatch(  # noqa: N802
-        self, request: pb.CreateBatchRequest, context: grpc.aio.ServicerContext
-    ) -> pb.Batch:
-        return await respond_authenticated(context, self._keys, partial(self._create_batch, request))
-
-    async def GetBatch(  # noqa: N802
-        self, request: pb.GetBatchRequest, context: grpc.aio.ServicerContext
-    ) -> pb.Batch:
-        return await respond_authenticated(context, self._keys, partial(self._get_batch, request))
-
-    async def ListBatches(  # noqa: N802
-        self, request: pb.ListBatchesRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListBatchesResponse:
-        return await respond_authenticated(context, self._keys, partial(self._list_batches, request))
-
-    async def CancelBatch(  # noqa: N802
-        self, request: pb.CancelBatchRequest, context: grpc.aio.ServicerContext
-    ) -> pb.Batch:
-        return await respond_authenticated(context, self._keys, partial(self._cancel_batch, request))
-
-    async def WatchBatch(  # noqa: N802
-        self, request: pb.WatchBatchRequest, context: grpc.aio.ServicerContext
-    ) -> None:
-        await respond_authenticated(context, self._keys, partial(self._watch_batch, request))
-
-    def stop_watching(self) -> None:
-        """End every WatchBatch call, which would otherwise last until its batch has ended, possibly for days."""
-        self._closing.set()
-
-    async def _create_file(
-        self, requests: AsyncIterator[pb.CreateFileRequest], call: RpcCall, principal: Principal
-    ) -> pb.File:
-        tenant = principal.as_tenant().tenant.name
-        first = await _next(requests)
+        first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "header":
             raise invalid_request("the first message has the header", "header")
         header = first.header
         expires_after = header.expires_after_seconds if header.HasField("expires_after_seconds") else None
         async with aclosing(_pieces(requests)) as pieces:
             record = await self._files.create(
-                tenant, header.filename, header.purpose or BATCH, pieces, expires_after=expires_after
+                call.tenant, header.filename, header.purpose or BATCH, pieces, expires_after=expires_after
             )
         return _file(record)
 
-    async def _get_file(self, request: pb.GetFileRequest, call: RpcCall, principal: Principal) -> pb.File:
-        return _file(await self._files.get(principal.as_tenant().tenant.name, request.file_id))
+    async def GetFile(self, request: pb.GetFileRequest, call: RpcCall) -> pb.File:  # noqa: N802
+        return _file(await self._files.get(call.tenant, request.file_id))
 
-    async def _list_files(
-        self, request: pb.ListFilesRequest, call: RpcCall, principal: Principal
+    async def ListFiles(  # noqa: N802
+        self, request: pb.ListFilesRequest, call: RpcCall
     ) -> pb.ListFilesResponse:
         page = await self._files.list(
-            principal.as_tenant().tenant.name,
+            call.tenant,
             purpose=request.purpose or None,
             after=request.after or None,
             limit=_files_limit(request.limit),
@@ -133,47 +69,51 @@ class BatchesService(pb_grpc.BatchesServicer):
         )
         return pb.ListFilesResponse(data=map(_file, page.data), has_more=page.has_more)
 
-    async def _delete_file(
-        self, request: pb.DeleteFileRequest, call: RpcCall, principal: Principal
+    async def DeleteFile(  # noqa: N802
+        self, request: pb.DeleteFileRequest, call: RpcCall
     ) -> pb.DeleteFileResponse:
-        await self._files.delete(principal.as_tenant().tenant.name, request.file_id)
+        await self._files.delete(call.tenant, request.file_id)
         return pb.DeleteFileResponse(id=request.file_id, deleted=True)
 
-    async def _read_file(self, request: pb.ReadFileRequest, call: RpcCall, principal: Principal) -> None:
-        record = await self._files.get(principal.as_tenant().tenant.name, request.file_id)
+    async def ReadFile(self, request: pb.ReadFileRequest, call: RpcCall) -> None:  # noqa: N802
+        record = await self._files.get(call.tenant, request.file_id)
         start, length = _range(request, record.bytes)
         async with aclosing(self._files.content(record, start, length)) as pieces:
             async for piece in pieces:
                 await call.open()
                 await call.send(pb.FileChunk(data=piece))
 
-    async def _create_batch(self, request: pb.CreateBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
-        return await self._told(await self._batches.create(principal.as_tenant(), _batch_request(request)))
+    async def CreateBatch(self, request: pb.CreateBatchRequest, call: RpcCall) -> pb.Batch:  # noqa: N802
+        return await self._told(await self._batches.create(call.principal, _batch_request(request)))
 
-    async def _get_batch(self, request: pb.GetBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
-        return await self._told(await self._batches.get(principal.as_tenant(), request.batch_id))
+    async def GetBatch(self, request: pb.GetBatchRequest, call: RpcCall) -> pb.Batch:  # noqa: N802
+        return await self._told(await self._batches.get(call.principal, request.batch_id))
 
-    async def _list_batches(
-        self, request: pb.ListBatchesRequest, call: RpcCall, principal: Principal
+    async def ListBatches(  # noqa: N802
+        self, request: pb.ListBatchesRequest, call: RpcCall
     ) -> pb.ListBatchesResponse:
         limit = request.limit or DEFAULT_PAGE
-        batches, more = await self._batches.list(principal.as_tenant(), request.after or None, limit)
+        batches, more = await self._batches.list(call.principal, request.after or None, limit)
         return pb.ListBatchesResponse(data=[await self._told(batch) for batch in batches], has_more=more)
 
-    async def _cancel_batch(self, request: pb.CancelBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
-        return await self._told(await self._batches.cancel(principal.as_tenant(), request.batch_id))
+    async def CancelBatch(self, request: pb.CancelBatchRequest, call: RpcCall) -> pb.Batch:  # noqa: N802
+        return await self._told(await self._batches.cancel(call.principal, request.batch_id))
 
-    async def _watch_batch(self, request: pb.WatchBatchRequest, call: RpcCall, principal: Principal) -> None:
-        seconds, tenant = watch_interval(request.interval_seconds), principal.as_tenant()
-        with self._watches.taken(tenant.tenant.name):
-            await self._send_changes(request.batch_id, seconds, call, tenant)
+    async def WatchBatch(self, request: pb.WatchBatchRequest, call: RpcCall) -> None:  # noqa: N802
+        seconds = watch_interval(request.interval_seconds)
+        with self._watches.taken(call.tenant):
+            await self._send_changes(request.batch_id, seconds, call)
 
-    async def _send_changes(self, batch_id: str, seconds: float, call: RpcCall, tenant: Principal) -> None:
+    def stop_watching(self) -> None:
+        """End every WatchBatch call, which would otherwise last until its batch has ended, possibly for days."""
+        self._closing.set()
+
+    async def _send_changes(self, batch_id: str, seconds: float, call: RpcCall) -> None:
         """Send a batch, and send it again when its status or counts have changed, which is checked every `seconds`,
         until it has ended or the server begins to stop."""
         seen: Batch | None = None
         while True:
-            batch = await self._batches.get(tenant, batch_id)
+            batch = await self._batches.get(call.principal, batch_id)
             if seen is None or (batch.status, batch.tally) != (seen.status, seen.tally):
                 await call.open()
                 await call.send(await self._told(batch))
@@ -192,18 +132,8 @@ class BatchesService(pb_grpc.BatchesServicer):
         return batch_to_pb(batch, await self._etas.eta(batch))
 
 
-async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileRequest | None:
-    """Wait for the next message of an upload and return it. None means that the upload has ended. Raises ApiError:
-    DEADLINE_EXCEEDED, no message arrived within READ_SECONDS."""
-    try:
-        async with asyncio.timeout(READ_SECONDS):
-            return await anext(requests, None)
-    except TimeoutError as error:
-        raise ApiError(Fault.DEADLINE_EXCEEDED, f"no piece of the file came for {READ_SECONDS:g} s") from error
-
-
 async def _pieces(requests: AsyncIterator[pb.CreateFileRequest]) -> AsyncGenerator[bytes, None]:
-    while (request := await _next(requests)) is not None:
+    async for request in requests:
         if request.WhichOneof("part") != "data":
             raise invalid_request("a message behind the first has data", "data")
         yield request.data

@@ -1,23 +1,24 @@
-"""Handling that all RPCs share: request ids, authentication, metadata, and refusals."""
+"""One RPC that is being answered: its caller, request id, metadata, messages and refusal."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from types import MappingProxyType
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 
-from gateway.core.errors import ApiError, internal, invalid_request
-from gateway.core.tenants import Authenticator, Principal
+from gateway.core.errors import ApiError, invalid_request
+from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
+from gateway.requests.observers import ArrivingRequest
+from gateway.requests.service import Gateway
+from gateway.requests.wire_room import WireHold
 from gateway.rpc.errors import field_path, status_of
-
-log = structlog.get_logger("grpc")
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -29,19 +30,31 @@ MIN_WATCH_SECONDS = 0.1
 MAX_WATCH_SECONDS = 60.0
 DEFAULT_WATCH_SECONDS = 1.0
 
-T = TypeVar("T")
+
+class Refusal(NamedTuple):
+    """How a call is refused. It has no reference to the exception, whose traceback keeps the call's messages alive."""
+
+    status: grpc.Status
+    headers: Mapping[str, str] | None
+    """Headers to send as initial metadata, beside the request id. None means that no initial metadata are sent."""
 
 
 class RpcCall:
-    """One RPC that is being answered: wraps gRPC's context. `respond` creates one for each call. Of the caller's
-    metadata, only `authorization`, `x-request-id`, `x-session-id` and `traceparent` are read."""
+    """One RPC that is being answered: wraps gRPC's context. `Entrance` creates one for each call and gives it to the
+    handler. Of the caller's metadata, only `authorization`, `x-request-id`, `x-session-id` and `traceparent` are
+    read."""
 
     write_seconds = 60.0
     """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
 
-    def __init__(self, context: grpc.aio.ServicerContext) -> None:
-        self._context = context
+    def __init__(self, context: grpc.aio.ServicerContext, method: str) -> None:
+        """`method` is the method's name, as /package.Service/Method."""
+        self.context = context
+        self.hold: WireHold | None = None
+        """The bytes that the call's message and its answer hold. None means that both are small."""
+        self._method = method
         self._opened = False
+        self._principal: Principal | None = None
         self._metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         asked = self._metadata.get("x-request-id", "")
         self.request_id = request_id_from(asked)
@@ -54,18 +67,50 @@ class RpcCall:
         scheme, _, token = self._metadata.get("authorization", "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else None
 
-    def ingress(self, method: str) -> Ingress:
-        """Return the origin of the call: its method, given as /package.Service/Method, with the trace context and the
-        session that the caller sent."""
+    @property
+    def principal(self) -> Principal:
+        """The caller, which has authenticated."""
+        assert self._principal is not None, "the entrance identifies the callers of all methods that have handlers"
+        return self._principal
+
+    @property
+    def tenant(self) -> str:
+        """Name of the caller's tenant."""
+        return self.principal.tenant.name
+
+    def identify(self, principal: Principal) -> None:
+        self._principal = principal
+
+    def free(self) -> None:
+        """Count the call's message as let go."""
+        if self.hold is not None:
+            self.hold.free()
+
+    @cached_property
+    def ingress(self) -> Ingress:
+        """The origin of the call: its method, with the trace context and the session that the caller sent."""
         trace = trace_context_from(self._metadata.get("traceparent", ""))
-        return Ingress(method, trace, session_from(self._metadata.get("x-session-id", "")))
+        return Ingress(self._method, trace, session_from(self._metadata.get("x-session-id", "")))
+
+    def arriving(self, gateway: Gateway) -> ArrivingRequest:
+        """Return a context manager in which a refusal of the request is reported (see `Gateway.arriving`)."""
+        arrival = gateway.arriving(self.request_id, self.ingress)
+        if self._principal is not None:
+            arrival.identify(self._principal)
+        return arrival
 
     @property
     def time_remaining(self) -> float | None:
         """Seconds until DEADLINE_MARGIN before the caller's deadline; 0 or less if that has passed. None means that the
         caller set no deadline."""
-        remaining: float | None = self._context.time_remaining()
+        remaining: float | None = self.context.time_remaining()
         return None if remaining is None else remaining - DEADLINE_MARGIN
+
+    async def read(self) -> bytes | None:
+        """Wait for the next message and return its bytes. None means that there is none: the caller has sent all, has
+        left, or has sent a message larger than gRPC accepts, which then ends the call itself."""
+        message = await self.context.read()
+        return None if message is grpc.aio.EOF else message
 
     async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send the request id and `headers` as initial metadata, unless `open` was called before. Raises CancelledError
@@ -73,76 +118,37 @@ class RpcCall:
         if not self._opened:
             self._opened = True
             with _caller_present():
-                await self._context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
+                await self.context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
         """Send one message of a stream. Returns when the transport's buffer has space for more. Raises CancelledError
         if the caller has disconnected, or has not read for `write_seconds`."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
-                await self._context.write(message)
+                await self.context.write(message)
 
     def set_trailing(self, metadata: Mapping[str, str]) -> None:
-        self._context.set_trailing_metadata(tuple(metadata.items()))
+        self.context.set_trailing_metadata(tuple(metadata.items()))
 
-    async def refuse(self, error: ApiError) -> NoReturn:
-        """End the call with the status of an error. Raises the exception with which gRPC expects a handler to end.
+    def refusal(self, error: ApiError) -> Refusal:
+        """Return how to refuse the call for an error.
 
         The request id and the error's x-ratelimit and x-lora headers are sent as initial metadata, except for
         UNAVAILABLE: with them a call counts as begun, and a client's retry policy would never retry it (measured: 1
         attempt with, 5 without). The request id is also in RequestInfo.
         """
-        if error.grpc_status != "UNAVAILABLE":
-            await self.open(
-                {key: value for key, value in error.extra_headers.items() if key.startswith(("x-ratelimit-", "x-lora"))}
-            )
-        await self._context.abort_with_status(status_of(error, self.request_id, self.field_of))
+        status = status_of(error, self.request_id, self.field_of)
+        if error.grpc_status == "UNAVAILABLE":
+            return Refusal(status, None)
+        sent = {key: value for key, value in error.extra_headers.items() if key.startswith(("x-ratelimit-", "x-lora"))}
+        return Refusal(status, sent)
+
+    async def refuse(self, refusal: Refusal) -> NoReturn:
+        """End the call with a status. Raises the exception with which gRPC expects a handler to end."""
+        if refusal.headers is not None:
+            await self.open(refusal.headers)
+        await self.context.abort_with_status(refusal.status)
         raise AssertionError("abort_with_status raises")
-
-
-async def respond(context: grpc.aio.ServicerContext, work: Callable[[RpcCall], Awaitable[T]]) -> T:
-    """Run `work` for an RPC, send the initial metadata unless `work` has sent it, and return its result.
-
-    An ApiError ends the call with its gRPC status. Any other exception is a bug: it is logged, and the caller receives
-    INTERNAL without details.
-    """
-    call = RpcCall(context)
-    try:
-        result = await work(call)
-        await call.open()
-    except ApiError as error:
-        refusal = error
-    except Exception:
-        log.exception("internal_error", request_id=call.request_id)
-        refusal = internal(call.request_id)
-    else:
-        return result
-    return await call.refuse(refusal)
-
-
-async def respond_authenticated(
-    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall, Principal], Awaitable[T]]
-) -> T:
-    """Authenticate the caller, run `work` with the call and the caller, and return its result. Errors, also
-    INVALID_API_KEY, end the call as in `respond`."""
-
-    async def authenticated(call: RpcCall) -> T:
-        return await work(call, keys.authenticate(call.token))
-
-    return await respond(context, authenticated)
-
-
-async def respond_to_admin(
-    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall], Awaitable[T]]
-) -> T:
-    """Authenticate the caller, run `work` if it is an administrator, and return its result. Errors, also
-    INVALID_API_KEY and FORBIDDEN, end the call as in `respond`."""
-
-    async def admitted(call: RpcCall, principal: Principal) -> T:
-        principal.as_admin()
-        return await work(call)
-
-    return await respond_authenticated(context, keys, admitted)
 
 
 def watch_interval(seconds: float) -> float:

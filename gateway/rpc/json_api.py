@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
-from functools import partial
 
-import grpc
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.anthropic.calls import MessageCall, count_tokens, message_call
 from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.core.tenants import Authenticator, Principal, Tenant
+from gateway.core.tenants import Tenant
 from gateway.core.trace_context import Ingress
 from gateway.openai.render import Json, encode_json, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
@@ -24,18 +22,19 @@ from gateway.responses.calls import ResponseCall, stateless_call
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
-from gateway.rpc.calls import RpcCall, respond
+from gateway.rpc.calls import RpcCall
 from gateway.rpc.wire import usage_metadata
 
 SERVICE = pb.DESCRIPTOR.services_by_name["JsonApi"]
 CALL, STREAM = (f"/{SERVICE.full_name}/{name}" for name in ("Call", "Stream"))
+REQUESTS = (CALL, STREAM)
+"""Names of the methods whose calls are, or may be, requests for a generation."""
 CREATIONS = ("create_response", "create_message")
 
 
 class Begun(Struct, frozen=True):
     """A parsed request for a new response or message. If it is for a background response, that is running already."""
 
-    principal: Principal
     call: ResponseCall | MessageCall
     background: tuple[Json, EventFeed] | None
     """The queued response and its events. None means that the request is still to be run."""
@@ -45,35 +44,29 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     """Handlers of JsonApi. gRPC cancels a handler's task when its caller disconnects or its deadline passes; the
     gateway then aborts the request, unless it runs in the background."""
 
-    def __init__(self, gateway: Gateway, keys: Authenticator, responses: Responses | None) -> None:
+    def __init__(self, gateway: Gateway, responses: Responses | None) -> None:
         """`responses` stores and reads responses. None means that requests for that are refused."""
         self._gateway = gateway
-        self._keys = keys
         self._stored = responses
 
-    async def Call(  # noqa: N802
-        self, request: pb.JsonRequest, context: grpc.aio.ServicerContext
-    ) -> pb.JsonResponse:
-        return await respond(context, partial(self._call, request))
-
-    async def Stream(  # noqa: N802
-        self, request: pb.JsonRequest, context: grpc.aio.ServicerContext
-    ) -> None:
-        await respond(context, partial(self._stream, request))
-
-    async def _call(self, request: pb.JsonRequest, call: RpcCall) -> pb.JsonResponse:
+    async def Call(self, request: pb.JsonRequest, call: RpcCall) -> pb.JsonResponse:  # noqa: N802
         call.field_of = str
+        answering = (self._create if _creates(request) else self._other)(request, call)
         with _names_of(request):
-            answer = await (self._create(request, call) if _creates(request) else self._other(request, call))
-        return pb.JsonResponse(json=encode_json(answer).decode())
+            del request  # `_create` lets it go, too, when it has been understood
+            return pb.JsonResponse(json=encode_json(await answering).decode())
 
-    async def _stream(self, request: pb.JsonRequest, call: RpcCall) -> None:
+    async def Stream(self, request: pb.JsonRequest, call: RpcCall) -> None:  # noqa: N802
         call.field_of = str
+        answering = (self._stream_new if _creates(request) else self._stream_stored)(request, call)
         with _names_of(request):
-            await (self._stream_new(request, call) if _creates(request) else self._stream_stored(request, call))
+            del request
+            await answering
 
     async def _create(self, request: pb.JsonRequest, call: RpcCall) -> Json:
-        begun = await self._begin(request, call, CALL)
+        beginning = self._begin(request, call, CALL)
+        del request
+        begun = await beginning
         if begun.background is not None:
             return begun.background[0]
         async with self._generation(begun, call) as generation:
@@ -82,7 +75,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
             return whole.body
 
     async def _stream_new(self, request: pb.JsonRequest, call: RpcCall) -> None:
-        begun, usage = await self._begin(request, call, STREAM), None
+        beginning, usage = self._begin(request, call, STREAM), None
+        del request
+        begun = await beginning
         if begun.background is not None:
             await _send_feed(call, begun.background[1])
             return
@@ -98,15 +93,10 @@ class JsonApiService(pb_grpc.JsonApiServicer):
 
     async def _other(self, request: pb.JsonRequest, call: RpcCall) -> Json:
         """Count tokens, or do an operation on a stored response, and return the answer."""
-        principal = self._keys.authenticate(call.token).as_tenant()
-        tenant, kind = principal.tenant, request.WhichOneof("call")
+        tenant, kind = call.principal.tenant, request.WhichOneof("call")
         if kind == "count_message_tokens":
-            await self._gateway.turns.take(tenant.name)
-            body = _body(request)
-            with self._gateway.wire.hold(tenant) as hold:
-                hold.take(len(body))
-                async with self._gateway.encoding.take(hold):
-                    return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
+            async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
+                return {"input_tokens": await count_tokens(self._gateway, tenant, _body(request))}
         match kind:
             case "get_response":
                 if request.get_response.HasField("starting_after"):
@@ -131,29 +121,29 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         return list_page(page.data, page.has_more)
 
     async def _stream_stored(self, request: pb.JsonRequest, call: RpcCall) -> None:
-        tenant, kind = self._keys.authenticate(call.token).as_tenant().tenant, request.WhichOneof("call")
+        kind = request.WhichOneof("call")
         if kind is None:
             raise _missing()
         if kind != "get_response":
             raise invalid_request(f"{kind} has no stream; use Call", kind)
         asked = request.get_response
         after = asked.starting_after if asked.HasField("starting_after") else -1
-        await _send_feed(call, self._responses.events(self._gateway, tenant.name, asked.response_id, after))
+        await _send_feed(call, self._responses.events(self._gateway, call.tenant, asked.response_id, after))
 
     async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
-        """Authenticate the caller, wait for the tenant's turn on the event loop (see `LoopTurns`) and parse the body of
-        a new response or message. A response in the background is started at once; the deadline of the call does not
-        apply to it."""
-        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
-            principal = arrival.identify(self._keys.authenticate(call.token))
-            await self._gateway.turns.take(principal.tenant.name)
+        """Parse the body of a new response or message. A response in the background is started at once; the deadline of
+        the call does not apply to it."""
+        principal = call.principal
+        with call.arriving(self._gateway) as arrival:
             parsed = await self._parsed(request, principal.tenant, call.request_id, arrival.ingress)
+            del request
+            call.free()
             if parsed.stream != (method == STREAM):
                 raise invalid_request("stream must be true in Stream, and false or absent in Call", "stream")
             if not isinstance(parsed, ResponseCall) or not parsed.in_background:
-                return Begun(principal, parsed, None)
+                return Begun(parsed, None)
             begun = await self._responses.begin(self._gateway, principal, parsed, parsed.request)
-            return Begun(principal, parsed, begun)
+            return Begun(parsed, begun)
 
     async def _parsed(
         self, request: pb.JsonRequest, tenant: Tenant, request_id: str, ingress: Ingress
@@ -169,7 +159,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         generation."""
         wanted = begun.call.request
         limited = replace(wanted, deadline=earliest(wanted.deadline, call.time_remaining))
-        async with self._gateway.generate(begun.principal, limited) as generation:
+        async with self._gateway.generate(call.principal, limited) as generation:
             await call.open(generation.admitted.headers())
             yield generation
 

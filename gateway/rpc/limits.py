@@ -6,75 +6,45 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-import grpc
-
 from gateway.core.limits import LIMIT_NAMES, Limits, Scope
-from gateway.core.tenants import Authenticator
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
-from gateway.rpc.calls import RpcCall, respond_to_admin, watch_interval
+from gateway.rpc.calls import RpcCall, watch_interval
 
 
 class LimitAdminService(pb_grpc.LimitAdminServicer):
-    def __init__(self, limits: LimitAdmin, keys: Authenticator) -> None:
+    def __init__(self, limits: LimitAdmin) -> None:
         self._limits = limits
-        self._keys = keys
         self._closing = asyncio.Event()
 
-    async def Get(  # noqa: N802
-        self, request: pb.GetLimitsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.GetLimitsResponse:
-        return await respond_to_admin(context, self._keys, partial(self._get, request))
-
-    async def Set(  # noqa: N802
-        self, request: pb.SetLimitsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.LimitEntry:
-        return await respond_to_admin(context, self._keys, partial(self._set, request))
-
-    async def Reset(  # noqa: N802
-        self, request: pb.ResetLimitsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ResetLimitsResponse:
-        return await respond_to_admin(context, self._keys, partial(self._reset, request))
-
-    async def Usage(  # noqa: N802
-        self, request: pb.LimitUsageRequest, context: grpc.aio.ServicerContext
-    ) -> pb.LimitUsageResponse:
-        return await respond_to_admin(context, self._keys, partial(self._usage, request))
-
-    async def Watch(  # noqa: N802
-        self, request: pb.WatchLimitsRequest, context: grpc.aio.ServicerContext
-    ) -> None:
-        await respond_to_admin(context, self._keys, partial(self._watch, request))
-
-    def stop_watching(self) -> None:
-        """End every Watch call, which would otherwise last as long as its caller stays connected."""
-        self._closing.set()
-
-    async def _get(self, request: pb.GetLimitsRequest, call: RpcCall) -> pb.GetLimitsResponse:
+    async def Get(self, request: pb.GetLimitsRequest, call: RpcCall) -> pb.GetLimitsResponse:  # noqa: N802
         return pb.GetLimitsResponse(entries=map(_entry_to_pb, await self._limits.get(request.tenant)))
 
-    async def _set(self, request: pb.SetLimitsRequest, call: RpcCall) -> pb.LimitEntry:
+    async def Set(self, request: pb.SetLimitsRequest, call: RpcCall) -> pb.LimitEntry:  # noqa: N802
         return _entry_to_pb(await self._limits.set(_scope(request.scope), _changes(request)))
 
-    async def _reset(self, request: pb.ResetLimitsRequest, call: RpcCall) -> pb.ResetLimitsResponse:
+    async def Reset(self, request: pb.ResetLimitsRequest, call: RpcCall) -> pb.ResetLimitsResponse:  # noqa: N802
         limits = await self._limits.reset(_scope(request.scope), used=request.used)
         return pb.ResetLimitsResponse(limits=_limits_to_pb(limits))
 
-    async def _usage(self, request: pb.LimitUsageRequest, call: RpcCall) -> pb.LimitUsageResponse:
+    async def Usage(self, request: pb.LimitUsageRequest, call: RpcCall) -> pb.LimitUsageResponse:  # noqa: N802
         return _usage_to_pb(await self._limits.usage(request.tenant))
 
-    async def _watch(self, request: pb.WatchLimitsRequest, call: RpcCall) -> None:
+    async def Watch(self, request: pb.WatchLimitsRequest, call: RpcCall) -> None:  # noqa: N802
         seconds = watch_interval(request.interval_seconds)
         async with aclosing(self._limits.watch(request.tenant, seconds, self._closing)) as changes:
             async for changed in changes:
                 await call.open()
                 await call.send(_usage_to_pb(changed))
+
+    def stop_watching(self) -> None:
+        """End every Watch call, which would otherwise last as long as its caller stays connected."""
+        self._closing.set()
 
 
 def _scope(scope: pb.LimitScope) -> Scope:

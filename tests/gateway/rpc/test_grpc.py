@@ -4,13 +4,17 @@ import asyncio
 
 import grpc
 import pytest
-from grpc_app import NIGHT, as_key, ask, keys, open_grpc_app, refused, until
+from fakes import KEYS
+from grpc_app import NIGHT, as_key, ask, open_grpc_app, refused, until
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import Principal
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.resumption import MOST_MOVES
-from gateway.rpc.generation import GenerationService
+from gateway.rpc.calls import RpcCall
+from gateway.rpc.generation import REQUESTS, GenerationService
 from gateway.rpc.wire import RANGES
 
 
@@ -372,19 +376,13 @@ class ExpiredContext:
     def time_remaining(self):
         return 0.0
 
-    async def send_initial_metadata(self, metadata):
-        pass
-
-    async def abort_with_status(self, status):
-        self.status = status
-        raise grpc.aio.AbortError
-
 
 async def test_an_expired_deadline_is_refused_before_anything_is_reserved(api):
-    context = ExpiredContext()
-    with pytest.raises(grpc.aio.AbortError):
-        await GenerationService(api.gateway_app.gateway, keys()).Generate(ask(), context)
-    assert context.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    call = RpcCall(ExpiredContext(), REQUESTS[0])
+    call.identify(Principal(KEYS["sk-acme"], "1"))
+    with pytest.raises(ApiError) as caught:
+        await GenerationService(api.gateway_app.gateway).Generate(ask(), call)
+    assert caught.value.fault is Fault.DEADLINE_EXCEEDED
     assert not api.gateway_app.limiter.reserved
 
 

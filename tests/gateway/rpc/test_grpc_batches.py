@@ -18,7 +18,8 @@ from gateway.batches.record import BatchError, Tally
 from gateway.batches.store import BatchStore
 from gateway.pb import batches_pb2 as pb
 from gateway.pb.batches_pb2_grpc import BatchesStub
-from gateway.rpc import batches as grpc_batches
+from gateway.rpc import arrival
+from gateway.rpc.batches import PLAIN_FIELDS
 
 TEXT = b"line\n" * 100_000
 PIECES = [TEXT[:1], b"", *(TEXT[start : start + 90_000] for start in range(1, len(TEXT), 90_000))]
@@ -99,7 +100,8 @@ async def test_what_is_no_file_is_refused_and_leaves_nothing(api):
 
 
 async def test_who_stops_sending_is_not_waited_for(api, monkeypatch):
-    monkeypatch.setattr(grpc_batches, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(arrival, "ARRIVAL_SECONDS", 0.1)
+    monkeypatch.setattr(arrival, "LOOK_SECONDS", 0.05)
     call = api.stub.CreateFile(metadata=as_key())
     await call.write(pb.CreateFileRequest(header=pb.FileHeader(filename="x")))
     await call.write(pb.CreateFileRequest(data=b"x"))
@@ -236,4 +238,4 @@ async def test_a_tenant_has_a_bounded_number_of_watches(api, monkeypatch):
 def test_every_field_of_a_batch_is_told():
     names = {field.name for field in pb.Batch.DESCRIPTOR.fields}
     apart = {"request_counts", "usage", "metadata", "errors", "eta_seconds"}
-    assert names == set(grpc_batches.PLAIN_FIELDS) | apart
+    assert names == set(PLAIN_FIELDS) | apart

@@ -1,0 +1,253 @@
+"""The entrance of all RPCs, an interceptor: authenticates the caller before any of its message is read, receives the
+message within bounds of time and memory, runs the method's handler, and ends refused calls with their status.
+
+gRPC's own way in is the reverse: it reads and parses the message of a unary call before any code of the gateway runs,
+for as long as the message takes. So that it does not, every method is served as one that reads a stream of messages.
+Its refusals of malformed messages are UNKNOWN with the name of a Python exception; here they are INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from gateway.core.errors import ApiError, internal, invalid_request
+from gateway.core.part import is_admin_service
+from gateway.core.tenants import Authenticator
+from gateway.requests.observers import ArrivingRequest
+from gateway.requests.service import Gateway
+from gateway.requests.wire_room import STRANGERS, WireHold
+from gateway.rpc.arrival import ArrivingMessages
+from gateway.rpc.calls import RpcCall
+
+log = structlog.get_logger("grpc")
+
+PACKAGE = "loralane.v1"
+"""The gRPC package whose services need an API key. The others, health and reflection, need none."""
+STRANGER_MESSAGE_BYTES = 4 * 2**10
+"""Maximum size of a message to a method that needs no key. It has the name of a service, file or message."""
+
+SMALL_BYTES = 4 * 2**10
+"""Maximum size of messages and responses whose bytes are not counted. To count them would take 2 % of a small call's
+time, and calls in progress take some KiB anyway."""
+
+Handler = Any
+"""Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
+
+
+class Audience(Enum):
+    """Who may call a method."""
+
+    ANYONE = auto()
+    TENANTS = auto()
+    ADMINISTRATORS = auto()
+
+
+class Method:
+    """A method of a service, as its generated code describes it. `name` has the form /package.Service/Method."""
+
+    def __init__(self, name: str, handler: Handler) -> None:
+        self.name = name
+        self.audience = _audience(name.split("/")[1])
+        self.reads_stream: bool = handler.request_streaming
+        request, response = ("stream" if flag else "unary" for flag in (self.reads_stream, handler.response_streaming))
+        self.behaviour: Callable[[Any, Any], Any] = getattr(handler, f"{request}_{response}")
+        self.yields = inspect.isasyncgenfunction(self.behaviour)
+        self._deserialise: Callable[[bytes], Any] = handler.request_deserializer
+        self.serialise: Callable[[Any], bytes] | None = None
+        """Function that serialises the only response. None means that the method answers with a stream."""
+        if not handler.response_streaming:
+            self.serialise = handler.response_serializer
+
+    def parse(self, message: bytes) -> Any:
+        """Return a request message. Raises ApiError (INVALID_REQUEST): it is malformed or, for a method that needs no
+        key, too large."""
+        if self.audience is Audience.ANYONE and len(message) > STRANGER_MESSAGE_BYTES:
+            raise invalid_request(f"a message to this method has at most {STRANGER_MESSAGE_BYTES} bytes")
+        try:
+            return self._deserialise(message)
+        except DecodeError:
+            pass
+        raise invalid_request("the request is not a valid protobuf message of this method's request type")
+
+
+class Messages:
+    """The request messages of a stream, as an async iterator. `receive` returns the next one, or None at the end."""
+
+    def __init__(self, receive: Callable[[], Awaitable[Any]]) -> None:
+        self._receive = receive
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+
+class Entrance(grpc.aio.ServerInterceptor):
+    """Interceptor that stands before every method. Handlers of the gateway's services get the parsed request message
+    and the `RpcCall`, whose caller is known to be a tenant or, for services that end with Admin, an administrator."""
+
+    def __init__(self, gateway: Gateway, keys: Authenticator, requests: Collection[str]) -> None:
+        """`requests` are the names of the methods that the observers of requests hear of, even if they are refused."""
+        self._gateway = gateway
+        self._keys = keys
+        self._requests = frozenset(requests)
+        self._arriving = ArrivingMessages()
+        self._handlers: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = self._handlers.get(details.method)
+        if handler is None:
+            found = await continuation(details)
+            if found is None:  # the method does not exist; gRPC reports that itself
+                return None
+            handler = self._handlers[details.method] = self._handler(Method(details.method, found), found)
+        return handler
+
+    def _handler(self, method: Method, found: Handler) -> Handler:
+        answer = partial(self._answer, method)
+        if method.serialise is not None:
+            return grpc.stream_unary_rpc_method_handler(answer)
+        return grpc.stream_stream_rpc_method_handler(answer, response_serializer=found.response_serializer)
+
+    async def _answer(self, method: Method, _: object, context: grpc.aio.ServicerContext) -> bytes | None:
+        """Answer one call: return the only response, or send a stream of them and return None.
+
+        An ApiError ends the call with its gRPC status. Any other exception is a bug: it is logged, and the caller
+        receives INTERNAL without details. The exception is let go before the status is sent, which takes as long as the
+        caller likes, because its traceback keeps the message in memory.
+        """
+        call = RpcCall(context, method.name)
+        try:
+            return await self._served(method, call)
+        except grpc.aio.AbortError as ended:
+            _let_go(ended)
+            raise
+        except ApiError as error:
+            refusal = call.refusal(error)
+        except Exception:
+            log.exception("internal_error", request_id=call.request_id)
+            refusal = call.refusal(internal(call.request_id))
+        try:
+            await call.refuse(refusal)
+        except grpc.aio.AbortError as ended:
+            _let_go(ended)
+            raise
+
+    async def _served(self, method: Method, call: RpcCall) -> bytes | None:
+        with self._observed(method, call) as arrival:
+            self._authenticate(method, call, arrival)
+        if method.reads_stream:
+            request: Any = Messages(partial(self._next, method, call))
+        else:
+            request = await self._message(method, call)
+        if method.audience is Audience.ANYONE:
+            return await _served_by_library(method, request, call)
+        serving = method.behaviour(request, call)
+        del request  # a handler lets its message go when it has understood it
+        response = await serving
+        await call.open()
+        if method.serialise is None:
+            return None
+        answer = method.serialise(response)
+        if len(answer) > SMALL_BYTES:
+            self._hold(call).count(len(answer))
+        return answer
+
+    def _observed(self, method: Method, call: RpcCall) -> ArrivingRequest | AbstractContextManager[None]:
+        """Return a context manager in which a refusal is reported to the observers, if the method is for requests."""
+        if method.name not in self._requests:
+            return nullcontext()
+        return call.arriving(self._gateway)
+
+    def _authenticate(self, method: Method, call: RpcCall, arrival: ArrivingRequest | None) -> None:
+        """Identify the caller by its metadata. Raises ApiError: INVALID_API_KEY, FORBIDDEN."""
+        if method.audience is Audience.ANYONE:
+            return
+        principal = self._keys.authenticate(call.token)
+        if arrival is not None:
+            arrival.identify(principal)
+        call.identify(principal.as_admin() if method.audience is Audience.ADMINISTRATORS else principal.as_tenant())
+
+    async def _message(self, method: Method, call: RpcCall) -> Any:
+        """Receive the only request message, wait for the tenant's turn on the event loop and parse the message. Raises
+        ApiError: INVALID_REQUEST, it is missing or malformed; and what `_received` raises."""
+        message = await self._received(method, call)
+        if message is None:
+            raise invalid_request("the call has no request message")
+        if method.audience is not Audience.TENANTS:
+            return method.parse(message)
+        with self._observed(method, call):
+            await self._gateway.turns.take(call.tenant)
+            return method.parse(message)
+
+    async def _next(self, method: Method, call: RpcCall) -> Any:
+        """Receive the next request message of a stream, in place of the one before. None means that there is none.
+        Raises what `_message` raises."""
+        call.free()
+        message = await self._received(method, call)
+        return None if message is None else method.parse(message)
+
+    async def _received(self, method: Method, call: RpcCall) -> bytes | None:
+        """Receive a message, and count its bytes for the tenant. None means that there is none. Raises what
+        `ArrivingMessages.read` and `WireHold.take` raise."""
+        if method.audience is Audience.ANYONE:
+            return await self._arriving.read(STRANGERS, call.read)
+        message = await self._arriving.read(call.tenant, call.read)
+        if message is not None and len(message) > SMALL_BYTES:
+            self._hold(call).take(len(message))
+        return message
+
+    def _hold(self, call: RpcCall) -> WireHold:
+        """Return the call's hold, which is free when the current task, which answers the call, has ended: its response
+        has been received then."""
+        if call.hold is None:
+            call.hold = self._gateway.wire.hold(call.principal.tenant)
+            task, free = asyncio.current_task(), call.hold.free
+            assert task is not None
+            task.add_done_callback(lambda _: free())
+        return call.hold
+
+
+async def _served_by_library(method: Method, request: Any, call: RpcCall) -> bytes | None:
+    """Run a handler of gRPC's own services, which gets gRPC's context."""
+    if method.yields:
+        async for response in method.behaviour(request, call.context):
+            await call.send(response)
+        return None
+    response = await method.behaviour(request, call.context)
+    return None if method.serialise is None else method.serialise(response)
+
+
+def _audience(service: str) -> Audience:
+    if not service.startswith(f"{PACKAGE}."):
+        return Audience.ANYONE
+    return Audience.ADMINISTRATORS if is_admin_service(service) else Audience.TENANTS
+
+
+def _let_go(ended: grpc.aio.AbortError) -> None:
+    """Clear the traceback of the exception with which a call ends, once gRPC has handled it.
+
+    gRPC keeps the exception in the call's state, to which the frames of the traceback refer: the cycle would keep their
+    messages in memory until the next full garbage collection.
+    """
+    asyncio.get_running_loop().call_soon(_clear, ended)
+
+
+def _clear(ended: grpc.aio.AbortError) -> None:
+    ended.__traceback__ = ended.__context__ = None

@@ -136,7 +136,7 @@ def _base_model_of(folder: Path) -> str:
         if find_gguf(folder):
             return ""
         return msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=_PeftConfig).base_model_name_or_path or ""
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _unreadable(error) from error
 
 

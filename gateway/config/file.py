@@ -72,6 +72,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deep") from None
     return as_mapping(document, str(path))
 
 

@@ -1,5 +1,5 @@
-"""Tenants take turns in requests that only count, encode or decode tokens. No limit of a tenant applies to these, and
-one of 8 MiB takes seconds in a thread."""
+"""Tenants take turns in work on long requests to which no limit of a tenant applies yet: parsing bodies, and counting,
+encoding or decoding tokens, of which 8 MiB take seconds in a thread."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from weakref import WeakValueDictionary
 from gateway.requests.tenant_room import TenantRoom
 
 AT_ONCE = 2
-"""Maximum number of such requests in work at the same time, because generations need the threads, too."""
+"""Maximum number of requests that only count, encode or decode tokens in work at the same time, because generations
+need the threads, too."""
 MOST_BYTES = 64 * 2**20
 """Maximum bytes of one tenant's requests that wait or are in work: eight of the longest. They are in memory, also if
 their callers have left."""
 
 
 class EncodingTurns:
-    """Bounds the requests in work to `AT_ONCE`, and to one of each tenant, so that another tenant's request waits for
+    """Bounds the requests in work to a number, and to one of each tenant, so that another tenant's request waits for
     few of them, however many one tenant has sent."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        """`most_bytes` is the maximum for one tenant. A single request may have more."""
-        self._room = TenantRoom(most_bytes, "your requests for tokens that wait have {held} bytes; try again later")
-        self._all = asyncio.Semaphore(AT_ONCE)
+    def __init__(self, most_bytes: int = MOST_BYTES, at_once: int = AT_ONCE) -> None:
+        """`most_bytes` is the maximum for one tenant; a single request may have more. `at_once` is the maximum number
+        of requests in work."""
+        self._room = TenantRoom(most_bytes, "your requests that wait here have {held} bytes; try again later")
+        self._all = asyncio.Semaphore(at_once)
         self._own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Semaphore of each tenant that has such requests."""
 

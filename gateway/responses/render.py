@@ -14,6 +14,7 @@ from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer
 from gateway.openai.render import encode_json, sse_event
 from gateway.openai.tools import ToolCalls
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage, join_chunks
 from gateway.responses.items import Event, OutputItems
 from gateway.responses.schema import ResponsesRequest, ResponseTool, TextFormat
@@ -103,7 +104,7 @@ class ResponseRenderer:
         return self._response("failed") | {"error": details, "output": self._items.items}
 
     async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        return await self._kept(self.completed(chunks))
+        return await self._kept(await off_the_loop(chunks, lambda: self.completed(chunks)))
 
     def completed(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the response object of a complete answer, given all its chunks, without storing it."""

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupported_parameter
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
-from gateway.openai.parse import MOST_PARTS
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.tenant_room import TenantRoom
@@ -28,7 +27,7 @@ from gateway.responses.events import EventFeed
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
-from gateway.responses.schema import InputItem, ResponsesRequest
+from gateway.responses.schema import ResponsesRequest
 from gateway.responses.store import MAX_STORED_BYTES, Conversation, ResponseStore
 
 Storing = Literal["never", "on_request", "by_default"]
@@ -75,7 +74,7 @@ class Responses:
         conversations that the tenant's running requests continue take too much memory. A response that would be stored
         only by default is not stored if there is no room for it or Redis is away.
         """
-        body = parse(text, tenant.unknown_fields)
+        body = await gateway.parsing.run(tenant.name, len(text), partial(parse, text, tenant.unknown_fields))
         stores, previous = self._stores(body), body.previous_response_id
         before = Conversation()
         if stores or previous is not None:
@@ -85,9 +84,9 @@ class Responses:
                 if body.store or body.background or previous is not None:
                     raise
                 stores = False
-        _check_length(body, before.items)
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
-        call = response_call(body, request_id, ingress, before.items, keep)
+        understood = partial(response_call, body, request_id, ingress, before.items, keep)
+        call = await gateway.parsing.run(tenant.name, len(text) + before.num_bytes, understood)
         if before.items:
             self._held.take(tenant.name, before.num_bytes)  # until the chat is garbage-collected
             weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
@@ -186,12 +185,3 @@ class Responses:
             log.warning("response_not_stored", tenant=tenant, response=entry.id, reason=error.reason)
             return False
         return True
-
-
-def _check_length(body: ResponsesRequest, history: Sequence[InputItem]) -> None:
-    """Raise ApiError (INVALID_REQUEST) if a request's input and the conversation before it have more than MOST_PARTS
-    items and parts of their content together. Other checks have limited each of the two alone."""
-    own = [] if isinstance(body.input, str) else body.input
-    contents = [item.content for item in (*history, *own)]
-    if len(contents) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
-        raise invalid_request(f"the conversation exceeds {MOST_PARTS} items and parts", "previous_response_id")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from gateway.core.errors import Fault, unavailable
@@ -15,7 +16,7 @@ from gateway.core.tenants import Authenticator, Principal
 from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
-from gateway.requests.prompt_scores import off_the_loop
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
@@ -61,17 +62,17 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Embed(  # noqa: N802
         self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> pb.EmbedResponse:
-        return await respond(context, partial(self._pool, EMBED, partial(embed_call, request)))
+        return await respond(context, partial(self._pool, EMBED, request, partial(embed_call, request)))
 
     async def Rerank(  # noqa: N802
         self, request: pb.RerankRequest, context: grpc.aio.ServicerContext
     ) -> pb.RerankResponse:
-        return await respond(context, partial(self._pool, RERANK, partial(rerank_call, request)))
+        return await respond(context, partial(self._pool, RERANK, request, partial(rerank_call, request)))
 
     async def Score(  # noqa: N802
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> pb.ScoreResponse:
-        return await respond(context, partial(self._pool, SCORE, partial(score_call, request)))
+        return await respond(context, partial(self._pool, SCORE, request, partial(score_call, request)))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
@@ -93,8 +94,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
-            scores = (chunk.prompt_scores for chunk in chunks)
-            return await off_the_loop(scores, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
+            return await off_the_loop(chunks, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
 
     async def _stream(self, request: pb.GenerateRequest, call: RpcCall) -> None:
         async with self._admitted(request, call, GENERATE_STREAM) as (generation, read, token_text):
@@ -105,13 +105,14 @@ class GenerationService(pb_grpc.GenerationServicer):
                 if told.text or told.calls or chunk.has_output or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
-    async def _pool(self, method: str, parse: Callable[[str], PooledCall], call: RpcCall) -> Any:
-        """Run an Embed, Rerank or Score call and return its response message. `parse` converts the request message,
+    async def _pool(self, method: str, request: Message, parse: Callable[[str], PooledCall], call: RpcCall) -> Any:
+        """Run an Embed, Rerank or Score call and return its response message. `parse` converts the `request` message,
         given the request id."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
-            parsed = parse(call.request_id)
+            read = partial(parse, call.request_id)
+            parsed = await self._gateway.parsing.run(principal.tenant.name, request.ByteSize(), read)
             wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
@@ -133,8 +134,9 @@ class GenerationService(pb_grpc.GenerationServicer):
         model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        prompt = prompt_input(request)
-        async with self._gateway.encoding.take(tenant.name, request.ByteSize()):
+        num_bytes = request.ByteSize()
+        prompt = await self._gateway.parsing.run(tenant.name, num_bytes, partial(prompt_input, request))
+        async with self._gateway.encoding.take(tenant.name, num_bytes):
             prompt_ids = await model.intake.encode(tenant, prompt)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 
@@ -149,7 +151,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
-            wanted = generate_request(request, call.request_id, call.time_remaining)
+            read = partial(generate_request, request, call.request_id, call.time_remaining)
+            wanted = await self._gateway.parsing.run(principal.tenant.name, request.ByteSize(), read)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=method == GENERATE)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())

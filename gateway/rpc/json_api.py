@@ -102,7 +102,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         tenant, kind = principal.tenant, request.WhichOneof("call")
         if kind == "count_message_tokens":
             await self._gateway.turns.take(tenant.name)
-            body = _body(request)
+            body = await self._gateway.parsing.run(tenant.name, request.ByteSize(), partial(_body, request))
             async with self._gateway.encoding.take(tenant.name, len(body)):
                 return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
         match kind:
@@ -156,10 +156,14 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     async def _parsed(
         self, request: pb.JsonRequest, tenant: Tenant, request_id: str, ingress: Ingress
     ) -> ResponseCall | MessageCall:
-        named = (self._gateway, tenant, _body(request), request_id, ingress)
-        if request.WhichOneof("call") == "create_message":
-            return message_call(*named)
-        return stateless_call(*named) if self._stored is None else await self._stored.call(*named)
+        num_bytes = request.ByteSize()
+        body = await self._gateway.parsing.run(tenant.name, num_bytes, partial(_body, request))
+        named = (self._gateway, tenant, body, request_id, ingress)
+        is_message = request.WhichOneof("call") == "create_message"
+        if not is_message and self._stored is not None:
+            return await self._stored.call(*named)
+        parser = partial(message_call if is_message else stateless_call, *named)
+        return await self._gateway.parsing.run(tenant.name, num_bytes, parser)
 
     @asynccontextmanager
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.rpc.calls import RpcCall
+from gateway.rpc.message_bounds import MessageTooLarge, check_message
 
 Handler = Any
 """Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
@@ -23,10 +24,13 @@ Behaviour = Callable[[Any, grpc.aio.ServicerContext], Any]
 
 
 class Malformed:
-    """Marker that replaces a request message whose bytes could not be parsed."""
+    """Marker that replaces a request message whose bytes could not be parsed, or have too many values."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
-MALFORMED = Malformed()
+MALFORMED = Malformed("the request is not a valid protobuf message of this method's request type")
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
@@ -56,11 +60,17 @@ def _wrapped(handler: Handler) -> Handler:
 
 
 def _forgiving(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return a function that parses a message with `deserialise`, the method `FromString` of its type."""
+    kind = deserialise.__self__.DESCRIPTOR  # type: ignore[attr-defined]
+
     def read(data: bytes) -> Any:
         try:
+            check_message(data, kind)
             return deserialise(data)
         except DecodeError:
             return MALFORMED
+        except MessageTooLarge as error:
+            return Malformed(str(error))
 
     return read
 
@@ -88,11 +98,11 @@ def _guarded_stream(behaviour: Behaviour) -> Behaviour:
 
 def _checked(request: Any) -> Any:
     """Return a request or, if it is a stream of messages, a stream of the same messages. Raises ApiError:
-    INVALID_REQUEST, a message is malformed; for a stream it is raised when that message is read."""
+    INVALID_REQUEST, a message is malformed or too large; for a stream it is raised when that message is read."""
     if hasattr(request, "__aiter__"):
         return _checked_messages(request)
-    if request is MALFORMED:
-        raise invalid_request("the request is not a valid protobuf message of this method's request type")
+    if isinstance(request, Malformed):
+        raise invalid_request(request.reason)
     return request
 
 

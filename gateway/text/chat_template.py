@@ -15,7 +15,6 @@ import msgspec
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from msgspec import Struct
 
-from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, invalid_request
 
 Message = dict[str, Any]
@@ -228,7 +227,6 @@ def _refusal(error: Exception, options: TemplateOptions) -> ApiError:
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
-    check_depth(variables, VARIABLES)
     if len(msgspec.json.encode(variables)) > MOST_BYTES:
         raise invalid_request(f"{VARIABLES} must have at most {MOST_BYTES} bytes of JSON", VARIABLES)
     for name in variables:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
 from gateway.openai.messages import Function, Tool
@@ -136,6 +136,8 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
 def invalid_field(message: str) -> ApiError:
     """Return the ApiError (INVALID_REQUEST) for a validation message of msgspec, such as "Expected `int`, got `str` -
     at `$.max_tokens`". The field's path becomes the error's `param`."""
+    if len(message) > 2 * MAX_MESSAGE:  # it quotes the caller's value, and the pattern would take seconds
+        message = f"{message[:MAX_MESSAGE]}...{message[-MAX_MESSAGE:]}"
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
     if unknown := _UNKNOWN.match(what):

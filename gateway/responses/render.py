@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.core.errors import ApiError
@@ -55,14 +56,15 @@ class ResponseRenderer:
 
     def __init__(
         self,
-        body: ResponsesRequest,
+        echo: Json,
         request: GenerateRequest,
         admitted: Admitted,
         reader: AnswerReader,
         keep: Keep | None = None,
     ) -> None:
-        """`keep` stores the complete response before it is sent. None means that it is not stored."""
-        self._head = {**_head(admitted, request), **_echo(body), "store": bool(keep or body.background)}
+        """`echo` has the fields of the response that repeat the request's (`echo_of`). `keep` stores the complete
+        response before it is sent; None means that it is not stored."""
+        self._head = {**_head(admitted, request), **echo, "store": bool(keep or echo["background"])}
         self._keep = keep
         self._items = OutputItems(admitted.id)
         self.reader = reader
@@ -185,12 +187,13 @@ def _head(admitted: Admitted, request: GenerateRequest) -> Json:
     }
 
 
-def _echo(body: ResponsesRequest) -> Json:
-    """Return the fields of a response that repeat the request's."""
+def echo_of(body: ResponsesRequest) -> Json:
+    """Return the fields of a response that repeat the request's. Those that may be long are encoded once, because each
+    event with the whole response repeats them."""
     text_format = body.text.format if body.text and body.text.format else TextFormat("text")
     return {
         "background": bool(body.background),
-        "instructions": body.instructions,
+        "instructions": Raw(encode_json(body.instructions)),
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "previous_response_id": body.previous_response_id,
@@ -198,7 +201,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "reasoning": msgspec.structs.asdict(body.reasoning) if body.reasoning else None,
         "text": {"format": _given(text_format)},
         "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": Raw(encode_json([_tool(tool) for tool in body.tools or ()])),
     }
 
 
@@ -207,5 +210,5 @@ def _given(struct: msgspec.Struct) -> Json:
     return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
 
 
-def _tool(tool: ResponseTool) -> Json:
-    return msgspec.structs.asdict(tool) | {"strict": bool(tool.strict)}
+def _tool(tool: ResponseTool) -> ResponseTool:
+    return replace(tool, strict=bool(tool.strict))

@@ -39,6 +39,8 @@ KNOWN: Mapping[str, frozenset[str]] = {
 }
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
+NAMED_BYTES = 2**20
+"""Maximum bytes of a body in which the field with too many values is looked for, which takes up to 10 ms."""
 EXACT = 2**53
 """Bound of magnitude below which a float represents every integer exactly."""
 
@@ -89,7 +91,10 @@ def decode_json(body: bytes, kind: type[Struct]) -> Any:
 
 
 def _heaviest(body: bytes, kind: type[Struct]) -> str | None:
-    """Return the field of a body that has the most brackets and commas. None means that it has no such field."""
+    """Return the field of a body that has the most brackets and commas. None means that it has no such field, or that
+    the body is so long that to look for it would take as long as to decode it."""
+    if len(body) > NAMED_BYTES:
+        return None
     try:
         fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_undecoded(kind)))
     except (msgspec.DecodeError, RecursionError, ValueError):

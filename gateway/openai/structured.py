@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json
 from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
@@ -106,4 +107,6 @@ def schema_grammar(schema: object, field: str) -> Grammar:
 def _one_of(choices: list[str], field: str) -> Grammar:
     if not choices:
         raise invalid_request(f"{field} must not be empty", field)
+    if sum(map(len, choices)) > MAX_CHARACTERS:
+        raise invalid_request(f"{field} may have {MAX_CHARACTERS} characters", field)
     return Grammar(GrammarKind.CONTEXT_FREE, "start: " + " | ".join(map(json.dumps, choices)))

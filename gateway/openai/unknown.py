@@ -122,7 +122,7 @@ def _objects(body: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping
 
 def _members(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, list):
-        return [(f"{path}[{index}].", member) for index, member in enumerate(value)]
+        return [(f"{path}[{index}].", member) for index, member in enumerate(value) if isinstance(member, dict)]
     return [(f"{path}.", value)]
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.rpc.calls import RpcCall
-from gateway.rpc.message_bounds import MessageTooLarge, check_message
+from gateway.rpc.message_bounds import check_message
 
 Handler = Any
 """Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
@@ -69,8 +69,8 @@ def _forgiving(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return deserialise(data)
         except DecodeError:
             return MALFORMED
-        except MessageTooLarge as error:
-            return Malformed(str(error))
+        except ApiError as error:
+            return Malformed(error.message)
 
     return read
 

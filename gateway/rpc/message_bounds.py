@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from gateway.core.errors import invalid_request
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 
 MOST_FIELDS = 25_000
@@ -26,20 +27,16 @@ _NOT_LAST = bytes(range(128, 256))
 """Bytes of a varint that are not its last."""
 
 
-class MessageTooLarge(ValueError):
-    """A message has too many values. The text says how many are allowed."""
-
-
 def check_message(data: bytes, kind: Descriptor) -> None:
-    """Check the encoded message of a type before it is parsed. Raises MessageTooLarge: it has more than `MOST_FIELDS`
-    fields, or `MOST_NUMBERS` numbers in lists. A message that is malformed passes if its valid beginning does."""
+    """Check the encoded message of a type before it is parsed. Raises ApiError (INVALID_REQUEST): it has more than
+    `MOST_FIELDS` fields, or `MOST_NUMBERS` numbers in lists. A malformed message passes if its valid beginning does."""
     if len(data) > FEW_BYTES:
         with suppress(IndexError):  # it is cut off, which the parser refuses
             _walk(data, kind)
 
 
 def _walk(data: bytes, kind: Descriptor) -> None:
-    """Walk over all fields of an encoded message, also of those in it. Raises MessageTooLarge, IndexError."""
+    """Walk over all fields of an encoded message, also of those in it. Raises ApiError; IndexError, it is cut off."""
     fields = numbers = at = 0
     inner, end = _inner(kind), len(data)
     outer: list[tuple[Mapping[int, Descriptor | None], int]] = []
@@ -49,7 +46,7 @@ def _walk(data: bytes, kind: Descriptor) -> None:
             inner, end = outer.pop()
         fields += 1
         if fields > MOST_FIELDS:
-            raise MessageTooLarge(f"a message may have at most {MOST_FIELDS} fields, and this one has more")
+            raise invalid_request(f"a message may have at most {MOST_FIELDS} fields, and this one has more")
         key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
         wire = key & 7
         if wire == LENGTH:
@@ -61,7 +58,7 @@ def _walk(data: bytes, kind: Descriptor) -> None:
                 numbers += len(data[at : at + length].translate(None, _NOT_LAST))
                 at += length
                 if numbers > MOST_NUMBERS:
-                    raise MessageTooLarge(f"a message may have at most {MOST_NUMBERS} numbers in lists")
+                    raise invalid_request(f"a message may have at most {MOST_NUMBERS} numbers in lists")
             else:
                 outer.append((inner, end))
                 inner, end = _inner(found), at + length

@@ -69,6 +69,7 @@ def test_integers_of_a_list_count_less():
     most = MOST_VALUES * INTEGERS_PER_VALUE
     check_json(b"[%b]" % b",".join([b"128000"] * (most - 2000)))
     refusal(b"[%b]" % b", ".join([b"-1"] * (most + 2000)))
+    refusal(b"[%b]" % b",".join([b"9" * 21] * (most // 3 + 2000)))
     check_json(b"[%b]" % b",".join([b"[%b]" % b",".join([b"1"] * 2000)] * 128))
 
 

@@ -208,6 +208,9 @@ def test_other_prompts_are_refused(prompt):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("repetition_penalty", 5e-324),
+        ("repetition_penalty", 0.009),
+        ("repetition_penalty", 10.1),
         ("temperature", 2.1),
         ("temperature", -0.1),
         ("temperature", "hot"),

@@ -12,12 +12,13 @@ import pytest
 from fakes import BASE
 from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, refused, until
 
+from gateway.core.errors import ApiError
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import SERVICE as GENERATION
-from gateway.rpc.message_bounds import MOST_FIELDS, MOST_NUMBERS, MessageTooLarge, check_message
+from gateway.rpc.message_bounds import MOST_FIELDS, MOST_NUMBERS, check_message
 
 
 @pytest.fixture
@@ -65,10 +66,10 @@ async def test_values_out_of_all_proportion(grpc_app, name):
 )
 def test_messages_of_too_many_values(fields):
     data = pb.GenerateRequest(model=BASE, **fields).SerializeToString()
-    with pytest.raises(MessageTooLarge, match="a message may have at most"):
+    with pytest.raises(ApiError, match="a message may have at most"):
         check_message(data, pb.GenerateRequest.DESCRIPTOR)
     for cut in (1, 2, len(data) // 2):
-        with suppress(MessageTooLarge):  # what is cut off is left to the parser
+        with suppress(ApiError):  # what is cut off is left to the parser
             check_message(data[:-cut], pb.GenerateRequest.DESCRIPTOR)
 
 

@@ -137,7 +137,7 @@ def _base_model_of(folder: Path) -> str:
         if find_gguf(folder):
             return ""
         return msgspec.json.decode(read_small(folder / CONFIG_FILE), type=_PeftConfig).base_model_name_or_path or ""
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _unreadable(error) from error
 
 

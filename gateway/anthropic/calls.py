@@ -19,7 +19,7 @@ from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest, Generation
+from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation
 
 FORMAT = "output_config.format"
 
@@ -50,11 +50,16 @@ def message_call(
 async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     """Return the number of tokens of the prompt in `text`, the JSON body of /v1/messages/count_tokens. Raises what
     `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
-    body = parse(text, CountTokensRequest, tenant.unknown_fields)
+    body, chat = await gateway.parsing.run(tenant.name, len(text), lambda: _counted(text, tenant))
     model, _ = gateway.models.resolve(tenant, body.query)
     if body.query.model not in gateway.virtual_models:  # which member will answer is not known yet
         model.intake.check_thinking(needed=_needs_thinking(body))
-    return len(await model.intake.encode(tenant, chat_of(body), body.cache_salt or ""))
+    return len(await model.intake.encode(tenant, chat, body.cache_salt or ""))
+
+
+def _counted(text: bytes, tenant: Tenant) -> tuple[CountTokensRequest, Chat]:
+    body = parse(text, CountTokensRequest, tenant.unknown_fields)
+    return body, chat_of(body)
 
 
 def _needs_thinking(body: Prompted) -> bool:

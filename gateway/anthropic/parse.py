@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
-from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.errors import unsupported_parameter
 from gateway.core.tenants import UnknownFields
-from gateway.openai.parse import Body, check_list, decode_json, to_struct
+from gateway.openai.parse import Body, decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
-
-MAX_BLOCKS = 10_000
-"""Maximum number of messages and content blocks in a request together. The longest sessions of agents have hundreds."""
 
 UNSUPPORTED = {
     "container": "is not supported",
@@ -61,12 +58,11 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
-            there are too many blocks or tools; UNSUPPORTED_PARAMETER, the body asks for tools that a server runs, or
-            has images, documents or other blocks that are not text.
+            there are too many or too deeply nested values; UNSUPPORTED_PARAMETER, the body asks for tools that a server
+            runs, or has images, documents or other blocks that are not text.
     """
-    document = decode_json(body)
+    document = decode_json(body, kind)
     if isinstance(document, dict):
-        check_list(document, "tools")
         _refuse_tools(document)
         check_unknown(document, KNOWN, unknown)
         _refuse_fields(document)
@@ -81,26 +77,20 @@ def _refuse_fields(document: dict[str, Any]) -> None:
 
 
 def _refuse_blocks(document: dict[str, Any]) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if a content block is of a type that the model cannot read, and
-    INVALID_REQUEST if there are too many blocks. Values of a wrong JSON type are left to the struct's validation."""
-    number = 0
-    for number, (place, block, allowed) in enumerate(_blocks(document), 1):
-        if number > MAX_BLOCKS:
-            break
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a content block is of a type that the model cannot read. Values of a
+    wrong JSON type are left to the struct's validation."""
+    for place, block, allowed in _blocks(document):
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and kind not in allowed:
             raise unsupported_parameter(f"{place}.type", f"{kind[:80]!r} is not supported here; this model reads text")
-    if number > MAX_BLOCKS:
-        raise invalid_request(f"a request may have at most {MAX_BLOCKS} messages and content blocks", "messages")
 
 
 def _blocks(document: dict[str, Any]) -> Iterator[tuple[str, Any, frozenset[str]]]:
-    """Yield each message and content block of a body, for `_refuse_blocks` to count and check: its path for errors, its
-    value, and the block types that are allowed there. For a message the value is None."""
+    """Yield each content block of a body: its path for errors, its value, and the block types that are allowed
+    there."""
     yield from _listed(document.get("system"), "system", TEXT)
     for place, message, _ in _listed(document.get("messages"), "messages", frozenset()):
         content = message.get("content") if isinstance(message, dict) else None
-        yield place, None, TEXT
         for inner, block, allowed in _listed(content, f"{place}.content", BLOCKS):
             yield inner, block, allowed
             if isinstance(block, dict) and block.get("type") == "tool_result":

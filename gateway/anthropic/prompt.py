@@ -20,7 +20,6 @@ from gateway.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request
 from gateway.requests.types import Chat
 from gateway.text.chat_template import Message, ToolSchema, template_options, thinking_variables
@@ -122,7 +121,6 @@ class _Conversation:
     def _call(self, role: str, block: ToolUseBlock, place: str) -> None:
         if role != "assistant":
             raise invalid_request("only an assistant's message may have a tool_use", f"{place}.type")
-        check_depth(block.input, f"{place}.input")
         self.say(role, "")
         self._names[block.id] = block.name
         function = {"name": block.name, "arguments": block.input}
@@ -149,10 +147,9 @@ def _joined(content: str | Sequence[TextBlock]) -> str:
 
 def _checked_name(tool: InputTool, place: str) -> str:
     """Check one tool and return its name. `place` is its path for errors. Raises ApiError: INVALID_REQUEST, its name is
-    invalid or its schema is nested too deep."""
+    invalid."""
     if not NAME.fullmatch(tool.name):
         raise invalid_request("a tool's name has 1 to 128 letters, digits, '_', '.' and '-'", f"{place}.name")
-    check_depth(tool.input_schema, f"{place}.input_schema")
     return tool.name
 
 

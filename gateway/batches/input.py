@@ -15,6 +15,7 @@ from gateway.batches.cpu_budget import MAX_CPU_SECONDS, CpuBudget
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError, clip, unsupported_parameter
+from gateway.core.json_bounds import check_json
 from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
@@ -36,11 +37,6 @@ MAX_MESSAGE = 300
 """Maximum characters of an error message, which may quote the line. All errors of a batch stay in Redis with it."""
 PREFIX_BYTES = 192
 """Bytes of a prompt's prefix by which lines are sorted, so that lines with the same prefix run after each other."""
-SPARE_LEVELS = 200
-"""Nesting levels that the check of a deeply nested line adds to it. The code that parses the line later runs deeper in
-the call stack than this check, and must not fail on a line that the check accepted."""
-MANY_BRACKETS = 200
-"""Number of opening brackets up to which a line's nesting depth is not checked."""
 BOM = b"\xef\xbb\xbf"
 """UTF-8 byte order mark, with which some editors begin a file."""
 
@@ -199,15 +195,15 @@ class InputCheck:
 
     def _decoded(self, line: bytes) -> BatchLine:
         try:
-            decoded = self._decoder.decode(line)
-            if line.count(b"[") + line.count(b"{") > MANY_BRACKETS:
-                msgspec.json.decode(b"[" * SPARE_LEVELS + line + b"]" * SPARE_LEVELS, type=Raw)
-            return decoded
+            check_json(line, "a line")
+            return self._decoder.decode(line)
+        except ApiError as error:
+            raise LineError("invalid_request", error.message) from error
         except msgspec.ValidationError as error:
             refusal = invalid_field(str(error))
             code = "missing_required_parameter" if refusal.message.endswith("is required") else "invalid_request"
             raise LineError(code, refusal.message, refusal.param) from error
-        except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: broken UTF-8
+        except (msgspec.DecodeError, ValueError) as error:  # the last: broken UTF-8
             raise LineError("invalid_json_line", f"this line is not valid JSON: {error}") from error
 
     def _note_id(self, custom_id: str) -> None:

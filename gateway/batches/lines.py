@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -86,7 +87,8 @@ class LineRunner:
         endpoint = self.lease.batch.endpoint
         if endpoint == RESPONSES and self.responses is not None:
             return await self.responses.call(self.gateway, tenant, body, name.request_id, Ingress(endpoint))
-        return PARSERS[endpoint](self.gateway, tenant, body, name.request_id, Ingress(endpoint))
+        parse = partial(PARSERS[endpoint], self.gateway, tenant, body, name.request_id, Ingress(endpoint))
+        return await self.gateway.parsing.run(tenant.name, len(body), parse)
 
     @property
     def _age(self) -> float:

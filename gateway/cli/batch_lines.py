@@ -77,7 +77,7 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _read(text: bytes) -> tuple[str, InputLine | None]:
     try:
         return "", msgspec.json.decode(text, type=InputLine)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return str(error), None
 
 

@@ -28,8 +28,8 @@ def requested_lane(service_tier: str | None) -> Lane | None:
     """Return the lane that a request's `service_tier` asks for. None, for the tiers auto, default and scale and for no
     tier, means the tenant's default lane. Raises ApiError: INVALID_REQUEST, for an unknown tier."""
     if service_tier not in LANE_OF_TIER:
-        names = ", ".join(sorted(tier for tier in LANE_OF_TIER if tier))
-        raise invalid_request(f"service_tier must be one of {names}, not {service_tier!r}", "service_tier")
+        names, asked = ", ".join(sorted(tier for tier in LANE_OF_TIER if tier)), str(service_tier)[:80]
+        raise invalid_request(f"service_tier must be one of {names}, not {asked!r}", "service_tier")
     return LANE_OF_TIER[service_tier]
 
 

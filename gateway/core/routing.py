@@ -80,14 +80,16 @@ def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> T
         if not name:
             continue
         if is_virtual:
-            raise invalid_request(f"{param} cannot be combined with {query.model!r}, which chooses its members", param)
+            message = f"{param} cannot be combined with {query.model[:80]!r}, which chooses its members"
+            raise invalid_request(message, param)
         named = _permitted(find_adapter(name, catalogs), name, catalogs, tenant)
         if target.adapter not in (None, named.adapter):
-            message = f"{param} names the adapter {name!r}, but the request already names {target.adapter!r}"
+            message = f"{param} names the adapter {name[:80]!r}, but the request already names {target.adapter!r}"
             raise invalid_request(message, param)
         if target.model != named.model:
             own, asked = catalogs[named.model].bases[0], catalogs[target.model].bases[0]
-            message = f"{param} names the adapter {name!r} of the base model {own!r}, but the request names {asked!r}"
+            asks = f"the base model {own!r}, but the request names {asked!r}"
+            message = f"{param} names the adapter {name[:80]!r} of {asks}"
             raise invalid_request(message, param)
         target = named
     return target

@@ -21,15 +21,13 @@ from gateway.embeddings.schema import (
     ScoreRequest,
 )
 from gateway.openai.convert import extensions, prompts_of
-from gateway.openai.parse import check_texts, decode_json, to_struct
+from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 from gateway.requests.types import GenerateRequest, PromptInput
 
 Body = TypeVar("Body", bound=PooledBody)
 
-LISTS = ("input", "text_1", "text_2", "queries", "documents")
-"""Fields that may hold a list of texts, each of which gets a vector."""
 KINDS = {kind.value: kind for kind in PoolingKind}
 
 
@@ -39,9 +37,7 @@ def parse(text: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     Raises ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown, of a wrong type or out of range;
     UNSUPPORTED_PARAMETER, a field is set that is not supported. The last two name the field.
     """
-    document = decode_json(text)
-    for field in LISTS:
-        check_texts(document, field)
+    document = decode_json(text, kind)
     if isinstance(document, dict):
         check_unknown(document, _known(kind), unknown)
         _refuse_unsupported(document)

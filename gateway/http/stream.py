@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -14,13 +14,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.openai.render import Renderer, WholeAnswer, encode_json
+from gateway.openai.render import Renderer, WholeAnswer, encode_json, encoded
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage
 
 log = structlog.get_logger("http")
 
 JSON_HEADERS = {"content-type": "application/json"}
+WRITE_BYTES = 64 * 1024
+"""Bytes of a piece of a body that is written at once; shorter ones are joined."""
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -67,10 +69,11 @@ class WholeResponse(Struct, frozen=True):
         """Run the generation to its end and send the complete response before the request is settled. A disconnect no
         longer cancels the request once the response is ready."""
         async with self.gateway.generate(self.principal, self.request) as generation:
-            body = encode_json((await self.call.whole(generation)).body)
+            pieces = await encoded((await self.call.whole(generation)).body)
             client.stop_watching_client()
-            await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **generation.admitted.headers()}))
-            await send({"type": "http.response.body", "body": body})
+            length = str(sum(map(len, pieces)))
+            await send(_head({**JSON_HEADERS, "content-length": length, **generation.admitted.headers()}))
+            await _send_body(send, pieces)
 
 
 class GenerationResponse(Struct, frozen=True):
@@ -207,6 +210,17 @@ class DisconnectWatch:
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(encode_json(body), status, headers, media_type="application/json")
+
+
+async def _send_body(send: Send, pieces: Sequence[bytes]) -> None:
+    """Send the pieces of a body, some of them together, so that each write is neither tiny nor very long."""
+    held: list[bytes] = []
+    for piece in pieces:
+        held.append(piece)
+        if len(piece) > WRITE_BYTES:
+            await send({"type": "http.response.body", "body": b"".join(held), "more_body": True})
+            held.clear()
+    await send({"type": "http.response.body", "body": b"".join(held), "more_body": False})
 
 
 def _head(headers: Mapping[str, str]) -> Message:

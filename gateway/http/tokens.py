@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,6 +22,7 @@ from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
+from gateway.requests.types import Chat
 from gateway.text.chat_template import template_options
 
 
@@ -54,23 +56,15 @@ class TokensApi:
         support.
         """
         tenant, raw = await self._begin(request)
-        body = parse(raw, TokenizeRequest)
-        model = self._served_model(tenant, body.model)
+        asked = await self._gateway.parsing.run(tenant.name, len(raw), partial(_tokenized, raw))
+        model, prompt = self._served_model(tenant, asked.model), asked.prompt
         tokenizer = model.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid_request("give either prompt or messages", "prompt")
-        if body.messages is not None:
-            messages, tools = chat_messages(body.messages), offered_tools(body.tools or ())
-            options = template_options(
-                body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
-            )
-            encode = partial(tokenizer.encode_chat, tenant.name, messages, tools, options)
-        else:
-            prompt, special = body.prompt or "", body.add_special_tokens
-            encode = partial(tokenizer.encode, prompt, special=special, tenant=tenant.name)
         async with self._gateway.encoding.take(hold_of(request)):
-            ids = await encode()
-            texts = await tokenizer.token_texts(ids) if body.return_token_strs else None
+            if isinstance(prompt, str):
+                ids = await tokenizer.encode(prompt, special=asked.special, tenant=tenant.name)
+            else:
+                ids = await tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
+            texts = await tokenizer.token_texts(ids) if asked.texts else None
         answer = {
             "count": len(ids),
             "max_model_len": model.engine.info.max_model_len,
@@ -81,7 +75,7 @@ class TokensApi:
 
     async def detokenize(self, request: Request) -> Response:
         tenant, raw = await self._begin(request)
-        body = parse(raw, DetokenizeRequest)
+        body = await self._gateway.parsing.run(tenant.name, len(raw), partial(parse, raw, DetokenizeRequest))
         model = self._served_model(tenant, body.model)
         model.intake.check_ids(body.tokens, "tokens")
         async with self._gateway.encoding.take(hold_of(request)):
@@ -106,3 +100,27 @@ class TokensApi:
             names = ", ".join(model.name for model in models)
             raise invalid_request(f"model is required: name one of {names}, or one of their adapters", "model")
         return models.default
+
+
+class Tokenized(Struct, frozen=True):
+    """What a body of /tokenize asks for."""
+
+    model: str | None
+    prompt: Chat | str
+    special: bool
+    """True means that special tokens are added to a text."""
+    texts: bool
+    """True means that the answer has the text of each token."""
+
+
+def _tokenized(raw: bytes) -> Tokenized:
+    """Parse the body of /tokenize. Raises ApiError: INVALID_JSON; INVALID_REQUEST, there is not exactly one of prompt
+    and messages, or the chat is invalid; UNSUPPORTED_PARAMETER."""
+    body = parse(raw, TokenizeRequest)
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid_request("give either prompt or messages", "prompt")
+    prompt: Chat | str = body.prompt or ""
+    if body.messages is not None:
+        options = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+        prompt = Chat(chat_messages(body.messages), offered_tools(body.tools or ()), options=options)
+    return Tokenized(body.model, prompt, body.add_special_tokens, bool(body.return_token_strs))

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.json_bounds import JsonCount
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
-from gateway.openai.parse import check_count
 from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Prediction, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
@@ -48,8 +48,6 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
 
 def _predicted(prediction: Prediction | None) -> str:
     content = prediction.content if prediction else None
-    if isinstance(content, list):
-        check_count(len(content), "prediction.content")
     return content_text(content, "user", "prediction")
 
 
@@ -86,23 +84,25 @@ def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
     call is invalid; UNSUPPORTED_PARAMETER, a message is or calls a `function`, or a part is no text."""
     if not messages:
         raise invalid_request("messages must not be empty", "messages")
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    count = JsonCount()
+    return tuple(_message(message, f"messages[{index}]", count) for index, message in enumerate(messages))
 
 
-def _message(message: ChatMessage, place: str) -> Message:
+def _message(message: ChatMessage, place: str, count: JsonCount) -> Message:
     if message.role == "function" or message.function_call:
         field = "role" if message.role == "function" else "function_call"
         raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
     if message.role not in ROLES:
-        raise invalid_request(f"unknown role {message.role!r}", f"{place}.role")
+        raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role")
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
     reasoning = {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
-    return {"role": role, "content": content_text(message.content, role, place), **reasoning, **_calls(message, place)}
+    content = content_text(message.content, role, place)
+    return {"role": role, "content": content, **reasoning, **_calls(message, place, count)}
 
 
-def _calls(message: ChatMessage, place: str) -> Message:
+def _calls(message: ChatMessage, place: str, count: JsonCount) -> Message:
     """Return the fields of a message that concern tool calls, as chat templates read them; `place` is the message's
     path for errors. Raises ApiError: INVALID_REQUEST, a tool's message has no id, or not the assistant makes a call."""
     if message.role == "tool":
@@ -113,7 +113,7 @@ def _calls(message: ChatMessage, place: str) -> Message:
         return {}
     if message.role != "assistant":
         raise invalid_request("only an assistant calls tools", f"{place}.tool_calls")
-    return {"tool_calls": [template_call(call) for call in message.tool_calls]}
+    return {"tool_calls": [template_call(call, count) for call in message.tool_calls]}
 
 
 def content_text(content: str | Sequence[ContentPart] | None, role: str, place: str) -> str:
@@ -131,7 +131,7 @@ def _part(part: ContentPart, role: str, place: str) -> str:
             raise invalid_request("a refusal part needs a refusal", f"{place}.refusal")
         return part.refusal
     if part.type != "text":
-        raise unsupported_parameter(f"{place}.type", f"{part.type!r} is not supported; this model reads text")
+        raise unsupported_parameter(f"{place}.type", f"{part.type[:80]!r} is not supported; this model reads text")
     if part.text is None:
         raise invalid_request("a text part needs a text", f"{place}.text")
     return part.text

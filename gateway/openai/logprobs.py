@@ -1,4 +1,8 @@
-"""Renders log probabilities in the formats of OpenAI's two endpoints, and those of prompts also in vLLM's."""
+"""Renders log probabilities in the formats of OpenAI's two endpoints, and those of prompts also in vLLM's.
+
+Each token's are encoded at once, to a `Raw`: an answer of 12,000 tokens with 20 alternatives each has a quarter of a
+million entries, which as Python's objects would take 0.9 s and 150 MB, and whose encoding would hold Python's lock for
+0.1 s."""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import codecs
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
 from engine.core.types import TokenLogprobs
 from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.types import GenerationChunk
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+
+encode_json = msgspec.json.Encoder().encode
 
 LOWEST_LOGPROB = -9999.0
 """Value that OpenAI sends for a probability of zero, because JSON cannot represent minus infinity."""
@@ -25,6 +34,8 @@ class ChatLogprobsRenderer:
         the entries match the token ids."""
         self._tokenizer = tokenizer
         self._silent = silent
+        self._texts: dict[int, tuple[bytes, bytes]] = {}
+        """JSON of each token's entry so far before and after its log probability, by the token's id."""
 
     def render(self, chunk: GenerationChunk) -> Json | None:
         """Return `logprobs` for a chunk. None means that none were requested or that the chunk has no token to list."""
@@ -34,13 +45,19 @@ class ChatLogprobsRenderer:
         pairs = zip(chunk.token_ids[:count], chunk.logprobs[:count], strict=True)
         return {"content": [self._token(token_id, values) for token_id, values in pairs], "refusal": None}
 
-    def _token(self, token_id: int, values: TokenLogprobs) -> Json:
-        top = [self._entry(other, logprob) for other, logprob in values.top]
-        return {**self._entry(token_id, values.logprob), "top_logprobs": top}
+    def _token(self, token_id: int, values: TokenLogprobs) -> Raw:
+        numbers = encode_json([_finite(values.logprob), *(_finite(logprob) for _, logprob in values.top)])
+        own, *top = numbers[1:-1].split(b",")
+        entries = [self._entry(other, number) for (other, _), number in zip(values.top, top, strict=True)]
+        return Raw(b'%b,"top_logprobs":[%b]}' % (self._entry(token_id, own)[:-1], b",".join(entries)))
 
-    def _entry(self, token_id: int, logprob: float) -> Json:
-        raw = self._tokenizer.token_bytes(token_id)
-        return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+    def _entry(self, token_id: int, number: bytes) -> bytes:
+        if token_id not in self._texts:
+            raw = self._tokenizer.token_bytes(token_id)
+            token, numbers = encode_json(_text(raw)), encode_json(list(raw))
+            self._texts[token_id] = b'{"token":%b,"logprob":' % token, b',"bytes":%b}' % numbers
+        before, after = self._texts[token_id]
+        return before + number + after
 
 
 class CompletionLogprobsRenderer:
@@ -80,10 +97,10 @@ class CompletionLogprobsRenderer:
         for token_id, scored in chunk.prompt_scores.pairs() if self._echo else ():
             yield token_id, scored and TokenLogprobs(scored.values.logprob, scored.values.top[: self._width])
 
-    def _top(self, token_id: int, values: TokenLogprobs) -> Json:
-        """Return the log probabilities of the likeliest tokens and of the token itself, by label."""
+    def _top(self, token_id: int, values: TokenLogprobs) -> Raw:
+        """Return the log probabilities of the likeliest tokens and of the token itself, by label, as JSON."""
         pairs = (*values.top, (token_id, values.logprob))
-        return {self._label(other): _finite(logprob) for other, logprob in pairs}
+        return Raw(encode_json({self._label(other): _finite(logprob) for other, logprob in pairs}))
 
     def _label(self, token_id: int) -> str:
         """Return a token's text or, if its bytes are not valid UTF-8, `bytes:` and the bytes spelled out. Labels are
@@ -124,9 +141,9 @@ class _Place:
         return begin
 
 
-def prompt_logprobs(scores: PromptScores, width: int, tokenizer: Tokenizer) -> list[Json | None]:
-    """Return the log probabilities of a prompt in vLLM's format: for each token an object that has, by token id, the
-    token itself and the `width` likeliest ones; null for the first token."""
+def prompt_logprobs(scores: PromptScores, width: int, tokenizer: Tokenizer) -> list[Raw | None]:
+    """Return the log probabilities of a prompt in vLLM's format: for each token the JSON of an object that has, by
+    token id, the token itself and the `width` likeliest ones; None for the first token."""
     texts: dict[int, str] = {}
 
     def entry(token_id: int, logprob: float, rank: int) -> Json:
@@ -134,14 +151,15 @@ def prompt_logprobs(scores: PromptScores, width: int, tokenizer: Tokenizer) -> l
             texts[token_id] = tokenizer.token_text(token_id)
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": texts[token_id]}
 
-    found: list[Json | None] = []
+    found: list[Raw | None] = []
     for token_id, scored in scores.pairs():
         if scored is None:
             found.append(None)
             continue
         top = enumerate(scored.values.top[:width], 1)
         own = {str(token_id): entry(token_id, scored.values.logprob, scored.rank)}
-        found.append({str(other): entry(other, logprob, rank) for rank, (other, logprob) in top} | own)
+        listed = {str(other): entry(other, logprob, rank) for rank, (other, logprob) in top} | own
+        found.append(Raw(encode_json(listed)))
     return found
 
 

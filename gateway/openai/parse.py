@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
 from gateway.openai.messages import Function, Tool
 from gateway.openai.schema import (
@@ -37,10 +39,8 @@ KNOWN: Mapping[str, frozenset[str]] = {
 }
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
-MOST_PARTS = 10_000
-"""Maximum number of messages or items in a request, with the parts of their content and their tool calls, and of
-members in other lists. The longest sessions of agents have hundreds. The 280,000 parts or 90,000 calls that fit into
-8 MiB would hold up the event loop for more than a second."""
+NAMED_BYTES = 2**20
+"""Maximum bytes of a body in which the field with too many values is looked for, which takes up to 10 ms."""
 EXACT = 2**53
 """Bound of magnitude below which a float represents every integer exactly."""
 
@@ -62,13 +62,10 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown (see above), of a wrong type or out of
-            range, or there are more than `MOST_PARTS` messages and parts, or tools; UNSUPPORTED_PARAMETER, a
-            generation's body sets an unsupported field. The last two name the field.
+            range, or the body has too many or too deeply nested values; UNSUPPORTED_PARAMETER, a generation's body sets
+            an unsupported field. The last two name the field.
     """
-    document = decode_json(body)
-    check_parts(document, "messages")
-    check_texts(document, "prompt")
-    check_list(document, "tools")
+    document = decode_json(body, kind)
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
@@ -77,46 +74,40 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     return parsed
 
 
-def decode_json(body: bytes) -> Any:
-    """Decode a JSON body. Raises ApiError: INVALID_JSON."""
+def decode_json(body: bytes, kind: type[Struct]) -> Any:
+    """Decode a JSON body, which will be converted to a struct of the type `kind`. Raises ApiError: INVALID_JSON;
+    INVALID_REQUEST, it exceeds a bound of `check_json`."""
+    body = bytes(body)  # a line of a batch is a `Raw`
+    try:
+        check_json(body)
+    except ApiError as error:
+        if field := _heaviest(body, kind):
+            error.param, error.message = field, f"{error.message}; look at {field}"
+        raise
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
+    except (msgspec.DecodeError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
         raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
 
 
-def check_parts(document: Any, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body and the lists in its members' `content` and
-    `tool_calls` have more than `MOST_PARTS` members together."""
-    members = document.get(field) if isinstance(document, dict) else None
-    if not isinstance(members, list):
-        return
-    dicts = [member for member in members[:MOST_PARTS] if isinstance(member, dict)]
-    lists = [member.get(name) for member in dicts for name in ("content", "tool_calls")]
-    if len(members) + sum(len(parts) for parts in lists if isinstance(parts, list)) > MOST_PARTS:
-        message = f"{field} may have at most {MOST_PARTS} members, parts of their content and tool calls"
-        raise invalid_request(message, field)
+def _heaviest(body: bytes, kind: type[Struct]) -> str | None:
+    """Return the field of a body that has the most brackets and commas. None means that it has no such field, or that
+    the body is so long that to look for it would take as long as to decode it."""
+    if len(body) > NAMED_BYTES:
+        return None
+    try:
+        fields = msgspec.structs.asdict(msgspec.json.decode(body, type=_undecoded(kind)))
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    weights = {name: sum(map(bytes(text).count, (b"[", b"{", b","))) for name, text in fields.items()}
+    name = max(weights, key=weights.__getitem__, default="")
+    return name if weights.get(name) else None
 
 
-def check_texts(document: Any, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body has more than `MOST_PARTS` members, unless all
-    are token ids: to convert as many texts or lists as fit into 8 MiB would hold up the event loop for ten seconds."""
-    members = document.get(field) if isinstance(document, dict) else None
-    if isinstance(members, list) and len(members) > MOST_PARTS and set(map(type, members)) != {int}:
-        raise invalid_request(f"{field} may have at most {MOST_PARTS} members that are not token ids", field)
-
-
-def check_list(document: Any, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body has more than `MOST_PARTS` members."""
-    members = document.get(field) if isinstance(document, dict) else None
-    if isinstance(members, list):
-        check_count(len(members), field)
-
-
-def check_count(count: int, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST, naming `field`) if a list has more than `MOST_PARTS` members."""
-    if count > MOST_PARTS:
-        raise invalid_request(f"{field} has more than {MOST_PARTS} members", field)
+@cache
+def _undecoded(kind: type[Struct]) -> type[Struct]:
+    """Return a struct with the same fields as `kind`, whose values stay JSON."""
+    return msgspec.defstruct("Undecoded", [(name, Raw, Raw()) for name in kind.__struct_fields__])
 
 
 def to_struct(document: Any, kind: type[Body]) -> Body:
@@ -150,11 +141,13 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
 def invalid_field(message: str) -> ApiError:
     """Return the ApiError (INVALID_REQUEST) for a validation message of msgspec, such as "Expected `int`, got `str` -
     at `$.max_tokens`". The field's path becomes the error's `param`."""
+    if len(message) > 2 * MAX_MESSAGE:  # it quotes the caller's value, and the pattern would take seconds
+        message = f"{message[:MAX_MESSAGE]}...{message[-MAX_MESSAGE:]}"
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
     if unknown := _UNKNOWN.match(what):
         param = ".".join(filter(None, (path, unknown[1])))
-        return invalid_request(f"there is no field {param!r}", param)
+        return invalid_request(f"there is no field {param[:80]!r}", param)
     missing = _MISSING.match(what)
     if missing:
         param = ".".join(filter(None, (path, missing[1])))

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Raw
 
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer, prompt_logprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
-from gateway.requests.prompt_scores import off_the_loop
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
 encode_json = msgspec.json.Encoder().encode
+
+PLACE = b"\0"
+"""Stands in a JSON text for a value that is encoded apart. JSON has no such byte elsewhere."""
+TURN_MEMBERS = 500
+"""Members of a list that are encoded before other requests get a turn on the event loop. The log probabilities of a
+token and of 20 others have 2 kB."""
 
 
 def sse_event(data: bytes, name: str = "") -> bytes:
@@ -216,6 +224,36 @@ async def whole_answer(renderer: Renderer, generation: Generation) -> WholeAnswe
     return WholeAnswer(await renderer.complete(chunks), usage)
 
 
+async def encoded(body: Json) -> list[bytes]:
+    """Encode the body of a response. Long lists of log probabilities in it are encoded in pieces, between which others
+    get turns on the event loop: an answer of 12,000 tokens may have 20 MB of them."""
+    long: list[list[Any]] = []
+    shown = _without_long_lists(body, long)
+    if not long:
+        return [encode_json(body)]
+    first, *others = encode_json(shown).split(PLACE)
+    pieces = [first]
+    for members, after in zip(long, others, strict=True):
+        for start in range(0, len(members), TURN_MEMBERS):
+            pieces.append((b"," if start else b"[") + encode_json(members[start : start + TURN_MEMBERS])[1:-1])
+            await asyncio.sleep(0)
+        pieces.append(b"]" + after)
+    return pieces
+
+
+def _without_long_lists(value: Any, long: list[list[Any]]) -> Any:
+    """Return a value for JSON with PLACE instead of each list in it that has more than `TURN_MEMBERS` members. These
+    are appended to `long`, in the order of the JSON text."""
+    if isinstance(value, dict):
+        return {name: _without_long_lists(inner, long) for name, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > TURN_MEMBERS:
+        long.append(value)
+        return Raw(PLACE)
+    return [_without_long_lists(inner, long) for inner in value]
+
+
 class Envelope:
     """The `Renderer` of chats and completions: adds the fields that all bodies of a response share to the choices that
     a `Style` renders. For a stream the fields are encoded once and put around each choice."""
@@ -278,9 +316,8 @@ class Envelope:
         return sse_event(encode_json(error.body())) + DONE
 
     async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        answers, usage = join_answers(chunks), chunks[-1].usage
-        scores = (answer.prompt_scores for answer in answers)
-        rendered = await off_the_loop(scores, lambda: self._rendered(answers))
+        usage = chunks[-1].usage
+        rendered = await off_the_loop(chunks, lambda: self._rendered(join_answers(chunks)))
         return self._head | rendered | {"usage": usage_body(usage) if usage else None}
 
     def _rendered(self, answers: Sequence[GenerationChunk]) -> Json:

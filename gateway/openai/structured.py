@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
-from gateway.core.depth import check_depth
+from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.openai.parse import check_count
+from gateway.core.json_bounds import check_json
 from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
@@ -56,7 +56,7 @@ def by_format(wanted: ResponseFormat) -> Constraint:
             if wanted.json_schema is None:
                 raise invalid_request("response_format.json_schema is required", "response_format.json_schema")
             return _of_kind("json", wanted.json_schema.schema, "response_format.json_schema.schema")
-    raise unsupported_parameter("response_format.type", f"{wanted.type!r} is not supported")
+    raise unsupported_parameter("response_format.type", f"{wanted.type[:80]!r} is not supported")
 
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
@@ -96,9 +96,10 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
 
 def schema_grammar(schema: object, field: str) -> Grammar:
     """Return the grammar of a JSON schema, given decoded or as text. The order of its properties is kept, because the
-    answer has its properties in this order. Raises ApiError: INVALID_REQUEST, naming `field`: the schema is nested too
-    deep."""
-    check_depth(schema, field)
+    answer has its properties in this order. Raises ApiError: INVALID_REQUEST, naming `field`: the text exceeds a bound
+    of `check_json`, because it is decoded later."""
+    if isinstance(schema, str):
+        check_json(schema.encode("utf-8", "surrogatepass"), field)
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
@@ -106,5 +107,6 @@ def schema_grammar(schema: object, field: str) -> Grammar:
 def _one_of(choices: list[str], field: str) -> Grammar:
     if not choices:
         raise invalid_request(f"{field} must not be empty", field)
-    check_count(len(choices), field)
+    if sum(map(len, choices)) > MAX_CHARACTERS:
+        raise invalid_request(f"{field} may have {MAX_CHARACTERS} characters", field)
     return Grammar(GrammarKind.CONTEXT_FREE, "start: " + " | ".join(map(json.dumps, choices)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.depth import check_depth, is_too_deep
-from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.json_bounds import JsonCount
 from gateway.openai.messages import AssistantCall, Tool, ToolChoice
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
@@ -29,8 +29,8 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
     """Check `tools` and `tool_choice` of a request, and return the tools in the form that chat templates read. With a
     `choice` of "none" the result is empty, because the model may not call any tool.
 
-    Raises ApiError: INVALID_REQUEST, a name is invalid or used twice, a schema is nested too deep, or the choice is
-    unknown or fits no tool; UNSUPPORTED_PARAMETER, a tool or the choice is no function.
+    Raises ApiError: INVALID_REQUEST, a name is invalid or used twice, or the choice is unknown or fits no
+    tool; UNSUPPORTED_PARAMETER, a tool or the choice is no function.
     """
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):
@@ -63,30 +63,32 @@ def tool_call_reader(request: GenerateRequest, speech: Speech) -> ToolCalls | No
     return ToolCalls(dialect, chat.tools, parallel=chat.rule.several)
 
 
-def template_call(call: AssistantCall) -> Json:
-    """Return a tool call of an earlier answer in the form that chat templates read."""
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+def template_call(call: AssistantCall, count: JsonCount) -> Json:
+    """Return a tool call of an earlier answer in the form that chat templates read. `count` bounds the arguments of all
+    calls of a request together."""
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, count)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str) -> Json | str:
+def _arguments(text: str, count: JsonCount) -> Json | str:
     """Parse the arguments of a tool call. If they are not a JSON object, for example because the model was cut off, or
-    are nested too deep, return the text itself."""
+    exceed a bound of `count`, return the text itself."""
+    written = text.encode("utf-8", "surrogatepass") or b"{}"
     try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
+        count.add(written)
+        arguments = msgspec.json.decode(written)
+    except (ApiError, ValueError):  # msgspec.DecodeError is a ValueError
         return text
-    return arguments if isinstance(arguments, dict) and not is_too_deep(arguments) else text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _check(tool: Tool, place: str) -> str:
     """Check one tool and return its name. `place` is its path for errors, such as tools[0]. Raises ApiError:
-    INVALID_REQUEST, its name is invalid or its schema too deep; UNSUPPORTED_PARAMETER, it is no function."""
+    INVALID_REQUEST, its name is invalid; UNSUPPORTED_PARAMETER, it is no function."""
     if tool.type != "function" or tool.function is None:
-        raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
+        raise unsupported_parameter(f"{place}.type", f"{tool.type[:80]!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):
         raise invalid_request("a tool's name has 1 to 64 letters, digits, '_', '.' and '-'", f"{place}.function.name")
-    check_depth(tool.function.parameters, f"{place}.function.parameters")
     return tool.function.name
 
 
@@ -103,11 +105,15 @@ def _check_choice(choice: str | ToolChoice | None, names: Sequence[str]) -> None
 
 def _check_named(choice: ToolChoice, names: Sequence[str]) -> None:
     if choice.type != "function":
-        raise unsupported_parameter("tool_choice.type", f"{choice.type!r} is not supported; a choice is a function")
+        raise unsupported_parameter(
+            "tool_choice.type", f"{choice.type[:80]!r} is not supported; a choice is a function"
+        )
     if choice.function is None:
         raise invalid_request("tool_choice.function is required", "tool_choice.function")
     if choice.function.name not in names:
-        raise invalid_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+        raise invalid_request(
+            f"tool_choice names {choice.function.name[:80]!r}, which is none of the tools", "tool_choice"
+        )
 
 
 def _shown(tool: Tool) -> Json:

@@ -81,18 +81,21 @@ class RequestIntake:
         name `field`.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
-        by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools.
+        by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools; CONTEXT_LENGTH_EXCEEDED,
+        a long text does not fit into the context.
         """
+        most = self._engine.info.max_model_len
         if isinstance(prompt, Chat):
             chat = (prompt.messages, prompt.tools, prompt.options)
-            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt)
+            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt, most)
         elif isinstance(prompt, str):
-            prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name)
+            prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name, most=most)
         else:
             prompt_ids = prompt
         if not prompt_ids:
             raise invalid_request("the prompt is empty" if field == "prompt" else f"{field} is empty", field)
-        self.check_ids(prompt_ids, field)
+        if len(prompt_ids) <= most:  # others are refused for their length
+            self.check_ids(prompt_ids, field)
         return prompt_ids
 
     def check(self, tenant: Tenant, request: GenerateRequest) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_check.job import Reason
 from engine.grammar_check.pool import GrammarPool
+from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable, unsupported_parameter
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.reasoning.grammar import TokenOf, after_reasoning
@@ -86,6 +87,8 @@ class Constraints:
         return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
 
     async def _check(self, tenant: str, grammar: Grammar, field: str) -> None:
+        if (length := len(grammar.text)) > MAX_CHARACTERS:  # before the text is hashed and sent to a worker
+            raise invalid_request(f"{field} is {length} characters long, and may have {MAX_CHARACTERS}", field)
         verdict = await asyncio.wrap_future(self._pool.submit(tenant, grammar))
         if verdict.reason is Reason.QUEUE:
             raise ApiError(Fault.RATE_LIMIT_EXCEEDED, verdict.message, field, RETRY_SECONDS)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from engine.core.prompt_logprobs import PromptLogprob, row_bytes, unpack
 
-T = TypeVar("T")
-
 ENTRIES_AT_ONCE = 1024
 """Maximum number of log probabilities that are rendered before other requests get a turn on the event loop: each takes
-two to four microseconds."""
+one or two microseconds."""
 
 
 class PromptScores(NamedTuple):
@@ -51,14 +48,6 @@ def join_scores(parts: Sequence[PromptScores]) -> PromptScores:
     """Return the scores of the tokens of all parts, which are given in order and must not be empty."""
     ids = tuple(token_id for part in parts for token_id in part.token_ids)
     return PromptScores(ids, b"".join(part.rows for part in parts), max(part.width for part in parts))
-
-
-async def off_the_loop(scores: Iterable[PromptScores], render: Callable[[], T]) -> T:
-    """Call `render`, which renders `scores` for a response, and return its result. More than ENTRIES_AT_ONCE entries
-    are rendered in a thread, because they may take most of a second, in which the event loop would stand still."""
-    if sum(part.num_entries for part in scores) > ENTRIES_AT_ONCE:
-        return await asyncio.to_thread(render)
-    return render()
 
 
 class PromptReader:

@@ -37,6 +37,7 @@ from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.member_run import MemberRun
 from gateway.requests.observers import ArrivingRequest, Observer
+from gateway.requests.parsing import ParsingTurns
 from gateway.requests.record import RequestRecord, engine_failures, refuse_failed
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
@@ -92,6 +93,8 @@ class Gateway:
         self.turns = LoopTurns()
         self.encoding = EncodingTurns()
         """Turns of the requests that only count, encode or decode tokens."""
+        self.parsing = ParsingTurns()
+        """Runs the parsers of request bodies."""
         self.watches = TenantRoom(MOST_WATCHES, TOO_MANY_WATCHES)
         """Open streams of batches and stored responses."""
         self.wire = WireRoom()

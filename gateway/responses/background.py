@@ -11,6 +11,7 @@ import structlog
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import Principal
 from gateway.openai.render import encode_json
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.service import Gateway
 from gateway.requests.types import GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names
@@ -89,7 +90,8 @@ class BackgroundRun:
     async def _read(self, generation: Generation) -> Json:
         """Read the generation to its end, and return the response object."""
         if not self._streams:
-            return self._renderer.completed([chunk async for chunk in generation])
+            chunks = [chunk async for chunk in generation]
+            return await off_the_loop(chunks, lambda: self._renderer.completed(chunks))
         self._add(self._renderer.events_as("in_progress", "in_progress"))
         usage = None
         async for chunk in generation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from gateway.openai.tools import tool_call_reader
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
-from gateway.responses.render import AnswerReader, Keep, ResponseRenderer
+from gateway.responses.render import AnswerReader, Keep, ResponseRenderer, echo_of
 from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, TextFormat
 
 if TYPE_CHECKING:  # the process that validates a batch needs no gateway, which imports numpy and Redis' client
@@ -33,6 +33,8 @@ class ResponseCall(Struct, frozen=True):
 
     body: ResponsesRequest
     request: GenerateRequest
+    echo: dict[str, Any]
+    """Fields of the response that repeat the request's."""
     keep: Keep | None = None
     """Stores the complete response. None means that it is not stored."""
 
@@ -53,7 +55,7 @@ class ResponseCall(Struct, frozen=True):
         return bool(self.body.background)
 
     def envelope(self, admitted: Admitted) -> ResponseRenderer:
-        return ResponseRenderer(self.body, self.request, admitted, self.reader(admitted.speech), self.keep)
+        return ResponseRenderer(self.echo, self.request, admitted, self.reader(admitted.speech), self.keep)
 
     def reader(self, speech: Speech) -> AnswerReader:
         """Return a new reader that makes output items from the answer of the model with this `speech`."""
@@ -85,7 +87,7 @@ def response_call(
     not supported, such as tools whose calls the gateway cannot parse."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
-    return ResponseCall(body, request, keep)
+    return ResponseCall(body, request, echo_of(body), keep)
 
 
 def refuse_storage(body: ResponsesRequest) -> None:

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Raw
+
 from gateway.text.tools.calls import ToolCallPart
 
 Json = dict[str, Any]
@@ -31,9 +33,9 @@ class OutputItems:
         """Number of the tool call in the answer that was begun last; -1 means that none was."""
         self._pieces: list[str] = []
         """Text or arguments of the open item."""
-        self._logprobs: list[Json] = []
+        self._logprobs: list[Raw] = []
         """Log probabilities of the open message's tokens."""
-        self._pending: list[Json] = []
+        self._pending: list[Raw] = []
         """Log probabilities of tokens whose text has not come; they belong to no item if a tool call or reasoning
         begins."""
 
@@ -42,7 +44,7 @@ class OutputItems:
         """Return whether the open item is reasoning, whose tokens have no log probabilities."""
         return self._open == "reasoning"
 
-    def add_logprobs(self, entries: list[Json]) -> None:
+    def add_logprobs(self, entries: list[Raw]) -> None:
         """Add log probabilities of tokens whose text comes next."""
         self._pending += entries
 
@@ -132,5 +134,5 @@ def _reasoning_part(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 
-def _text_part(text: str, logprobs: list[Json]) -> Json:
+def _text_part(text: str, logprobs: list[Raw]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.core.errors import ApiError, unsupported_parameter
 from gateway.core.tenants import UnknownFields
-from gateway.openai.parse import check_parts, decode_json, to_struct
+from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 from gateway.responses.schema import (
@@ -51,8 +51,7 @@ def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
     Raises ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown, of a wrong type or out of range;
     UNSUPPORTED_PARAMETER, a field is set that is not supported. The last two name the field.
     """
-    document = decode_json(text)
-    check_parts(document, "input")
+    document = decode_json(text, ResponsesRequest)
     if isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
         _refuse_unsupported(document)

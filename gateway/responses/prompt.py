@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.json_bounds import JsonCount
 from gateway.openai.messages import AssistantCall, CalledFunction, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat
@@ -49,22 +50,23 @@ def _choice(choice: str | NamedTool | None) -> str | ToolChoice | None:
 
 def _messages(body: ResponsesRequest, history: Sequence[InputItem]) -> tuple[Message, ...]:
     messages: list[Message] = []
+    count = JsonCount()
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     for item in history:
-        _append(messages, item, "previous_response_id")
+        _append(messages, item, "previous_response_id", count)
     if isinstance(body.input, str):
         return (*messages, {"role": "user", "content": body.input})
     if not body.input:
         raise invalid_request("input must not be empty", "input")
     for index, item in enumerate(body.input):
-        _append(messages, item, f"input[{index}]")
+        _append(messages, item, f"input[{index}]", count)
     return tuple(messages)
 
 
-def _append(messages: list[Message], item: InputItem, place: str) -> None:
+def _append(messages: list[Message], item: InputItem, place: str, count: JsonCount) -> None:
     """Append an item to the messages. Reasoning, the text after it and calls are one message of the assistant, as they
-    were in one answer."""
+    were in one answer. `count` bounds the arguments of all calls together."""
     match item.type or "message":
         case "message":
             message = _message(item, place)
@@ -76,7 +78,7 @@ def _append(messages: list[Message], item: InputItem, place: str) -> None:
         case "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            messages[-1].setdefault("tool_calls", []).append(_call(item, place))
+            messages[-1].setdefault("tool_calls", []).append(_call(item, place, count))
         case "function_call_output":
             output = _text(item.output, "tool", f"{place}.output")
             call_id = _given(item.call_id, f"{place}.call_id")
@@ -109,9 +111,9 @@ def _message(item: InputItem, place: str) -> Message:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
-def _call(item: InputItem, place: str) -> Message:
+def _call(item: InputItem, place: str, count: JsonCount) -> Message:
     function = CalledFunction(_given(item.name, f"{place}.name"), _given(item.arguments, f"{place}.arguments"))
-    return template_call(AssistantCall(function, _given(item.call_id, f"{place}.call_id")))
+    return template_call(AssistantCall(function, _given(item.call_id, f"{place}.call_id")), count)
 
 
 def _given(value: T | None, param: str) -> T:

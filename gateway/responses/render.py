@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.core.errors import ApiError
@@ -14,6 +15,7 @@ from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer
 from gateway.openai.render import encode_json, sse_event
 from gateway.openai.tools import ToolCalls
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage, join_chunks
 from gateway.responses.items import Event, OutputItems
 from gateway.responses.schema import ResponsesRequest, ResponseTool, TextFormat
@@ -54,14 +56,15 @@ class ResponseRenderer:
 
     def __init__(
         self,
-        body: ResponsesRequest,
+        echo: Json,
         request: GenerateRequest,
         admitted: Admitted,
         reader: AnswerReader,
         keep: Keep | None = None,
     ) -> None:
-        """`keep` stores the complete response before it is sent. None means that it is not stored."""
-        self._head = {**_head(admitted, request), **_echo(body), "store": bool(keep or body.background)}
+        """`echo` has the fields of the response that repeat the request's (`echo_of`). `keep` stores the complete
+        response before it is sent; None means that it is not stored."""
+        self._head = {**_head(admitted, request), **echo, "store": bool(keep or echo["background"])}
         self._keep = keep
         self._items = OutputItems(admitted.id)
         self.reader = reader
@@ -103,7 +106,7 @@ class ResponseRenderer:
         return self._response("failed") | {"error": details, "output": self._items.items}
 
     async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        return await self._kept(self.completed(chunks))
+        return await self._kept(await off_the_loop(chunks, lambda: self.completed(chunks)))
 
     def completed(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the response object of a complete answer, given all its chunks, without storing it."""
@@ -184,12 +187,13 @@ def _head(admitted: Admitted, request: GenerateRequest) -> Json:
     }
 
 
-def _echo(body: ResponsesRequest) -> Json:
-    """Return the fields of a response that repeat the request's."""
+def echo_of(body: ResponsesRequest) -> Json:
+    """Return the fields of a response that repeat the request's. Those that may be long are encoded once, because each
+    event with the whole response repeats them."""
     text_format = body.text.format if body.text and body.text.format else TextFormat("text")
     return {
         "background": bool(body.background),
-        "instructions": body.instructions,
+        "instructions": Raw(encode_json(body.instructions)),
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "previous_response_id": body.previous_response_id,
@@ -197,7 +201,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "reasoning": msgspec.structs.asdict(body.reasoning) if body.reasoning else None,
         "text": {"format": _given(text_format)},
         "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": Raw(encode_json([_tool(tool) for tool in body.tools or ()])),
     }
 
 
@@ -206,5 +210,5 @@ def _given(struct: msgspec.Struct) -> Json:
     return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
 
 
-def _tool(tool: ResponseTool) -> Json:
-    return msgspec.structs.asdict(tool) | {"strict": bool(tool.strict)}
+def _tool(tool: ResponseTool) -> ResponseTool:
+    return replace(tool, strict=bool(tool.strict))

@@ -18,7 +18,6 @@ from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupport
 from gateway.core.space import Disk, SpaceUse
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
-from gateway.openai.parse import MOST_PARTS
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.tenant_room import TenantRoom
@@ -27,9 +26,9 @@ from gateway.responses.background import BackgroundRun, BackgroundRuns
 from gateway.responses.calls import ResponseCall, response_call
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import parse
-from gateway.responses.record import Json, checked_id, item_number, new_entry
+from gateway.responses.record import Json, ResponseEntry, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
-from gateway.responses.schema import InputItem, ResponsesRequest
+from gateway.responses.schema import ResponsesRequest
 from gateway.responses.store import MAX_STORED_BYTES, Conversation, ResponseStore
 
 Storing = Literal["never", "on_request", "by_default"]
@@ -42,6 +41,8 @@ MOST_HELD_BYTES = 64 * 2**20
 the longest. A request of 200 bytes brings one into memory before any limit of the tenant applies and, in the
 background, holds no connection."""
 TOO_MANY_HELD = "your running requests continue conversations of {held} bytes; try again later"
+ITEM_BYTES = 64
+"""Bytes as which an item of the input counts when it is made ready to be stored."""
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 
 log = structlog.get_logger("responses")
@@ -78,7 +79,7 @@ class Responses:
         conversations that the tenant's running requests continue take too much memory; INSUFFICIENT_STORAGE. A response
         that would be stored only by default is not stored if there is no room for it or Redis is away.
         """
-        body = parse(text, tenant.unknown_fields)
+        body = await gateway.parsing.run(tenant.name, len(text), partial(parse, text, tenant.unknown_fields))
         stores, previous = self._stores(body), body.previous_response_id
         before = Conversation()
         if stores or previous is not None:
@@ -90,9 +91,9 @@ class Responses:
                 if body.store or body.background or previous is not None:
                     raise
                 stores = False
-        _check_length(body, before.items)
-        keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
-        call = response_call(body, request_id, ingress, before.items, keep)
+        keep: Keep | None = partial(self._keep, gateway, tenant.name, body) if stores and not body.background else None
+        understood = partial(response_call, body, request_id, ingress, before.items, keep)
+        call = await gateway.parsing.run(tenant.name, len(text) + before.num_bytes, understood)
         if before.items:
             self._held.take(tenant.name, before.num_bytes)  # until the chat is garbage-collected
             weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
@@ -111,7 +112,7 @@ class Responses:
         admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, speech)
         renderer = call.envelope(admitted)
         queued = renderer.queued()
-        entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
+        entry = await _entry(gateway, tenant.name, call.body, queued)
         # The block makes sure that there is room for the stream before the response is stored. The caller reads the
         # events at once: nothing else runs on the event loop until `EventFeed.pages` counts the stream again.
         with gateway.watches.taken(tenant.name) if call.stream else nullcontext():
@@ -183,25 +184,24 @@ class Responses:
         if self._disk is not None:
             self._disk.check(use)
 
-    async def _keep(self, tenant: str, body: ResponsesRequest, response: Json) -> bool:
+    async def _keep(self, gateway: Gateway, tenant: str, body: ResponsesRequest, response: Json) -> bool:
         """Store a complete response; returns whether it was stored. A failure is logged."""
-        entry = new_entry(response, body.input, body.previous_response_id or "")
-        if entry.num_bytes > MAX_STORED_BYTES:
-            log.warning("response_not_stored", tenant=tenant, response=entry.id, bytes=entry.num_bytes)
-            return False
+        response_id = response["id"]
         try:
             self._check_disk(SpaceUse.RESULT)
+            entry = await _entry(gateway, tenant, body, response)
+            if entry.num_bytes > MAX_STORED_BYTES:
+                log.warning("response_not_stored", tenant=tenant, response=response_id, bytes=entry.num_bytes)
+                return False
             await self.store.keep(tenant, entry)
         except ApiError as error:
-            log.warning("response_not_stored", tenant=tenant, response=entry.id, reason=error.reason)
+            log.warning("response_not_stored", tenant=tenant, response=response_id, reason=error.reason)
             return False
         return True
 
 
-def _check_length(body: ResponsesRequest, history: Sequence[InputItem]) -> None:
-    """Raise ApiError (INVALID_REQUEST) if a request's input and the conversation before it have more than MOST_PARTS
-    items and parts of their content together. Other checks have limited each of the two alone."""
-    own = [] if isinstance(body.input, str) else body.input
-    contents = [item.content for item in (*history, *own)]
-    if len(contents) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
-        raise invalid_request(f"the conversation exceeds {MOST_PARTS} items and parts", "previous_response_id")
+async def _entry(gateway: Gateway, tenant: str, body: ResponsesRequest, response: Json) -> ResponseEntry:
+    """Return the entry of a response to be stored, which is made in a thread if its input has many items."""
+    make = partial(new_entry, response, body.input, body.previous_response_id or "")
+    num_bytes = len(body.input) if isinstance(body.input, str) else len(body.input) * ITEM_BYTES
+    return await gateway.parsing.run(tenant, num_bytes, make)

@@ -21,7 +21,6 @@ import msgspec
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault, invalid_request, response_not_found, unavailable
-from gateway.openai.parse import MOST_PARTS
 from gateway.openai.render import encode_json
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 from gateway.responses.record import RESPONSE_ID, Json, ResponseEntry, State, response_object
@@ -33,6 +32,9 @@ LEASE_SECONDS = 15.0
 DAY = 86_400.0
 MAX_STORED_BYTES = 16 * 2**20
 """Maximum size of one stored response. Only log probabilities make one so large."""
+MOST_HISTORY_PARTS = 10_000
+"""Maximum number of items of a conversation and of the parts of their content. The longest sessions of agents have some
+thousands; as many take 40 ms to convert, in a thread."""
 MOST_HISTORY_BYTES = 8 * 2**20
 """Maximum size, in bytes, of a conversation that a request continues: as much as a request body may have."""
 UNBOUNDED = 2**53
@@ -104,7 +106,7 @@ class ResponseStore:
         """
         if previous is not None and not RESPONSE_ID.fullmatch(previous):
             raise _broken("absent", previous, previous)
-        bounds = (MOST_PARTS, MOST_HISTORY_BYTES)
+        bounds = (MOST_HISTORY_PARTS, MOST_HISTORY_BYTES)
         size = "" if num_bytes is None else num_bytes
         found = await self._do("history", tenant, size, self.limits.tenant_bytes, previous or "", *bounds)
         room, texts, hindrance, response_id = found
@@ -232,6 +234,6 @@ def _broken(hindrance: str, response_id: str, previous: str) -> ApiError:
         )
         return ApiError(Fault.PREVIOUS_RESPONSE_NOT_FOUND, message, param)
     if hindrance == "long":
-        size = f"{MOST_PARTS} items and parts and {MOST_HISTORY_BYTES} bytes"
+        size = f"{MOST_HISTORY_PARTS} items and parts and {MOST_HISTORY_BYTES} bytes"
         return invalid_request(f"the conversation exceeds {size}; begin another one", param)
     return invalid_request(f"the response {response_id} has no answer to continue: it is {hindrance}", param)

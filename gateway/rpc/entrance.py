@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from gateway.core.errors import ApiError, internal, invalid_request
@@ -28,6 +29,7 @@ from gateway.requests.service import Gateway
 from gateway.requests.wire_room import STRANGERS, WireHold
 from gateway.rpc.arrival import ArrivingMessages
 from gateway.rpc.calls import RpcCall
+from gateway.rpc.message_bounds import check_message
 
 log = structlog.get_logger("grpc")
 
@@ -63,16 +65,18 @@ class Method:
         self.behaviour: Callable[[Any, Any], Any] = getattr(handler, f"{request}_{response}")
         self.yields = inspect.isasyncgenfunction(self.behaviour)
         self._deserialise: Callable[[bytes], Any] = handler.request_deserializer
+        self._kind: Descriptor = handler.request_deserializer.__self__.DESCRIPTOR  # it is `FromString` of a type
         self.serialise: Callable[[Any], bytes] | None = None
         """Function that serialises the only response. None means that the method answers with a stream."""
         if not handler.response_streaming:
             self.serialise = handler.response_serializer
 
     def parse(self, message: bytes) -> Any:
-        """Return a request message. Raises ApiError (INVALID_REQUEST): it is malformed or, for a method that needs no
-        key, too large."""
+        """Return a request message. Raises ApiError (INVALID_REQUEST): it is malformed, has too many values or, for a
+        method that needs no key, is too large."""
         if self.audience is Audience.ANYONE and len(message) > STRANGER_MESSAGE_BYTES:
             raise invalid_request(f"a message to this method has at most {STRANGER_MESSAGE_BYTES} bytes")
+        check_message(message, self._kind)
         try:
             return self._deserialise(message)
         except DecodeError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from gateway.core.errors import Fault, unavailable
 from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
-from gateway.requests.prompt_scores import off_the_loop
+from gateway.requests.rendering import off_the_loop
 from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
@@ -37,6 +38,8 @@ REQUESTS = tuple(
 )
 """Names of the methods whose calls are requests for a generation."""
 
+T = TypeVar("T")
+
 
 class GenerationService(pb_grpc.GenerationServicer):
     """Handlers of Generation. gRPC cancels a handler's task when its caller disconnects or its deadline passes; the
@@ -52,8 +55,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
-            scores = (chunk.prompt_scores for chunk in chunks)
-            return await off_the_loop(scores, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
+            return await off_the_loop(chunks, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
 
     async def GenerateStream(self, request: pb.GenerateRequest, call: RpcCall) -> None:  # noqa: N802
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, with the request running.
@@ -84,7 +86,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        prompt = prompt_input(request)
+        prompt = await self._parsed(request, call, partial(prompt_input, request))
         async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
             prompt_ids = await model.intake.encode(tenant, prompt)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
@@ -94,11 +96,15 @@ class GenerationService(pb_grpc.GenerationServicer):
         cards = self._gateway.models.cards(call.principal.tenant)
         return pb.ListModelsResponse(models=map(_model_to_pb, cards))
 
+    async def _parsed(self, request: Message, call: RpcCall, read: Callable[[], T]) -> T:
+        """Return what `read` makes of a request message: of a long one in a thread, when it is the tenant's turn."""
+        return await self._gateway.parsing.run(call.tenant, request.ByteSize(), read)
+
     async def _pool(self, parse: Callable[[Any, str], PooledCall], request: Message, call: RpcCall) -> Message:
         """Run an Embed, Rerank or Score call and return its response message. `parse` converts the request message,
         given the request id."""
         with call.arriving(self._gateway) as arrival:
-            parsed = parse(request, call.request_id)
+            parsed = await self._parsed(request, call, partial(parse, request, call.request_id))
             wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
         del request
         call.free()
@@ -125,9 +131,10 @@ class GenerationService(pb_grpc.GenerationServicer):
         no limit of tokens knows of, such as unknown fields.
         """
         with call.arriving(self._gateway) as arrival:
-            wanted = generate_request(request, call.request_id, call.time_remaining)
+            read = partial(generate_request, request, call.request_id, call.time_remaining)
+            wanted = await self._parsed(request, call, read)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=coalesce)
-        del request
+        del request, read
         call.free()
         async with self._gateway.generate(call.principal, wanted) as generation:
             await call.open(generation.admitted.headers())

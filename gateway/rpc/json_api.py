@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -95,8 +96,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         """Count tokens, or do an operation on a stored response, and return the answer."""
         tenant, kind = call.principal.tenant, request.WhichOneof("call")
         if kind == "count_message_tokens":
+            body = await self._gateway.parsing.run(tenant.name, request.ByteSize(), partial(_body, request))
             async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
-                return {"input_tokens": await count_tokens(self._gateway, tenant, _body(request))}
+                return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
         match kind:
             case "get_response":
                 if request.get_response.HasField("starting_after"):
@@ -148,10 +150,14 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     async def _parsed(
         self, request: pb.JsonRequest, tenant: Tenant, request_id: str, ingress: Ingress
     ) -> ResponseCall | MessageCall:
-        named = (self._gateway, tenant, _body(request), request_id, ingress)
-        if request.WhichOneof("call") == "create_message":
-            return message_call(*named)
-        return stateless_call(*named) if self._stored is None else await self._stored.call(*named)
+        num_bytes = request.ByteSize()
+        body = await self._gateway.parsing.run(tenant.name, num_bytes, partial(_body, request))
+        named = (self._gateway, tenant, body, request_id, ingress)
+        is_message = request.WhichOneof("call") == "create_message"
+        if not is_message and self._stored is not None:
+            return await self._stored.call(*named)
+        parser = partial(message_call if is_message else stateless_call, *named)
+        return await self._gateway.parsing.run(tenant.name, num_bytes, parser)
 
     @asynccontextmanager
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:

@@ -15,7 +15,7 @@ from gateway.core.errors import invalid_request
 from gateway.embeddings.parse import embeddings_request, rerank_request, score_request
 from gateway.embeddings.render import Ranking, Scoring
 from gateway.embeddings.schema import EmbeddingsRequest, PoolingName, RerankRequest, ScoreRequest
-from gateway.openai.parse import check_count, to_struct
+from gateway.openai.parse import to_struct
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.types import Admitted, GenerateRequest, TokenUsage
 from gateway.rpc.wire import head_fields, lane_asked, model_query, slo_asked, usage_to_pb
@@ -99,8 +99,6 @@ def _body(message: Any, kind: type[Any], lists: Mapping[str, Sequence[Any]], *na
     """Convert a message to the equivalent HTTP body, a struct of the type `kind`, which checks the fields. `lists` has
     the message's lists of texts or TokenIds, by field. Of the fields `names`, the body gets those that the message
     sets. Raises ApiError: INVALID_REQUEST."""
-    for name, members in lists.items():
-        check_count(len(members), name)
     if message.pooling not in POOLINGS:
         kinds = ", ".join(pb.EmbedRequest.Pooling.keys())
         raise invalid_request(f"pooling {message.pooling} is none of {kinds}", "pooling")

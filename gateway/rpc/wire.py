@@ -11,10 +11,10 @@ from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
+from gateway.core.json_bounds import JsonCount
 from gateway.core.routing import ModelQuery
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.parse import MOST_PARTS, check_count
 from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -164,26 +164,14 @@ def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
 
 def _chat(message: pb.Chat) -> Chat:
     """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP. Raises ApiError:
-    INVALID_REQUEST, a message, tool or tool choice is invalid, or there are too many; UNSUPPORTED_PARAMETER, a role is
-    `function`."""
-    _check_size(message)
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
+    INVALID_REQUEST, a message, tool or tool choice is invalid; UNSUPPORTED_PARAMETER, a role is `function`."""
+    count = JsonCount()
+    tools = [_tool(tool, f"tools[{index}]", count) for index, tool in enumerate(message.tools)]
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
     rule = tool_rule(tools, choice, parallel)
     options = template_options(None, None, effort_variables(message.reasoning_effort or None))
     return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule, options)
-
-
-def _check_size(chat: pb.Chat) -> None:
-    """Raise ApiError (INVALID_REQUEST) if a chat has more messages and tool calls, or more tools, than over HTTP: the
-    million messages that fit into 8 MiB would hold up the event loop for seconds."""
-    parts = len(chat.messages)
-    if parts <= MOST_PARTS:
-        parts += sum(len(message.tool_calls) for message in chat.messages)
-    for field, count in (("messages", parts), ("tools", len(chat.tools))):
-        if count > MOST_PARTS:
-            raise invalid_request(f"{field} may have at most {MOST_PARTS} members and tool calls", field)
 
 
 def _message(message: pb.ChatMessage) -> ChatMessage:
@@ -198,10 +186,12 @@ def _message(message: pb.ChatMessage) -> ChatMessage:
     )
 
 
-def _tool(tool: pb.Tool, place: str) -> Tool:
+def _tool(tool: pb.Tool, place: str, count: JsonCount) -> Tool:
+    text = tool.parameters.encode() or b"null"
+    count.add(text, f"{place}.parameters")
     try:
-        parameters = msgspec.json.decode(tool.parameters or "null", type=dict[str, Any] | None)
-    except (msgspec.DecodeError, RecursionError) as error:
+        parameters = msgspec.json.decode(text, type=dict[str, Any] | None)
+    except (msgspec.DecodeError, ValueError) as error:
         raise invalid_request(f"{place}.parameters: {error}", f"{place}.parameters") from error
     return Tool("function", Function(tool.name, tool.description, parameters, tool.strict))
 
@@ -238,7 +228,6 @@ def _asked(message: pb.StructuredOutputs) -> Constraint:
     kind = message.WhichOneof("kind")
     if kind is None:
         return Constraint()
-    check_count(len(message.choice.choice), "structured_outputs.choice")  # before they are copied
     value = list(message.choice.choice) if kind == "choice" else getattr(message, kind)
     return by_kind(msgspec.convert({kind: value}, StructuredOutputs))
 

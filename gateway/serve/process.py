@@ -19,6 +19,9 @@ T = TypeVar("T")
 COLLECT_AFTER = 10_000
 """Number of objects that must be allocated and not freed before a garbage collection starts. A request allocates some
 hundreds and frees all but a few."""
+SWITCH_SECONDS = 0.001
+"""Seconds after which a thread that computes in Python lets the event loop go on, which else waits five times as long
+after each of its calls to the operating system. Long bodies are parsed and rendered in threads."""
 
 
 def leave_torch_out() -> None:
@@ -59,6 +62,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     from uvloop import new_event_loop
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(work)

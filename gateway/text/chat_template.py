@@ -16,7 +16,6 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from msgspec import Struct
 
 from engine.process.small_files import read_small_text
-from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, invalid_request
 
 Message = dict[str, Any]
@@ -230,7 +229,6 @@ def _refusal(error: Exception, options: TemplateOptions) -> ApiError:
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
-    check_depth(variables, VARIABLES)
     if len(msgspec.json.encode(variables)) > MOST_BYTES:
         raise invalid_request(f"{VARIABLES} must have at most {MOST_BYTES} bytes of JSON", VARIABLES)
     for name in variables:

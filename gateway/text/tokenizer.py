@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from tokenizers.decoders import DecodeStream
 
-from gateway.core.errors import unsupported_parameter
+from gateway.core.errors import context_length_exceeded, unsupported_parameter
+from gateway.core.json_bounds import has_more_values
 from gateway.text.chat_template import (
     DEFAULT_OPTIONS,
     Message,
@@ -28,6 +30,8 @@ from gateway.text.chat_template import (
 from gateway.text.encode_cache import EncodeCache
 from gateway.text.reasoning.harmony import CHANNEL
 
+T = TypeVar("T")
+
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
 
@@ -38,6 +42,22 @@ thread. Each takes a microsecond."""
 TENANT_THREADS = 2
 """Maximum number of threads in which long texts of one tenant are encoded at the same time. Limits of requests apply
 only once the tokens are known, and 8 MiB take seconds, so that one tenant could keep all threads from the others."""
+
+RENDERED_VALUES = 1000
+"""Maximum number of members of the messages and tools of a chat that is rendered on the event loop; a chat with more is
+rendered in a thread. Templates take some microseconds for each."""
+
+MOST_TOKENS = 250_000
+"""Maximum number of tokens of a text that is encoded for no model's context. The eight million tokens that 8 MiB may
+have took 3 s and 3 GB, and to free them held Python's lock for 0.3 s."""
+
+COUNTED_CHARACTERS = 128 * 1024
+"""Characters of a long text that are encoded at a time to find out whether it has too many tokens."""
+CHARACTERS_PER_TOKEN = 8
+"""A chat with more characters for each token of the context is most likely too long for it, which is found out before
+it is looked up in the cache."""
+CUT_TOKENS = 16
+"""Maximum number of tokens that a cut through a text adds."""
 
 PRIME_TOKENS = 8
 """Number of last prompt tokens that a detokenizer reads, to know whether the answer continues a word or begins one."""
@@ -84,10 +104,13 @@ class Tokenizer:
             check_template(tokenizer, chat_template)
         return cls(tokenizer)
 
-    async def encode(self, text: str, *, special: bool = True, tenant: str = "") -> tuple[int, ...]:
+    async def encode(
+        self, text: str, *, special: bool = True, tenant: str = "", most: int = MOST_TOKENS
+    ) -> tuple[int, ...]:
         """Return the token ids of a tenant's text. `special` adds the special tokens that the model expects, such as
-        BOS. A long text is encoded in a thread."""
-        [ids] = await self._encode_all((text,), special, tenant)
+        BOS. A long text is encoded in a thread. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, it is long and has more than
+        `most` tokens."""
+        [ids] = await self._encode_all((text,), special, tenant, most, "prompt")
         return ids
 
     @property
@@ -114,19 +137,26 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
         cache_salt: str = "",
+        most: int = MOST_TOKENS,
     ) -> tuple[int, ...]:
         """Return the token ids of a chat, up to where the answer begins. Pieces that the tenant has sent before with
         the same salt are taken from a cache, which keeps the new ones.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
-                template does not support tools.
+                template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has more than
+                `most` tokens.
         """
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
-        pieces = self._pieces.cut(self.render_chat(messages, tools, options))
+        render = partial(self.render_chat, messages, tools, options)
+        is_long = has_more_values((messages, tools), RENDERED_VALUES)
+        text = await self._in_thread(tenant, render) if is_long else render()
+        if len(text) > CHARACTERS_PER_TOKEN * most:
+            await self._in_thread(tenant, partial(self._check_length, (text,), most, "messages"))
+        pieces = self._pieces.cut(text)
         known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
         new = [piece for piece, ids in known.items() if ids is None]
-        for piece, ids in zip(new, await self._encode_all(new, False, tenant), strict=True):
+        for piece, ids in zip(new, await self._encode_all(new, False, tenant, most, "messages"), strict=True):
             known[piece] = self._pieces.remember(realm, piece, ids)
         return tuple(chain.from_iterable(known[piece] or () for piece in pieces))
 
@@ -151,19 +181,17 @@ class Tokenizer:
             raise unsupported_parameter(param, "cannot be used: the chat template of this model knows no tools")
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+        if len(token_ids) <= THREAD_IDS:
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+        # A batch of one: unlike `decode`, it does not hold Python's lock, for callers in a thread.
+        [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)
+        return str(text)
 
     async def decode_apart(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Return the text of token ids, as `decode` does. Many of them are decoded in a thread, which does not hold
-        Python's lock meanwhile, so that the event loop goes on."""
-        if len(token_ids) <= THREAD_IDS:
-            return self.decode(token_ids, skip_special=skip_special)
-
-        def decode() -> str:  # a batch of one, because the library keeps the lock in `decode`
-            [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)
-            return str(text)
-
-        return await asyncio.to_thread(decode)
+        """Return the text of token ids, as `decode` does. Many of them are decoded in a thread, so that the event loop
+        goes on."""
+        decode = partial(self.decode, token_ids, skip_special=skip_special)
+        return decode() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(decode)
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, as `token_text` does; of many tokens in a thread."""
@@ -218,15 +246,38 @@ class Tokenizer:
         ids = {token_id: mark for mark in marks if (token_id := self.token_id(mark)) is not None}
         return {token_id: mark for token_id, mark in ids.items() if not self.decode((token_id,))}
 
-    async def _encode_all(self, texts: Sequence[str], special: bool, tenant: str) -> list[tuple[int, ...]]:
+    async def _encode_all(
+        self, texts: Sequence[str], special: bool, tenant: str, most: int, field: str
+    ) -> list[tuple[int, ...]]:
         if sum(map(len, texts)) <= THREAD_CHARACTERS:
             return [self._encode(text, special) for text in texts]
+
+        def encode() -> list[tuple[int, ...]]:
+            self._check_length(texts, most, field)
+            return [self._encode(text, special) for text in texts]
+
+        return await self._in_thread(tenant, encode)
+
+    def _check_length(self, texts: Sequence[str], most: int, field: str) -> None:
+        """Raise ApiError (CONTEXT_LENGTH_EXCEEDED) if texts have more than `most` tokens together, before all of a long
+        one is encoded."""
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), COUNTED_CHARACTERS) if len(text) > COUNTED_CHARACTERS else ():
+                piece = text[start : start + COUNTED_CHARACTERS]
+                [encoding] = self._backend.encode_batch_fast([piece], add_special_tokens=False)
+                count += max(0, len(encoding) - CUT_TOKENS)
+                if count > most:
+                    raise context_length_exceeded(count, most, field)
+
+    async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:
+        """Run `work` in one of the tenant's threads, and return its result."""
         if (threads := self._threads.get(tenant)) is None:
             threads = self._threads[tenant] = asyncio.Semaphore(TENANT_THREADS)
         await threads.acquire()
-        work = asyncio.ensure_future(asyncio.to_thread(lambda: [self._encode(text, special) for text in texts]))
-        work.add_done_callback(lambda _: threads.release())  # not sooner: a thread goes on if the caller leaves
-        return await asyncio.shield(work)
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        running.add_done_callback(lambda _: threads.release())  # not sooner: a thread goes on if the caller leaves
+        return await asyncio.shield(running)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets

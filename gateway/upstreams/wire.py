@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import PoolingKind
-from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message
@@ -90,14 +89,13 @@ def check(request: GenerateRequest) -> None:
 
 def _schema(grammar: Grammar, field: str = "") -> Json:
     """Return the JSON schema in a grammar, whose text is still as the caller sent it, unparsed. Raises ApiError
-    (INVALID_REQUEST, naming `field`) if it is no JSON object, or nested too deep."""
+    (INVALID_REQUEST, naming `field`) if it is no JSON object."""
     try:
         schema = msgspec.json.decode(grammar.text)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise invalid_request(f"{field} is not valid JSON: {error}", field) from error
     if not isinstance(schema, dict):
         raise invalid_request(f"{field} is not a JSON object, as a schema must be", field)
-    check_depth(schema, field)
     return schema
 
 
@@ -160,13 +158,17 @@ def _call(call: Mapping[str, Any]) -> Json:
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
+Index = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""A number of an answer or a call, which becomes a key: unbounded ones could all have one hash."""
+
+
 class CalledText(Struct):
     name: str | None = None
     arguments: str | None = None
 
 
 class CallDelta(Struct):
-    index: int = 0
+    index: Index = 0
     id: str | None = None
     function: CalledText | None = None
 
@@ -187,7 +189,7 @@ class Delta(Struct):
 
 
 class ChoiceDelta(Struct):
-    index: int = 0
+    index: Index = 0
     delta: Delta | None = None
     text: str | None = None
     """New text of a completion that is no chat."""

@@ -129,7 +129,7 @@ def parse_query(given: Mapping[str, str]) -> UsageQuery:
         raise invalid_request(f"from ({since}) must not be after to ({until})", "from")
     lane = given.get("lane", "")
     if lane not in ("", *LANES):
-        raise invalid_request(f"lane must be one of {', '.join(LANES)}, not {lane!r}", "lane")
+        raise invalid_request(f"lane must be one of {', '.join(LANES)}, not {lane[:80]!r}", "lane")
     exact = {name: given.get(name, "") for name in ("tenant", "key", "adapter")}
     return UsageQuery(since, until, **exact, lane=lane, group_by=_groups(given.get("group_by")))
 
@@ -141,7 +141,7 @@ def _day(given: Mapping[str, str], name: str) -> date | None:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise invalid_request(f"{name} must be a day as YYYY-MM-DD, not {text!r}", name) from error
+        raise invalid_request(f"{name} must be a day as YYYY-MM-DD, not {text[:80]!r}", name) from error
 
 
 def _groups(text: str | None) -> tuple[Dimension, ...]:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 import httpx
 
-from tests.attack import generations
+from tests.attack import generations, parse
 from tests.attack.attacker import Attack, Attacker
 
 ATTACKS: Mapping[str, Attack] = {
     **generations.ATTACKS,
+    **parse.ATTACKS,
 }
 """All attacks by name, in the order in which they are sent."""
 

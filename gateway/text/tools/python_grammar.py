@@ -31,7 +31,7 @@ def python_call(name: str, schema: Json, rules: Rules) -> str:
         terms = []
         for key, inner, required in arguments:
             if not KEY.fullmatch(key):
-                raise ValueError(f"the name of the property {key!r} cannot be written in calls of this model")
+                raise ValueError(f"the name of the property {key[:80]!r} cannot be written in calls of this model")
             terms.append((f"{text_term(key + '=')} {_value(inner, rules)}", required))
         inside = in_order(terms, COMMA, rules)
     return f'{text_term(name + "(")} {inside} ")"'

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import repr as short
 from typing import Any, NamedTuple
+
+from gateway.core.json_bounds import MAX_DEPTH
 
 Json = Mapping[str, Any]
 
@@ -40,10 +43,10 @@ class Schema(NamedTuple):
 
     def _referred(self, reference: str) -> Any:
         found: Any = self.root
-        for key in reference.removeprefix("#").split("/")[1:]:
+        for key in reference.removeprefix("#").split("/", MAX_DEPTH)[1:]:  # what is left over is no key
             name = key.replace("~1", "/").replace("~0", "~")
             if not reference.startswith("#") or not isinstance(found, Mapping) or name not in found:
-                raise ValueError(f"the $ref {reference!r} is not in it")
+                raise ValueError(f"the $ref {reference[:80]!r} is not in it")
             found = found[name]
         return found
 
@@ -66,7 +69,7 @@ class Schema(NamedTuple):
         """Raise ValueError if the schema restricts its values by other keywords than `known`, or allows no value at
         all."""
         if self.body is False or not isinstance(self.body, Mapping | bool):
-            raise ValueError(f"{self.body!r} allows nothing")
+            raise ValueError(f"{short(self.body)} allows nothing")
         if unknown := sorted(self.keywords - known):
             raise ValueError(f"{unknown[0]} is not supported in calls of this model (model.tool_parser)")
 
@@ -76,7 +79,7 @@ class Schema(NamedTuple):
         found: list[Schema] = []
         for schema in self._spread():
             if schema.body is not True and not isinstance(schema.body, Mapping):
-                raise ValueError(f"{schema.body!r} allows nothing")
+                raise ValueError(f"{short(schema.body)} allows nothing")
             if schema.choices:
                 schema.check_keywords(frozenset(("anyOf", "oneOf", "type")))
                 continue

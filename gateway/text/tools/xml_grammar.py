@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 from engine.grammar_check.source import inline_schema
@@ -54,7 +55,7 @@ def xml_call(name: str, schema: Json, rules: Rules) -> str:
     terms = []
     for key, inner, required in arguments:
         if not key or set("<>\n") & set(key):
-            raise ValueError(f"the name of the property {key!r} cannot be written in calls of this model")
+            raise ValueError(f"the name of the property {key[:80]!r} cannot be written in calls of this model")
         term = rules.add(f"{text_term(f'{PARAMETER}{key}>' + chr(10))} {_value(inner, rules)}")
         terms.append(term if required else f"{term}?")
     return " ".join([head, *terms])
@@ -113,7 +114,7 @@ def _written(value: Any) -> str:
     """Return one of the allowed values as the model writes it. Raises ValueError: it is a text with the end mark."""
     written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if END_VALUE in written:
-        raise ValueError(f"the value {value!r} cannot be written in calls of this model")
+        raise ValueError(f"the value {short(value)} cannot be written in calls of this model")
     return written
 
 

@@ -111,6 +111,11 @@ def test_the_first_bad_lines_are_told_by_their_numbers():
     assert told[1].startswith("line 4: ")
 
 
+def test_a_line_that_is_nested_too_deep_is_told_like_any_other():
+    with pytest.raises(LinesError, match="line 1: "):
+        check_input(io.BytesIO(b'{"x":' + b"[" * 50_000))
+
+
 def test_what_the_gateway_takes_is_not_refused_here():
     """An editor's mark at the beginning, empty lines, Windows' line ends, no line end at all."""
     text = json.dumps(line()).encode()

@@ -277,6 +277,7 @@ WRONG = {
     "section not a mapping": ("http: 8000", "http: must be a mapping"),
     "file not a mapping": ("- http", "must be a mapping"),
     "not YAML": ("http: [", "is not YAML"),
+    "too deep": ("http: " + "[" * 50_000, "is nested too deep"),
     "twice": ("http: {port: 1}\nhttp: {port: 2}", "line 2: http is given twice"),
     "range": ("http: {port: 70000}", "http: port must be between 0 and 65535, not 70000"),
     "not positive": ("http: {request_timeout_s: 0}", "http: request_timeout_s must be positive"),

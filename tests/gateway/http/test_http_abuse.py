@@ -76,13 +76,18 @@ NOT_JSON = {
     "Infinity": written('"temperature": -Infinity'),
     "1e400": written('"temperature": 1e400'),
     "too many digits": written('"seed": ' + "9" * 5000),
-    "too deep": written('"x": ' + nested(20_000)),
 }
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
 def test_what_is_no_json(gateway, name):
     send(gateway, request(NOT_JSON[name])).check(400, "invalid_json")
+
+
+def test_what_is_nested_too_deep(gateway):
+    for levels in (200, 20_000):
+        answer = send(gateway, request(written('"user": ' + nested(levels))))
+        answer.check(400, None, "nested more than 100 levels deep")
 
 
 NO_CHAT = {

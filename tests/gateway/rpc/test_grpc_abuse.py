@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 import pytest
 from fakes import BASE
 from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, refused, until
 
+from gateway.core.errors import ApiError
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import SERVICE as GENERATION
+from gateway.rpc.message_bounds import MOST_FIELDS, MOST_NUMBERS, check_message
 
 
 @pytest.fixture
@@ -51,18 +54,41 @@ async def test_values_out_of_all_proportion(grpc_app, name):
 
 
 @pytest.mark.parametrize(
-    ("chat", "field"),
+    "fields",
     [
-        (pb.Chat(messages=[pb.ChatMessage(role="user")] * 10_001), "chat.messages"),
-        (pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()] * 10_000)]), "chat.messages"),
-        (pb.Chat(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool(name="a")] * 10_001), "chat.tools"),
+        {"chat": pb.Chat(messages=[pb.ChatMessage(role="user")] * (MOST_FIELDS // 2))},
+        {"chat": pb.Chat(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="a")] * MOST_FIELDS)])},
+        {"chat": pb.Chat(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool(name="a")] * MOST_FIELDS)},
+        {"prompt_ids": pb.TokenIds(ids=[5] * (MOST_NUMBERS + 1))},
+        {"prompt": "a", "sampling": pb.SamplingParams(logit_bias=dict.fromkeys(range(MOST_FIELDS), 1.0))},
     ],
-    ids=["messages", "calls", "tools"],
+    ids=["messages", "calls", "tools", "ids", "biases"],
 )
-async def test_chats_of_too_many_parts(grpc_app, chat, field):
-    refusal = await refused(grpc_app.generation.Generate(pb.GenerateRequest(model=BASE, chat=chat), metadata=as_key()))
-    assert (refusal.code, "at most 10000" in refusal.message) == ("INVALID_ARGUMENT", True)
-    assert refusal.details["BadRequest"].field_violations[0].field == field
+def test_messages_of_too_many_values(fields):
+    data = pb.GenerateRequest(model=BASE, **fields).SerializeToString()
+    with pytest.raises(ApiError, match="a message may have at most"):
+        check_message(data, pb.GenerateRequest.DESCRIPTOR)
+    for cut in (1, 2, len(data) // 2):
+        with suppress(ApiError):  # what is cut off is left to the parser
+            check_message(data[:-cut], pb.GenerateRequest.DESCRIPTOR)
+
+
+async def test_a_message_of_too_many_values_is_refused_before_it_is_parsed(grpc_app, monkeypatch):
+    """To parse it would take memory and hold up the event loop."""
+    monkeypatch.setattr("gateway.rpc.message_bounds.FEW_BYTES", 0)
+    monkeypatch.setattr("gateway.rpc.message_bounds.MOST_FIELDS", 6)
+    messages = [pb.ChatMessage(role="user", content="hi")] * 3
+    asked = pb.GenerateRequest(model=BASE, chat=pb.Chat(messages=messages))
+    refusal = await refused(grpc_app.generation.Generate(asked, metadata=as_key()))
+    assert (refusal.code, "at most 6 fields" in refusal.message) == ("INVALID_ARGUMENT", True)
+    assert not grpc_app.gateway_app.engine.requests
+
+
+def test_the_longest_sessions_are_not_too_large():
+    call = pb.ToolCall(id="call_12345678", name="look", arguments="{}" * 50)
+    turn = [pb.ChatMessage(role="assistant", tool_calls=[call]), pb.ChatMessage(role="tool", content="x" * 200)]
+    data = pb.GenerateRequest(model=BASE, chat=pb.Chat(messages=turn * 1500)).SerializeToString()
+    check_message(data, pb.GenerateRequest.DESCRIPTOR)
 
 
 async def test_weights_and_deadlines_that_are_no_numbers(grpc_app):

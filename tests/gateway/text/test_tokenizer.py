@@ -14,7 +14,14 @@ from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
 from gateway.text.stop_strings import StopMatcher, StopStrings
-from gateway.text.tokenizer import TENANT_THREADS, THREAD_CHARACTERS, THREAD_IDS, Detokenizer
+from gateway.text.tokenizer import (
+    COUNTED_CHARACTERS,
+    RENDERED_VALUES,
+    TENANT_THREADS,
+    THREAD_CHARACTERS,
+    THREAD_IDS,
+    Detokenizer,
+)
 
 TEXT = "héllo 🦙 wörld 日本語 👩‍🚀!"
 
@@ -32,6 +39,43 @@ async def test_text_survives_the_round_trip(text):
 async def test_long_text_is_encoded_like_short_text():
     text = TEXT * (THREAD_CHARACTERS // len(TEXT) + 1)
     assert await tiny_tokenizer().encode(text) == ids_of(text)
+
+
+async def test_a_text_that_is_too_long_is_not_encoded_as_a_whole(monkeypatch):
+    """Eight million tokens would take gigabytes, and as many objects as are freed at once."""
+    tokenizer, encoded = tiny_tokenizer(), []
+    backend = tokenizer._backend
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(backend, name)
+
+        def encode_batch_fast(self, texts, **options):
+            encoded.extend(texts)
+            return backend.encode_batch_fast(texts, **options)
+
+    monkeypatch.setattr(tokenizer, "_backend", Spy())
+    text = "ab " * 1_000_000
+    with pytest.raises(ApiError, match="maximum context length is 5000 tokens") as refused:
+        await tokenizer.encode(text, most=5000)
+    assert (refused.value.code, list(map(len, encoded))) == ("context_length_exceeded", [COUNTED_CHARACTERS])
+    encoded.clear()
+    with pytest.raises(ApiError) as refused:
+        await tokenizer.encode_chat("acme", [{"role": "user", "content": text}], most=5000)
+    assert (refused.value.param, list(map(len, encoded))) == ("messages", [COUNTED_CHARACTERS])
+    few = text[: 2 * COUNTED_CHARACTERS]
+    assert len(await tokenizer.encode(few, most=len(few))) == len(few)
+
+
+async def test_a_chat_of_many_values_is_rendered_in_a_thread(monkeypatch):
+    tokenizer, threads = tiny_tokenizer(), []
+    render = tokenizer.render_chat
+    monkeypatch.setattr(tokenizer, "render_chat", lambda *chat: threads.append(threading.get_ident()) or render(*chat))
+    message = {"role": "user", "content": "hi"}
+    for count in (2, RENDERED_VALUES // 2):
+        ids = await tokenizer.encode_chat("acme", [message] * count)
+        assert ids == ids_of(render([message] * count))
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 async def test_many_ids_become_text_in_a_thread(monkeypatch):

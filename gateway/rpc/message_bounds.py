@@ -1,0 +1,91 @@
+"""Bounds protobuf messages of callers before they are parsed: eight mebibytes of empty chat messages took 0.3 s of the
+event loop and 470 MB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from types import MappingProxyType
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from gateway.core.errors import invalid_request
+from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
+
+MOST_FIELDS = 25_000
+"""Maximum number of fields of a message and of those in it. A message of a chat has three, a call four: the longest
+sessions of agents have some 15,000. To walk over so many takes 8 ms, and to parse them 1 ms."""
+MOST_NUMBERS = MOST_VALUES * INTEGERS_PER_VALUE
+"""Maximum numbers in lists, as in a JSON body."""
+FEW_BYTES = 50_000
+"""Bytes of a message that is not counted, because so few hold the event loop for 3 ms at worst."""
+VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5
+"""Wire types: how the value of a field is written."""
+SIZES: Mapping[int, int] = MappingProxyType({EIGHT_BYTES: 8, FOUR_BYTES: 4})
+_NOT_LAST = bytes(range(128, 256))
+"""Bytes of a varint that are not its last."""
+
+
+def check_message(data: bytes, kind: Descriptor) -> None:
+    """Check the encoded message of a type before it is parsed. Raises ApiError (INVALID_REQUEST): it has more than
+    `MOST_FIELDS` fields, or `MOST_NUMBERS` numbers in lists. A malformed message passes if its valid beginning does."""
+    if len(data) > FEW_BYTES:
+        with suppress(IndexError):  # it is cut off, which the parser refuses
+            _walk(data, kind)
+
+
+def _walk(data: bytes, kind: Descriptor) -> None:
+    """Walk over all fields of an encoded message, also of those in it. Raises ApiError; IndexError, it is cut off."""
+    fields = numbers = at = 0
+    inner, end = _inner(kind), len(data)
+    outer: list[tuple[Mapping[int, Descriptor | None], int]] = []
+    """What surrounds the message at the current place: the fields that hold others, and where it ends."""
+    while at < len(data):
+        while at >= end:
+            inner, end = outer.pop()
+        fields += 1
+        if fields > MOST_FIELDS:
+            raise invalid_request(f"a message may have at most {MOST_FIELDS} fields, and this one has more")
+        key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+        wire = key & 7
+        if wire == LENGTH:
+            length, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+            number = key >> 3
+            if number not in inner:
+                at += length
+            elif (found := inner[number]) is None:
+                numbers += len(data[at : at + length].translate(None, _NOT_LAST))
+                at += length
+                if numbers > MOST_NUMBERS:
+                    raise invalid_request(f"a message may have at most {MOST_NUMBERS} numbers in lists")
+            else:
+                outer.append((inner, end))
+                inner, end = _inner(found), at + length
+        elif wire == VARINT:
+            _, at = _varint(data, at)
+        elif wire in SIZES:
+            at += SIZES[wire]
+        else:
+            return  # groups, which no message of the gateway has, and wire types that do not exist
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at a place in the data, and the place after it."""
+    value = shift = 0
+    while (byte := data[at]) > 127:
+        value |= (byte & 127) << shift
+        shift += 7
+        at += 1
+        if shift > 63:
+            raise IndexError("a number is too long")
+    return value | byte << shift, at + 1
+
+
+@cache
+def _inner(kind: Descriptor) -> Mapping[int, Descriptor | None]:
+    """Return the fields of a message that hold others, by number: the type of a message, and None for a list of
+    numbers."""
+    lists = (field for field in kind.fields if field.message_type is None and field.is_repeated)
+    numbers = {field.number: None for field in lists if field.cpp_type != FieldDescriptor.CPPTYPE_STRING}
+    return {**numbers, **{field.number: field.message_type for field in kind.fields if field.message_type is not None}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from tests.fuzz.answers import Tokens, counted, http_body
 from tests.fuzz.cases import all_methods
 from tests.fuzz.growth.measured import ROOT, send_options
-from tests.fuzz.growth.requests import GrpcCall, HttpRequest
+from tests.fuzz.growth.requests import GrpcCall
 from tests.fuzz.growth.wire import send
 from tests.fuzz.mixed_requests import COUNTED, TENANTS, Sent, batch_lines, make_request, upload
 
@@ -102,9 +101,7 @@ def _name(process: psutil.Process) -> str:
     return next((word.rsplit(".", 1)[-1] for word in words if word.startswith(("engine.", "tests."))), process.name())
 
 
-async def run(
-    seed: int, requests: int, rounds: int, hostile: float, done: Callable[[], None] = lambda: None
-) -> Round:
+async def run(seed: int, requests: int, rounds: int, hostile: float, done: Callable[[], None] = lambda: None) -> Round:
     """Send so many requests in each round. `done` is called after each request."""
     seen = Round(seed)
     async with _gateway(seen) as gateway:
@@ -117,17 +114,18 @@ async def run(
 
 @asynccontextmanager
 async def _gateway(seen: Round) -> AsyncIterator[Gateway]:
-    process = subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*COMMAND, cwd=ROOT, stdin=pipe, stdout=pipe)
     assert process.stdout is not None
     try:
-        addresses = json.loads(await asyncio.to_thread(process.stdout.readline))
+        addresses = json.loads(await process.stdout.readline())
         async with (
             grpc.aio.insecure_channel(addresses["grpc"], options=send_options()) as channel,
             httpx.AsyncClient(base_url=addresses["http"], timeout=HANG_SECONDS) as client,
         ):
             yield Gateway(process.pid, addresses["http"], channel, client)
     finally:
-        last, _ = await asyncio.to_thread(process.communicate)
+        last, _ = await process.communicate()
     if process.returncode or not last.endswith(b'{"left": 0}\n'):
         seen.failures.append(f"the gateway ended with {process.returncode} and said {last[-500:]!r}")
 
@@ -271,7 +269,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="another seed is another run (default: %(default)s)")
     options = parser.parse_args()
     total = options.requests * options.rounds
-    columns = (TextColumn("{task.description}"), *Progress.get_default_columns()[1:2], MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        *Progress.get_default_columns()[1:2],
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"seed {options.seed}", total=total)
         seen = asyncio.run(

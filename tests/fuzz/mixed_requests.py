@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any
@@ -62,7 +62,9 @@ def _completion(rng: Random) -> HttpRequest:
 
 
 def _response(rng: Random) -> HttpRequest:
-    return _json("/v1/responses", input="hi", max_output_tokens=rng.randint(16, 40), store=False, stream=rng.random() < 0.5)
+    return _json(
+        "/v1/responses", input="hi", max_output_tokens=rng.randint(16, 40), store=False, stream=rng.random() < 0.5
+    )
 
 
 def _message(rng: Random) -> HttpRequest:

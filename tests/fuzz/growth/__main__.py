@@ -36,7 +36,12 @@ def main() -> int:
     cases = [case for case in plan(options.seed) if options.only in str(case)]
     cases = [case for case in cases if case.number == options.case] if options.case is not None else cases
     cases = cases[options.skip :][: options.cases]
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[bad]} bad"))
+    columns = (
+        *Progress.get_default_columns()[:2],
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[bad]} bad"),
+    )
     log = Path(options.log).open("a", encoding="utf-8") if options.log else None  # noqa: SIM115  # closed at exit
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task, bad = progress.add_task(f"seed {options.seed}", total=len(cases), bad=0), 0
@@ -67,7 +72,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="another seed is another order (default: %(default)s)")
     parser.add_argument("--case", type=int, help="send the case with this number alone")
     parser.add_argument("--only", default="", metavar="TEXT", help="send cases whose description contains this")
-    parser.add_argument("--again", type=int, default=AGAIN, help="how often a case that costs too much is sent again before it counts (default: %(default)s)")
+    parser.add_argument(
+        "--again",
+        type=int,
+        default=AGAIN,
+        help="how often a case that costs too much is sent again before it counts (default: %(default)s)",
+    )
     parser.add_argument("--log", metavar="FILE", help="append the figures of each case to this file, as lines of JSON")
     return parser.parse_args()
 
@@ -76,7 +86,11 @@ def _write(log: TextIO, case: Case, figures: Figures | None, wrong: str) -> None
     facts = {"case": case.number, "what": str(case), "wrong": wrong}
     if figures is not None:
         facts |= {"ending": figures.ending.words, "hold_ms": round(figures.hold * 1000, 1), "where": figures.where}
-        facts |= {"kept_mib": round(figures.kept / 2**20, 1), "gap_ms": round(figures.gap * 1000, 1), "s": round(figures.seconds, 3)}
+        facts |= {
+            "kept_mib": round(figures.kept / 2**20, 1),
+            "gap_ms": round(figures.gap * 1000, 1),
+            "s": round(figures.seconds, 3),
+        }
     log.write(json.dumps(facts) + "\n")
     log.flush()
 
@@ -84,7 +98,13 @@ def _write(log: TextIO, case: Case, figures: Figures | None, wrong: str) -> None
 def _print(report: Report) -> None:
     console = Console()
     table = Table(title="the worst of each field", box=None)
-    for name, justify in (("hold ms", "right"), ("kept MiB", "right"), ("neighbour", "right"), ("field", "left"), ("case", "left")):
+    for name, justify in (
+        ("hold ms", "right"),
+        ("kept MiB", "right"),
+        ("neighbour", "right"),
+        ("field", "left"),
+        ("case", "left"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name, worst in sorted(report.worst.items(), key=lambda one: -one[1].hold)[:MOST_ROWS]:
         case = worst.case
@@ -93,7 +113,9 @@ def _print(report: Report) -> None:
     console.print(table)
     console.print("\n".join(report.failures), markup=False, highlight=False, soft_wrap=True)
     console.print(f"endings: {dict(report.outcomes.most_common())}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"memory: {report.first_bytes >> 20} MiB after the first case, {report.last_bytes >> 20} after the last")
+    console.print(
+        f"memory: {report.first_bytes >> 20} MiB after the first case, {report.last_bytes >> 20} after the last"
+    )
     console.print(f"fields: {len(report.worst)}, failures: {len(report.failures)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
@@ -46,7 +47,7 @@ def _many(method: MethodDescriptor) -> Callable[[int], GrpcCall]:
 
 
 def _metadata(method: MethodDescriptor) -> dict[str, Callable[[int], GrpcCall]]:
-    def with_metadata(*metadata: tuple[str, str | bytes]) -> GrpcCall:
+    def with_metadata(*metadata: tuple[str, Any]) -> GrpcCall:
         call = _call(method, b"")
         return GrpcCall(call.method, call.messages, call.client_streams, call.server_streams, metadata)
 

@@ -1,4 +1,4 @@
-"""Every field of the operations of the API's document: those of JSON bodies, forms, paths, queries, heads and framing."""
+"""Every field of the API's operations: those of JSON bodies, forms, paths, queries, heads and framing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def _json(name: str, operation: Operation, base: HttpRequest, key: str) -> Itera
 
 def _path_parameter(base: HttpRequest, name: str, path: str) -> Grown:
     around = path.replace(f"{{{name}}}", "@").replace("{", "").replace("}", "").encode()
-    return {way: lambda size, p=piece: replace(base, target=around.replace(b"@", _fill(p, size))) for way, piece in PIECES.items()}
+    return {
+        way: lambda size, p=piece: replace(base, target=around.replace(b"@", _fill(p, size)))
+        for way, piece in PIECES.items()
+    }
 
 
 def _query_parameter(base: HttpRequest, name: str, path: str) -> Grown:
@@ -79,7 +82,9 @@ def _query_parameter(base: HttpRequest, name: str, path: str) -> Grown:
     return {
         **{way: lambda size, p=piece: replace(base, target=begin + _fill(p, size)) for way, piece in PIECES.items()},
         "many": lambda size: replace(base, target=base.target + b"?" + _fill(one, size)),
-        "many others": lambda size: replace(base, target=base.target + b"?" + b"&".join(b"%x" % n for n in range(size // 5))),
+        "many others": lambda size: replace(
+            base, target=base.target + b"?" + b"&".join(b"%x" % n for n in range(size // 5))
+        ),
         "commas": lambda size: replace(base, target=begin + b"," * size),
     }
 
@@ -97,7 +102,15 @@ def _header(base: HttpRequest, name: str, path: str) -> Grown:
     }
 
 
-PIECES = {"letters": b"a", "escapes": b"%00", "bytes": b"%FF", "dots": b"../", "slashes": b"/", "digits": b"9", "plus": b"+"}
+PIECES = {
+    "letters": b"a",
+    "escapes": b"%00",
+    "bytes": b"%FF",
+    "dots": b"../",
+    "slashes": b"/",
+    "digits": b"9",
+    "plus": b"+",
+}
 _PLACES = {"path": _path_parameter, "query": _query_parameter, "header": _header}
 
 
@@ -107,7 +120,17 @@ def _fill(piece: bytes, size: int) -> bytes:
 
 def _head(base: HttpRequest) -> Grown:
     """Return the growths of a request's head beyond what the document says of it."""
-    named = ("authorization", "x-request-id", "traceparent", "tracestate", "accept", "content-type", "origin", "cookie", "expect")
+    named = (
+        "authorization",
+        "x-request-id",
+        "traceparent",
+        "tracestate",
+        "accept",
+        "content-type",
+        "origin",
+        "cookie",
+        "expect",
+    )
     grown: dict[str, Callable[[int], HttpRequest]] = {
         "many headers": lambda size: replace(
             base, headers=(*base.headers, *((b"h%d" % number, b"1") for number in range(size // 8)))
@@ -128,7 +151,9 @@ def _framing(base: HttpRequest) -> Grown:
     return {
         "one byte a chunk": lambda size: replace(base, body=b" " * (size // 6), chunk=1),
         "trailers": lambda size: replace(base, body=base.body or b"{}", chunk=64, trailers=b"a:b\r\n" * (size // 5)),
-        "a long trailer": lambda size: replace(base, body=base.body or b"{}", chunk=64, trailers=b"a:" + b"b" * size + b"\r\n"),
+        "a long trailer": lambda size: replace(
+            base, body=base.body or b"{}", chunk=64, trailers=b"a:" + b"b" * size + b"\r\n"
+        ),
         "spaces": lambda size: replace(base, body=b" " * size + base.body),
         "beyond the limit": lambda size: replace(base, body=b"a" * size * 2),
         "beyond the limit, in chunks": lambda size: replace(base, body=b"a" * size * 2, chunk=2**16),

@@ -43,7 +43,7 @@ BESIDE: Mapping[str, Mapping[str, Json]] = {
     "queries": {"documents": ["hi"]},
     "documents": {"query": "hi"},
 }
-"""What has to stand beside a member so that anybody reads it."""
+"""What has to stand beside a member so that the gateway reads it."""
 OF_TITLE: Mapping[str, Mapping[str, Json]] = {
     "ChatMessage": {"role": "user", "content": "hi"},
     "ContentPart": {"type": "text", "text": "hi"},

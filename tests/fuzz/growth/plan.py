@@ -49,11 +49,10 @@ def plan(seed: int) -> list[Case]:
     kinds of fields of other operations follow, and at last the smaller sizes.
     """
     rng = Random(seed)
-    made = [
+    return [
         Case(number, field, growth, size, "" if rng.random() < WITHOUT_KEY else field.key)
         for number, (field, growth, size) in enumerate(_ordered(rng))
     ]
-    return made
 
 
 def _ordered(rng: Random) -> Iterator[tuple[Field, str, int]]:
@@ -62,7 +61,8 @@ def _ordered(rng: Random) -> Iterator[tuple[Field, str, int]]:
     triples = [[(field, growth) for growth in rng.sample(list(field.growths), len(field.growths))] for field in fields]
     turns = [(turn, pair) for pairs in triples for turn, pair in enumerate(pairs)]
     seen: set[tuple[str, str]] = set()
-    first, later = [], []
+    first: list[tuple[int, Field, str]] = []
+    later: list[tuple[int, Field, str]] = []
     for turn, (field, growth) in turns:
         (later if (field.kind, growth) in seen else first).append((turn, field, growth))
         seen.add((field.kind, growth))

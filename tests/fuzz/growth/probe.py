@@ -16,7 +16,15 @@ from typing import NamedTuple
 TICK_SECONDS = 0.001
 LOOK_SECONDS = 0.01
 """Time after which a loop that has not turned is looked at, and between two looks."""
-IDLE = ("threading.py", "selectors.py", "queue.py", "socket.py", "probe.py", "growth/target.py", "concurrent/futures/thread.py")
+IDLE = (
+    "threading.py",
+    "selectors.py",
+    "queue.py",
+    "socket.py",
+    "probe.py",
+    "growth/target.py",
+    "concurrent/futures/thread.py",
+)
 """Files in which a thread that has nothing to do waits."""
 ROOT = str(Path(__file__).parents[3])
 

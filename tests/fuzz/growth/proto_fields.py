@@ -161,7 +161,9 @@ def _number_growths(number: int, wire: int) -> dict[str, ProtoGrowth]:
     grown = {
         **_again(tag(number, wire) + one),
         "packed": lambda size: prefixed(number, one * (size // len(one) + 1)),
-        "packed, large": lambda size: prefixed(number, (varint(2**32 - 1) if wire == VARINT else b"\x7f" * len(one)) * (size // 8 + 1)),
+        "packed, large": lambda size: prefixed(
+            number, (varint(2**32 - 1) if wire == VARINT else b"\x7f" * len(one)) * (size // 8 + 1)
+        ),
     }
     if wire == VARINT:
         grown["packed, colliding"] = lambda size: prefixed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -46,7 +47,7 @@ class GrpcCall:
     messages: tuple[bytes, ...]
     client_streams: bool
     server_streams: bool
-    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    metadata: tuple[tuple[str, Any], ...] = ()
 
     def with_key(self, key: str) -> GrpcCall:
         return replace(self, metadata=(("authorization", f"Bearer {key}"), *self.metadata)) if key else self

@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
     kept: str = ""
     slowed: str = ""
 
-    def __and__(self, other: Verdict) -> Verdict:  # type: ignore[override]
+    def __and__(self, other: Verdict) -> Verdict:
         """Return what both find, in the words of the first."""
         return Verdict(*(mine if theirs else "" for mine, theirs in zip(self, other, strict=True)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 MERSENNE = 2**61 - 1
@@ -16,7 +17,7 @@ class Shape(NamedTuple):
 
     item: str = "0"
     """A valid item of its list, as JSON."""
-    members: Mapping[str, str] = {}  # noqa: RUF012  # an empty mapping that nobody changes
+    members: Mapping[str, str] = MappingProxyType({})
     """Its valid members, as JSON by name; required ones alone."""
     names: tuple[str, ...] = ("model",)
     """Names of all members that it may have."""
@@ -63,7 +64,7 @@ def _number_keys(size: int, shape: Shape) -> str:
 
 
 def _near_names(size: int, shape: Shape) -> str:
-    """Return an object whose names are one edit from those that the field knows: what a check for misspellings loves."""
+    """Return an object whose names are one edit from those that the field knows, which a check for misspellings reads."""
     names = shape.names or ("model",)
     width = max(map(len, names)) + 10
     near = (f'"{names[number % len(names)][:-1]}{number}":0' for number in range(size // width + 1))

@@ -1,1 +1,0 @@
-"""The fuzzer that measures: it grows every field of HTTP and gRPC, and weighs what that costs the gateway."""

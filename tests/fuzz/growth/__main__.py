@@ -35,6 +35,9 @@ def main() -> int:
     options = _options()
     cases = [case for case in plan(options.seed) if options.only in str(case)]
     cases = [case for case in cases if case.number == options.case] if options.case is not None else cases
+    if options.failed:
+        bad = _failed(options.failed)
+        cases = [case for case in cases if case.number in bad]
     cases = cases[options.skip :][: options.cases]
     columns = (
         *Progress.get_default_columns()[:2],
@@ -78,8 +81,15 @@ def _options() -> argparse.Namespace:
         default=AGAIN,
         help="how often a case that costs too much is sent again before it counts (default: %(default)s)",
     )
+    parser.add_argument("--failed", metavar="LOG", help="send the cases again that this log says cost too much")
     parser.add_argument("--log", metavar="FILE", help="append the figures of each case to this file, as lines of JSON")
     return parser.parse_args()
+
+
+def _failed(log: str) -> set[int]:
+    """Return the numbers of the cases that a log of another run calls wrong."""
+    told = map(json.loads, Path(log).read_text(encoding="utf-8").splitlines())
+    return {each["case"] for each in told if each["wrong"]}
 
 
 def _write(log: TextIO, case: Case, figures: Figures | None, wrong: str) -> None:

@@ -125,7 +125,7 @@ async def _gateway(seen: Round) -> AsyncIterator[Gateway]:
         ):
             yield Gateway(process.pid, addresses["http"], channel, client)
     finally:
-        last, _ = await process.communicate()
+        last, _ = await process.communicate(b"\n")  # closes its input, too
     if process.returncode or not last.endswith(b'{"left": 0}\n'):
         seen.failures.append(f"the gateway ended with {process.returncode} and said {last[-500:]!r}")
 

@@ -64,7 +64,7 @@ def _number_keys(size: int, shape: Shape) -> str:
 
 
 def _near_names(size: int, shape: Shape) -> str:
-    """Return an object whose names are one edit from those that the field knows, which a check for misspellings reads."""
+    """Return an object whose names are one edit from those that the field knows, as misspellings are."""
     names = shape.names or ("model",)
     width = max(map(len, names)) + 10
     near = (f'"{names[number % len(names)][:-1]}{number}":0' for number in range(size // width + 1))

@@ -41,9 +41,9 @@ def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=errors)
     with tempfile.TemporaryDirectory() as folder, PatientValkey() as valkey:
         accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
-        asyncio.run(accounts.start())
         options = stored_options(Redis.from_url(valkey.connection_url), Path(folder) / "stored")
         with served(Path(folder), accounts=accounts, **options) as running:
+            running.run(accounts.start())
             _measured(running)
 
 

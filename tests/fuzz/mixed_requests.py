@@ -13,8 +13,8 @@ from gateway.pb import generation_pb2 as pb
 from gateway.pb import json_api_pb2
 from tests.fuzz.cases import HttpCase, make_case
 from tests.fuzz.growth.http_fields import FORM_TYPE, JSON_TYPE
-from tests.fuzz.growth.plan import Case, plan
-from tests.fuzz.growth.requests import GrpcCall, HttpRequest, Request
+from tests.fuzz.growth.plan import all_fields
+from tests.fuzz.growth.requests import Field, GrpcCall, HttpRequest, Request
 
 TENANTS = {"sk-acme": "acme", "sk-globex": "globex", "sk-initech": "initech"}
 MODEL = "tiny"
@@ -118,14 +118,16 @@ def _line_body(rng: Random) -> dict[str, Any]:
 
 
 @cache
-def _growing() -> list[Case]:
-    """Return the growths that are no more than LARGEST_BYTES, of what tenants may call."""
-    return [case for case in plan(1) if case.field.key == "sk-acme" and case.size <= LARGEST_BYTES]
+def _fields() -> list[Field]:
+    """Return the fields of what tenants may call."""
+    return [field for field in all_fields() if field.key in TENANTS]
 
 
 def _grown(rng: Random) -> Sent:
-    case = rng.choice(_growing())
-    return Sent(case.request(), TENANTS.get(case.key, ""), good=False)
+    field = rng.choice(_fields())
+    growth, size = rng.choice(list(field.growths)), rng.choice([size for size in field.sizes if size <= LARGEST_BYTES])
+    key = rng.choice((field.key,) * 9 + ("",))
+    return Sent(field.growths[growth](size).with_key(key), TENANTS.get(key, ""), good=False)
 
 
 def _random(rng: Random, seed: int, number: int) -> Sent:

@@ -4,11 +4,18 @@ import asyncio
 import hashlib
 import threading
 import time
+from dataclasses import replace
+from itertools import islice
 
+import pytest
+
+from tests.fuzz.growth.measured import Figures
 from tests.fuzz.growth.plan import all_fields, plan
 from tests.fuzz.growth.probe import LoopProbe
-from tests.fuzz.growth.run import run
+from tests.fuzz.growth.run import judged, run
+from tests.fuzz.growth.wire import Ending
 
+CASES = 20
 HELD = 0.05
 """Seconds of processor time for which the loops of these tests are held."""
 
@@ -72,14 +79,54 @@ async def test_a_loop_that_sleeps_is_not_found():
 
 
 def test_the_first_cases_grow_different_fields_to_their_largest_size():
-    cases = plan(seed=1)[:500]
+    cases = list(islice(plan(seed=1), 500))
     assert len({case.field.kind for case in cases}) > 490
     assert all(case.size == case.field.sizes[-1] for case in cases)
     assert len(all_fields()) > 1000
 
 
+def test_the_cases_of_a_seed_are_the_same_again():
+    first, again = (list(islice(plan(seed=7), 30)) for _ in range(2))
+    assert [str(case) for case in first] == [str(case) for case in again]
+    assert all(one.small() == other.small() for one, other in zip(first, again, strict=True))
+
+
+def test_every_growth_of_every_field_makes_a_request():
+    for field in all_fields():
+        for growth in field.growths.values():
+            assert growth(1).with_key(field.key)
+
+
+FIGURES = Figures(Ending("http 200"), hold=0.01, where="a.py:1", kept=2**20, gap=0.03, cpu=0.5, seconds=0.6)
+
+
+def test_figures_below_all_limits_are_no_failure():
+    assert judged(FIGURES, alone=0.025).words == ""
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (FIGURES._replace(hold=0.03), "the loop was held for 30.0 ms (a.py:1)"),
+        (FIGURES._replace(kept=65 * 2**20), "65 MiB were kept"),
+        (FIGURES._replace(gap=0.075), "the neighbour waited 3.0 times as long"),
+    ],
+)
+def test_each_figure_beyond_its_limit_is_a_failure(figures, words):
+    assert judged(figures, alone=0.025).words == words
+
+
+def test_a_gap_that_the_gateway_had_no_time_to_cause_is_the_machines():
+    assert judged(FIGURES._replace(gap=0.5, cpu=0.02), alone=0.025).words == ""
+
+
+def test_what_one_of_two_judgements_does_not_find_does_not_count():
+    both = judged(FIGURES._replace(hold=0.03, kept=2**30), 0.025) & judged(FIGURES._replace(kept=2**30), 0.025)
+    assert both.words == "1024 MiB were kept"
+
+
 async def test_some_cases_cost_little():
-    cases = [case for case in plan(seed=1)[:2_000] if case.key][:20]
+    cases = [replace(case, size=case.field.sizes[1]) for case in islice(plan(seed=1), CASES)]
     report = await run(1, cases)
     assert report.failures == []
-    assert sum(report.outcomes.values()) == 20
+    assert sum(report.outcomes.values()) == CASES

@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
@@ -33,12 +35,7 @@ MOST_ROWS = 25
 
 def main() -> int:
     options = _options()
-    cases = [case for case in plan(options.seed) if options.only in str(case)]
-    cases = [case for case in cases if case.number == options.case] if options.case is not None else cases
-    if options.failed:
-        bad = _failed(options.failed)
-        cases = [case for case in cases if case.number in bad]
-    cases = cases[options.skip :][: options.cases]
+    cases = list(islice(_wanted(options), options.skip, options.skip + options.cases))
     columns = (
         *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
@@ -84,6 +81,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--failed", metavar="LOG", help="send the cases again that this log says cost too much")
     parser.add_argument("--log", metavar="FILE", help="append the figures of each case to this file, as lines of JSON")
     return parser.parse_args()
+
+
+def _wanted(options: argparse.Namespace) -> Iterator[Case]:
+    cases = plan(options.seed)
+    if options.case is not None:
+        return islice(cases, options.case, options.case + 1)
+    if options.failed:
+        bad = _failed(options.failed)
+        cases = (case for case in cases if case.number in bad)
+    return (case for case in cases if options.only in str(case))
 
 
 def _failed(log: str) -> set[int]:

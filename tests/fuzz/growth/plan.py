@@ -42,17 +42,16 @@ def all_fields() -> tuple[Field, ...]:
     return (*http_fields(), *grpc_fields())
 
 
-def plan(seed: int) -> list[Case]:
-    """Return all cases: every growth of every field to every size.
+def plan(seed: int) -> Iterator[Case]:
+    """Yield all cases: every growth of every field to every size.
 
     The first grow each kind of field to its largest size, in one way; the next ones in another way, and so on. The same
     kinds of fields of other operations follow, and at last the smaller sizes.
     """
     rng = Random(seed)
-    return [
-        Case(number, field, growth, size, "" if rng.random() < WITHOUT_KEY else field.key)
-        for number, (field, growth, size) in enumerate(_ordered(rng))
-    ]
+    for number, (field, growth, size) in enumerate(_ordered(rng)):
+        without = Random(f"{seed}-{number}").random() < WITHOUT_KEY
+        yield Case(number, field, growth, size, "" if without else field.key)
 
 
 def _ordered(rng: Random) -> Iterator[tuple[Field, str, int]]:

@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import psutil
@@ -57,11 +57,11 @@ class Figures(NamedTuple):
 class Measured:
     """A running target with a neighbour."""
 
-    def __init__(self, process: asyncio.subprocess.Process, addresses: dict[str, str], channel: Any) -> None:
-        self.process, self.http, self.channel = process, addresses["http"], channel
+    def __init__(self, process: asyncio.subprocess.Process, http: str, channel: grpc.aio.Channel) -> None:
+        self.process, self.http, self.channel = process, http, channel
         self._gaps: list[tuple[float, float]] = []
         self.broken: list[str] = []
-        """What was wrong with streams of the neighbour's."""
+        """What was wrong with streams of the neighbour's, and with the target's end."""
 
     async def cost(self, request: Request, seconds: float, most_kept: int) -> Figures:
         """Send a request and measure what it costs. Raises Lost.
@@ -148,24 +148,44 @@ def send_options() -> list[tuple[str, int]]:
 
 @asynccontextmanager
 async def measured(warm_up: Sequence[Request] = ()) -> AsyncIterator[Measured]:
-    """Start a target, and end it with the block. It has answered the requests of `warm_up` a few times."""
-    async with AsyncExitStack() as stack:
-        process = await stack.enter_async_context(_process("tests.fuzz.growth.target", stdin=True))
+    """Start a target, and end it with the block. It has answered the requests of `warm_up` a few times.
+
+    What it leaves behind at its end is noted in `broken`.
+    """
+    async with _process("tests.fuzz.growth.target", stdin=True) as process:
         assert process.stdout is not None
         addresses = json.loads(await asyncio.wait_for(process.stdout.readline(), START_SECONDS))
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(addresses["grpc"], options=send_options()))
-        target = Measured(process, addresses, channel)
-        neighbour = await stack.enter_async_context(_process("tests.fuzz.growth.beside", target.http))
-        listening = asyncio.create_task(target.listen(neighbour))
-        stack.callback(listening.cancel)
-        for _ in range(WARM_UPS):
-            for request in warm_up:
+        async with (
+            grpc.aio.insecure_channel(addresses["grpc"], options=send_options()) as channel,
+            _process("tests.fuzz.growth.beside", addresses["http"]) as neighbour,
+        ):
+            target = Measured(process, addresses["http"], channel)
+            listening = asyncio.create_task(target.listen(neighbour))
+            for request in [*warm_up] * WARM_UPS:
                 await send(target.http, channel, request, START_SECONDS)
-        yield target
+            yield target
+            listening.cancel()
+        target.broken += await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> list[str]:
+    """End a target by the end of its input. Returns what is wrong with its end, in words."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            said = await process.stdout.read()
+            await process.wait()
+    except TimeoutError:
+        return ["the target did not end with its input"]
+    if process.returncode == 0 and said.endswith(b'{"left": 0}\n'):
+        return []
+    return [f"the target ended with {process.returncode} and said {said[-300:]!r}"]
 
 
 @asynccontextmanager
 async def _process(module: str, *arguments: str, stdin: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a module until the end of the block, at which it is killed if it still runs."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *arguments, cwd=ROOT, stdin=pipe if stdin else None, stdout=pipe, limit=2**20
@@ -173,10 +193,6 @@ async def _process(module: str, *arguments: str, stdin: bool = False) -> AsyncIt
     try:
         yield process
     finally:
-        if stdin and process.stdin is not None and process.returncode is None:
-            process.stdin.close()  # which ends a target that is alive
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), START_SECONDS / 12)
         if process.returncode is None:
             process.kill()
             await process.wait()

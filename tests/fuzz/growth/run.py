@@ -103,8 +103,8 @@ async def run(
             if wrong:
                 report.fail(case, wrong)
         if bench.target is not None:
-            report.failures += bench.target.broken
             report.last_bytes = bench.target.memory().get(bench.target.process.pid, 0)
+    report.failures += bench.broken
     return report
 
 
@@ -165,13 +165,15 @@ class _Bench:
     def __init__(self) -> None:
         self.target: Measured | None = None
         self._stack = AsyncExitStack()
+        self.broken: list[str] = []
+        """What was wrong with the neighbour's streams, and with the ends of targets."""
         self._gaps: deque[float] = deque(maxlen=50)
 
     async def __aenter__(self) -> _Bench:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
+        await self.replace()
 
     async def ready(self) -> Measured:
         if self.target is None:
@@ -179,7 +181,9 @@ class _Bench:
         return self.target
 
     async def replace(self) -> None:
+        """End the target, so that the next case has another."""
         await self._stack.aclose()
+        self.broken += self.target.broken if self.target else []
         self.target = None
 
     def usual_gap(self, figures: Figures) -> float:

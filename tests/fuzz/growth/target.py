@@ -57,22 +57,11 @@ def _measured(running: Served) -> None:
     for _ in sys.stdin:
         hold = running.run(probe.take())
         _say(seconds=hold.seconds, where=hold.where)
-        _forget(running)
     for task in tasks:
         task.cancel()
     running.run(idle(running.gateway_app))
     running.run(running.gateway_app.assert_empty())
     _say(left=running.gateway_app.engine.open + running.gateway_app.gateway.active)
-
-
-def _forget(running: Served) -> None:
-    """Empty the notes that the doubles keep of each request, which would count as the gateway's memory."""
-    app = running.gateway_app
-    for ended in [request for request in app.engine.requests if request.id in app.engine.ends]:
-        app.engine.requests.remove(ended)
-        del app.engine.ends[ended.id]
-    for notes in (app.limiter.reserved, app.limiter.rows, app.watcher.records, app.engine.generated):
-        notes.clear()
 
 
 def _say(**facts: object) -> None:

@@ -17,6 +17,7 @@ MOST_WATCHED = 1
 MOST_KEPT = 16 * 2**20
 """Bytes of an answer that are kept; the rest is read and dropped."""
 FAULTY = (500, 502)
+FAULTY_CODES = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
 CLOSED = "closed"
 
 
@@ -81,4 +82,4 @@ async def _grpc(channel: grpc.aio.Channel, call: GrpcCall) -> Ending:
         outcome, trouble = await attack.send_grpc(channel, case)
     except (ValueError, UnicodeError, TypeError, grpc.aio.UsageError) as error:
         return Ending(f"not sent: {type(error).__name__}")  # grpcio refuses some metadata itself
-    return Ending(outcome, bool(trouble) and "INTERNAL" in trouble and attack.LOST_STATUS not in trouble)
+    return Ending(outcome, trouble.startswith(FAULTY_CODES) and attack.LOST_STATUS not in trouble)

@@ -9,10 +9,16 @@ from collections.abc import Mapping
 
 import httpx
 
-from tests.attack import generations, parse
+from tests.attack import batches, disk, generations, masks, parse, sampler, wire_http
 from tests.attack.attacker import Attack, Attacker
 
 ATTACKS: Mapping[str, Attack] = {
+    **wire_http.ATTACKS,
+    **parse.ATTACKS,
+    **batches.ATTACKS,
+    **masks.ATTACKS,
+    **sampler.ATTACKS,
+    **disk.ATTACKS,
     **generations.ATTACKS,
     **parse.ATTACKS,
 }

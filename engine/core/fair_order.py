@@ -44,8 +44,9 @@ def _by_tenant(state: EngineState, lane: Lane, now: float, below: float) -> Iter
     groups = (
         waiting if below == inf else {p: queue for p, queue in waiting.items() if get(lane, p).tenant.served < below}
     )
-    if len(groups) == 1:
-        yield from _local_first(state, next(iter(groups.values())), now)
+    if len(groups) < 2:
+        for queue in groups.values():
+            yield from _local_first(state, queue, now)
         return
     turns = _Turns(state, lane)
     heap = [turns.entry(party) for party in groups]

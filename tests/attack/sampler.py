@@ -18,9 +18,9 @@ async def wide_nuclei(attacker: Attacker, count: int = 30, tokens: int = 200) ->
     return Counter(await asyncio.gather(*[attacker.chat(seed=number, **wide) for number in range(count)]))
 
 
-async def scored_prompts(attacker: Attacker, count: int = 150, length: int = 1500) -> Counter[str]:
+async def scored_prompts(attacker: Attacker, count: int = 20, length: int = 1500) -> Counter[str]:
     """Send `count` different prompts of `length` tokens at once, and ask for the log probabilities of their tokens with
-    5 alternatives each."""
+    5 alternatives each. Two cores compute one of them in some three seconds."""
 
     async def one(number: int) -> str:
         body = {"model": attacker.model, "prompt": f"{number}" + WORD * length, "max_tokens": 1}

@@ -62,9 +62,9 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
 
 
 Entry = tuple[bool, int, int, int, float, str, int, int, int, float, str]
-"""Sort key of a party, the lowest first: whether its tenant can get no slot (see `_full`), the tenant's counter in whole
-quanta, running sequences (see `_holding`), negated locality, exact counter and name, and then the same five values of
-the party itself."""
+"""Sort key of a party, the lowest first: whether its tenant can get no slot (see `_full`), the tenant's counter in
+whole quanta, running sequences (see `_holding`), negated locality, exact counter and name, and then the same five
+values of the party itself."""
 
 
 class _Turns:

@@ -13,11 +13,12 @@ only as much as the requests that are looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
+from engine.core.fair_share import LaneShares
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -67,9 +68,10 @@ def _by_tenant(state: EngineState, lane: Lane, now: float, below: float) -> Iter
             heappush(heap, turns.entry(party))
 
 
-Entry = tuple[int, int, int, float, str, int, int, int, float, str]
-"""Sort key of a party, the lowest first: its tenant's counter in whole quanta, running sequences (see `_holding`),
-negated locality, exact counter and name, and then the same five values of the party itself."""
+Entry = tuple[bool, int, int, int, float, str, int, int, int, float, str]
+"""Sort key of a party, the lowest first: whether its tenant can get no slot (see `_full`), the tenant's counter in
+whole quanta, running sequences (see `_holding`), negated locality, exact counter and name, and then the same five
+values of the party itself."""
 
 
 class _Turns:
@@ -81,6 +83,7 @@ class _Turns:
         self._accounts, self._lane = state.ledger.accounts, lane
         self._quantum = state.config.scheduling.quantum_s or 1e-9
         self._holding = _holding(state, lane)
+        self._full = _full(state, lane) if self._holding else frozenset()
         self._held: Counter[str] = Counter()
         """Numbers of sequences, as `_holding` counts them, by tenant."""
         for party, count in self._holding.items():
@@ -103,13 +106,26 @@ class _Turns:
         served = tenant.served + self._given_to.get(tenant.name, 0.0) / tenant.weight
         own = account.served + self._given.get(party, 0.0) / account.class_weight
         held, holding = self._held.get(tenant.name, 0), self._holding.get(party, 0)  # a Counter's own default is slow
-        place = int(served / self._quantum), held, -self._most_local[tenant.name], served
+        place = tenant.name in self._full, int(served / self._quantum), held, -self._most_local[tenant.name], served
         return *place, tenant.name, int(own / self._quantum), holding, -self._local[party], own, party
 
     def charge(self, party: str, seconds: float) -> None:
         name = tenant_of(party)
         self._given[party] = self._given.get(party, 0.0) + seconds
         self._given_to[name] = self._given_to.get(name, 0.0) + seconds
+
+
+def _full(state: EngineState, lane: Lane) -> Set[str]:
+    """Return the tenants of a lane that would exceed their fair share of the slots or pages with one more sequence, so
+    that none can start while all slots are taken. They go last: a tenant whose running sequences wait, for slow masks,
+    is charged little, and its waiting requests would end the search for one that can start."""
+    shares = LaneShares(state, lane)
+    full = set()
+    for name, group in shares.tenants().items():
+        pages = sum(map(shares.num_pages, group.held))
+        if group.held and shares.level(group.weight, len(group.held) + 1, pages) > shares.fair:
+            full.add(name)
+    return full
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:

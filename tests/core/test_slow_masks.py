@@ -195,3 +195,21 @@ def test_slow_masks_make_no_token_of_another_request_late():
     masked.ask("prompt", None, max_tokens=1, prompt=200)
     masked.steps(3)
     assert masked.reason("prompt") == "length"
+
+
+def test_a_tenant_whose_requests_wait_for_masks_keeps_no_other_out():
+    """It holds every slot and is charged little, so that its waiting requests are first in turn, and find no slot."""
+    names = [f"a{number}" for number in range(6)]
+    masked = Masked(*names, max_seqs=4)
+    for number in range(20):
+        masked.ask(f"before{number}", None, max_tokens=8, tenant="b")
+    masked.steps(60)
+    for name in names:
+        masked.ask(name, max_tokens=30, tenant="a")
+    masked.steps(2)
+    masked.ready("x")
+    masked.steps(6)
+    assert masked.served("b") > 2 * masked.served("a") and len(masked.state.running) == 4
+    masked.ask("b", None, max_tokens=2, tenant="b")
+    masked.steps(4)
+    assert masked.reason("b") == "length"

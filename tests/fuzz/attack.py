@@ -160,7 +160,7 @@ async def _send(
     """Return the outcome in a word, and what is wrong with it; the latter is empty where nothing is."""
     try:
         async with asyncio.timeout(hang_seconds):
-            return await (_send_http(client, case) if isinstance(case, HttpCase) else _send_grpc(channel, case))
+            return await (_send_http(client, case) if isinstance(case, HttpCase) else send_grpc(channel, case))
     except TimeoutError:
         return "hang", f"no answer within {hang_seconds:g} s"
 
@@ -209,7 +209,7 @@ def _is_whole(path: str, body: bytes) -> bool:
     return body.endswith(b"\n\n") and body.rpartition(b"event: ")[2].startswith(LAST_EVENTS[path])
 
 
-async def _send_grpc(channel: grpc.aio.Channel, case: GrpcCase) -> tuple[str, str]:
+async def send_grpc(channel: grpc.aio.Channel, case: GrpcCase) -> tuple[str, str]:
     call = _call(channel, case)
     try:
         if not case.server_streams:

@@ -78,7 +78,7 @@ def make_case(seed: int, number: int) -> Case:
 
 
 def _http_case(rng: Random) -> HttpCase:
-    key, operations = rng.choice(KEYS), _operations()
+    key, operations = rng.choice(KEYS), all_operations()
     generation = [operation for operation in operations if operation[1] in GENERATION]
     method, path, operation = rng.choice(generation if rng.random() < 0.6 else operations)
     if key == "sk-admin" and path.startswith(HARMS_OTHERS):
@@ -155,7 +155,7 @@ def _form(rng: Random) -> tuple[bytes, str]:
 def _grpc_case(rng: Random) -> GrpcCase:
     protos = ((generation_pb2, "Generation"), (json_api_pb2, "JsonApi"))
     generation = [method for proto, name in protos for method in proto.DESCRIPTOR.services_by_name[name].methods]
-    method = rng.choice(generation if rng.random() < 0.6 else _methods())
+    method = rng.choice(generation if rng.random() < 0.6 else all_methods())
     harms_others = method.containing_service.name in ("LaneAdmin", "EngineAdmin")
     key = rng.choice([key for key in KEYS if key != "sk-admin"] if harms_others else KEYS)
     count = rng.choice((0, 1, 2, 4)) if method.client_streaming else 1
@@ -171,7 +171,7 @@ def _grpc_case(rng: Random) -> GrpcCase:
 
 
 @cache
-def _operations() -> list[tuple[str, str, Mapping[str, Any]]]:
+def all_operations() -> list[tuple[str, str, Mapping[str, Any]]]:
     return [
         (method.upper(), path, operation)
         for path, operations in api()["paths"].items()
@@ -181,7 +181,7 @@ def _operations() -> list[tuple[str, str, Mapping[str, Any]]]:
 
 
 @cache
-def _methods() -> list[MethodDescriptor]:
+def all_methods() -> list[MethodDescriptor]:
     services = [service for proto in PROTOS for service in proto.DESCRIPTOR.services_by_name.values()]
     return [method for service in services for method in service.methods]
 

@@ -44,7 +44,7 @@ def answer(request: Request) -> str:
     return text or ("x" if request.params.ignore_eos else "")  # an engine that ignores the end produces some token
 
 
-async def _watch(gateway_app: GatewayApp) -> None:
+async def watch(gateway_app: GatewayApp) -> None:
     """Keep the gateway told that its engine, which reports no running requests, is alive."""
     picture = await gateway_app.engine.stats()
     for lane in picture.lanes:
@@ -54,7 +54,7 @@ async def _watch(gateway_app: GatewayApp) -> None:
         await asyncio.Event().wait()
 
 
-async def _idle(gateway_app: GatewayApp) -> None:
+async def idle(gateway_app: GatewayApp) -> None:
     """Wait for the ends of requests whose clients have just gone away."""
     async with asyncio.timeout(30):
         while gateway_app.gateway.active:
@@ -70,11 +70,11 @@ def main() -> None:
         with served(Path(folder), **options) as running:
             running.gateway_app.engine.reply = answer
             running.gateway_app.engine.tokens_per_event = 3
-            watching = asyncio.run_coroutine_threadsafe(_watch(running.gateway_app), running.loop)
+            watching = asyncio.run_coroutine_threadsafe(watch(running.gateway_app), running.loop)
             print(json.dumps({"http": running.url, "grpc": running.grpc_target}), flush=True)
             sys.stdin.read()
             watching.cancel()
-            running.run(_idle(running.gateway_app))
+            running.run(idle(running.gateway_app))
             running.run(running.gateway_app.assert_empty())
             print(json.dumps({"left": _left(running)}), flush=True)
 

@@ -164,6 +164,8 @@ class FakeEngine:
         """Log probability of every token."""
         self.pause = 0.0
         """Seconds between events."""
+        self.pauses: dict[str, float] = {}
+        """The same for requests of some tenants, by name."""
         self.admit: asyncio.Event | None = None
         """Requests wait for it before their first event."""
         self.go_on: asyncio.Event | None = None
@@ -266,7 +268,7 @@ class FakeEngine:
                     end = "finished"
                 self.generated[request.id] += len(event.tokens)
                 yield [event]
-                await asyncio.sleep(self.pause)
+                await asyncio.sleep(self.pauses.get(request.tenant, self.pause))
                 if number == 1:
                     await self._wait(self.go_on, request)
         finally:

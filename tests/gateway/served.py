@@ -55,7 +55,7 @@ def served(
         server = GrpcServer(
             gateway_app.gateway,
             key_ring(),
-            None,
+            app_options.get("accounts"),
             gateway_app.operations,
             usage=gateway_app.usage,
             grace_seconds=0.0,

@@ -1,7 +1,8 @@
 """Another process that the fuzzer may attack: the whole gateway of the demo with its real engine, model and adapters.
 
 It speaks as `tests.fuzz.target` does. Grammars reach the engine's own worker processes here, are compiled in the engine
-and followed by answers. Sequences are short, so that a case takes seconds on a small machine.
+and followed by answers. Sequences are short, so that a case takes seconds on a small machine. An argument is the module
+of another engine, which has no adapters.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from gateway.config.sections import AdminConfig, TenantConfig
 from gateway.config.whole import Config, demo_config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.serve.launch import Launch
+from gateway.serve.process import freeze_memory, run_loop
 from gateway.serve.single import Running, running
 
 IDLE_SECONDS = 60
@@ -45,10 +48,14 @@ def fuzzed_config() -> Config:
     )
 
 
-async def _serve(folder: Path) -> None:
+async def _serve(folder: Path, engine_program: Sequence[str]) -> None:
     model = prepare_model("embedded", default_data_dir(os.environ), Console(stderr=True))
-    async with running(Launch(fuzzed_config(), model, folder)) as app:
+    launch = Launch(fuzzed_config(), model, folder)
+    if engine_program:
+        launch = replace(launch.preloading({}), engine=tuple(engine_program))
+    async with running(launch) as app:
         addresses = {"http": f"http://127.0.0.1:{app.http_port}", "grpc": f"127.0.0.1:{app.grpc_port}"}
+        freeze_memory()
         print(json.dumps(addresses), flush=True)
         engine = app.engines.supervisors["engine-0"].pid
         await asyncio.to_thread(sys.stdin.read)
@@ -73,7 +80,7 @@ async def _left(app: Running) -> int:
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_serve(Path(folder)))
+        run_loop(_serve(Path(folder), sys.argv[1:]))
 
 
 if __name__ == "__main__":

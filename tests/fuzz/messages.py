@@ -56,7 +56,7 @@ def _message(rng: Random, kind: Descriptor, depth: int) -> Message:
 def _fill(rng: Random, message: Any, field: FieldDescriptor, depth: int) -> None:
     many = range(rng.choice((0, 1, 1, 2, 3)))
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        _fill_map(rng, getattr(message, field.name), field.message_type, len(many))
+        _fill_map(rng, getattr(message, field.name), field.message_type, len(many), depth)
     elif field.message_type is not None:
         made, place = _message(rng, field.message_type, depth + 1), getattr(message, field.name)
         _ = place.extend([made] * len(many)) if field.is_repeated else place.CopyFrom(made)
@@ -66,10 +66,13 @@ def _fill(rng: Random, message: Any, field: FieldDescriptor, depth: int) -> None
         setattr(message, field.name, _leaf(rng, field))
 
 
-def _fill_map(rng: Random, target: Any, entry: Descriptor, count: int) -> None:
+def _fill_map(rng: Random, target: Any, entry: Descriptor, count: int, depth: int) -> None:
     key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
     for _ in range(count):
-        target[_leaf(rng, key)] = _leaf(rng, value)
+        if value.message_type is not None:
+            target[_leaf(rng, key)].CopyFrom(_message(rng, value.message_type, depth + 1))
+        else:
+            target[_leaf(rng, key)] = _leaf(rng, value)
 
 
 def _leaf(rng: Random, field: FieldDescriptor) -> Any:

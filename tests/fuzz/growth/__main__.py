@@ -114,7 +114,7 @@ def _write(log: TextIO, case: Case, figures: Figures | None, wrong: str) -> None
 
 def _print(report: Report) -> None:
     console = Console()
-    table = Table(title="the worst of each field", box=None)
+    table = Table(title="the highest figures of each field, measured once", box=None)
     for name, justify in (
         ("hold ms", "right"),
         ("kept MiB", "right"),

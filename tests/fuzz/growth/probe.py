@@ -137,6 +137,8 @@ def _place(frame: FrameType | None) -> str:
     """Return the innermost line of a stack, and before it the innermost one of this repository."""
     assert frame is not None
     innermost, own = frame, frame
+    if innermost.f_code.co_filename.endswith("asyncio/runners.py"):
+        return "in no line of Python"  # in a library's code, or waiting for Python's lock
     while own is not None and not own.f_code.co_filename.startswith(ROOT + "/gateway"):
         own = own.f_back  # type: ignore[assignment]
     return _line(innermost) if own is None or own is innermost else f"{_line(own)} > {_line(innermost)}"

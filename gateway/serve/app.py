@@ -50,6 +50,7 @@ from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError
+from gateway.serve.memory import memory_kept_low
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, seed_adapters
 from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
@@ -141,6 +142,7 @@ async def built_gateway(
         stack.push_async_callback(gateway.close)
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
+        await stack.enter_async_context(memory_kept_low())
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
         for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
             metrics.register(further)

@@ -208,7 +208,7 @@ class Shard:
             self._end_unanswered(used)
             raise
         except ApiError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which refers to this frame, and so to the line, while it waits
         except Exception:  # as in the HTTP server, a bug fails only this line
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)

@@ -101,7 +101,10 @@ class AnswerStream:
         item = await self._items.get()
         self._is_over = item is None or isinstance(item, BaseException)
         if isinstance(item, BaseException):
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # its traceback refers to this frame: a cycle would keep what the frame holds
         return item
 
 
@@ -120,3 +123,4 @@ async def _pump(request: AbstractAsyncContextManager[Opened], items: asyncio.Que
         end = error
     finally:  # after a cancellation, too: another task may wait for an item
         items.put_nowait(end)
+        del end  # its traceback refers to this frame: a cycle would keep what the frame holds

@@ -137,6 +137,7 @@ class Pipeline:
             for call in broken:
                 if not call.reply.done():
                     call.reply.set_exception(failure)
+            del failure  # its traceback refers to this frame: a cycle would keep what the frame holds
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 

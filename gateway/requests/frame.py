@@ -128,7 +128,10 @@ class RequestFrame:
                 # Even a cancelled run waits for this, because the next run of its request asks whether it is counted.
                 refusal = await asyncio.shield(self._spawn(self._count_refused(self.reservation(record, run), record)))
                 if refusal is not None and isinstance(error, ApiError) and error.http_status != 429:
-                    raise refusal from error
+                    try:
+                        raise refusal from error
+                    finally:
+                        del refusal  # its traceback refers to this frame: a cycle would keep what the frame holds
             raise
 
     @asynccontextmanager

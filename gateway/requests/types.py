@@ -296,7 +296,10 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]], most: int) -
         while running:
             item = await queue.get()
             if isinstance(item, BaseException):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # its traceback refers to this frame: a cycle would keep what the frame holds
             if item is None:
                 running -= 1
             else:
@@ -310,11 +313,11 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]], most: int) -
 async def _pump(
     stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None], turns: asyncio.Semaphore
 ) -> None:
-    end: BaseException | None = None
     try:
         async with turns, aclosing(stream):
             async for item in stream:
                 queue.put_nowait((item,))
     except Exception as error:
-        end = error
-    queue.put_nowait(end)
+        queue.put_nowait(error)
+    else:
+        queue.put_nowait(None)

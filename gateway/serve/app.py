@@ -52,7 +52,7 @@ from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError
-from gateway.serve.memory import memory_given_back
+from gateway.serve.memory import memory_kept_low
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, seed_adapters
 from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
@@ -150,13 +150,13 @@ async def built_gateway(
         stack.push_async_callback(gateway.close)
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
+        await stack.enter_async_context(memory_kept_low())
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
         disk = Disk.of_store(launch.data_dir)
         loop_metrics = LoopMetrics(asyncio.get_running_loop())
         for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        await stack.enter_async_context(memory_given_back())
         stores_on = None if config.redis.url else disk
         responses = _responses(config, redis, stores_on)
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, stores_on)

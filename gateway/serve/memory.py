@@ -1,60 +1,129 @@
-"""Gives memory that requests have used back to the machine."""
+"""Gives memory back to the operating system after a burst of large requests.
+
+glibc keeps what is freed, in two ways that are mended at the start: its threshold above which a block is mapped on its
+own, and returned when it is freed, rises to 32 MiB with the blocks that are freed; and each thread gets a heap of its
+own. What small blocks leave behind is returned by looking every now and then: when much more memory is resident than
+the process has in use, the free pages are returned. Elsewhere than on Linux with glibc nothing is done.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import resource
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import gc
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-PAUSE_SECONDS = 5.0
-"""Seconds between two looks at the size of the process."""
-GROWTH_BYTES = 32 * 2**20
-"""Growth of the process, above its least size so far, beyond which memory is given back at every look. Ordinary
-requests cause less: they use the memory of those before them. Where there is nothing to give back, a try takes 0.1
-ms."""
+PAGE_BYTES = 4096
+LOOK_SECONDS = 0.25
+"""Interval at which memory is looked at, which takes 40 us."""
+GROWN_BYTES = 32 * 2**20
+"""Memory to return at which it is returned, and growth at which garbage is collected. glibc locks a heap while it
+returns the free pages of that: 9 ms for so many, during which the event loop may have to wait."""
+CALM_BYTES = 4 * 2**20
+"""Maximum growth within LOOK_SECONDS at which garbage is collected. Until then, requests need what has grown."""
+MOST_OBJECTS = 200_000
+"""Maximum number of objects in the oldest generation at which all garbage is collected: 10 to 20 ms, in which the event
+loop stands still. With more, the objects of the younger generations alone are looked at."""
+MMAP_THRESHOLD, ARENA_MAX = -3, -8
+"""Parameters of mallopt in glibc's malloc.h: M_MMAP_THRESHOLD and M_ARENA_MAX."""
+MAPPED_BYTES = 256 * 2**10
+"""Size from which blocks are mapped on their own."""
+MOST_ARENAS = 2
 
-Trim = Callable[[], object]
+
+class Mallinfo(ctypes.Structure):
+    """struct mallinfo2 of glibc's malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "k")
+    )
+
+
+def glibc() -> Any:
+    """Return glibc, or None where the C library is another one or too old."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    library.mallinfo2.restype = Mallinfo
+    return library
+
+
+def bound_heaps() -> None:
+    """Make glibc return large blocks when they are freed, and share few heaps between threads. Called once, before the
+    process starts threads."""
+    library = glibc()
+    if library is not None:
+        library.mallopt(MMAP_THRESHOLD, MAPPED_BYTES)
+        library.mallopt(ARENA_MAX, MOST_ARENAS)
+
+
+class MemoryKeeper:
+    """Looks at the memory of this process, and returns what it does not need any more."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._resident_before = 0
+        """Resident bytes at the last look."""
+        self._unused = self.resident() - self.used()
+        """Resident bytes beyond those in use that were left when memory was last returned: code, stacks and gaps."""
+        self._collected = self.used()
+        """Bytes that were in use after the last collection of garbage."""
+
+    def resident(self) -> int:
+        """Return the bytes of this process that are in physical memory."""
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * PAGE_BYTES
+
+    def used(self) -> int:
+        """Return the bytes that this process has allocated from glibc."""
+        info = self._library.mallinfo2()
+        return int(info.uordblks + info.hblkhd)
+
+    async def look(self) -> None:
+        """Collect garbage and return free memory, if much of either may have come."""
+        resident, used = self.resident(), self.used()
+        calm = resident - self._resident_before < CALM_BYTES
+        self._resident_before = resident
+        self._collected = min(self._collected, used)
+        self._unused = min(self._unused, resident - used)
+        if calm and used - self._collected > GROWN_BYTES:
+            collect_garbage()
+            self._collected = self.used()
+        if resident - self.used() - self._unused > GROWN_BYTES:
+            await asyncio.to_thread(self._library.malloc_trim, 0)
+            self._unused = self.resident() - self.used()
+
+
+def collect_garbage() -> None:
+    """Collect garbage within some 20 ms."""
+    gc.collect(1)
+    if len(gc.get_objects(2)) <= MOST_OBJECTS:
+        gc.collect()
 
 
 @asynccontextmanager
-async def memory_given_back(seconds: float = PAUSE_SECONDS, growth: int = GROWTH_BYTES) -> AsyncIterator[None]:
-    """During the block, let the C library return its free memory while the process has grown by more than `growth`
-    bytes.
-
-    glibc keeps what a thread has freed for that thread. Tokenizing 30 texts of 500 kB left 150 MB in the process, of
-    which none was in use; giving it back took 16 ms in a thread. With another C library nothing is done.
-    """
-    task = None
-    if (trim := _trim()) is not None:
-        task = asyncio.create_task(_give_back(trim, seconds, growth), name="memory")
+async def memory_kept_low() -> AsyncIterator[None]:
+    """Return memory to the operating system during the block."""
+    library = glibc()
+    if library is None:
+        yield
+        return
+    keeping = asyncio.create_task(_keep(MemoryKeeper(library)), name="memory")
     try:
         yield
     finally:
-        if task is not None:
-            task.cancel()
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
 
 
-async def _give_back(trim: Trim, seconds: float, growth: int) -> None:
-    least = resident_bytes()
+async def _keep(keeper: MemoryKeeper) -> None:
     while True:
-        await asyncio.sleep(seconds)
-        if (size := resident_bytes()) > least + growth:
-            await asyncio.to_thread(trim)
-        least = min(least, size)
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes. Only Linux says it."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _trim() -> Trim | None:
-    """Return glibc's function that returns free memory to the kernel. None means that this is another C library."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return None
-    return lambda: trim(0)
+        await asyncio.sleep(LOOK_SECONDS)
+        await keeper.look()

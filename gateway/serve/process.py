@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import structlog
 
 from engine.process.lossy_log import log_renderers, lossy_loggers
+from gateway.serve.memory import bound_heaps
 
 T = TypeVar("T")
 
@@ -56,8 +57,9 @@ class _ToStructlog(logging.Handler):
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a new uvloop event loop (on Windows asyncio's) and return its result; then undo
-    `gc.freeze`."""
+    """Run a coroutine on a new uvloop event loop (on Windows asyncio's), in a process whose heaps are bounded, and
+    return its result; then undo `gc.freeze`."""
+    bound_heaps()
     if sys.platform == "win32":
         return asyncio.run(work)
     from uvloop import new_event_loop

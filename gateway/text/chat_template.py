@@ -161,20 +161,27 @@ def render(
         if adapted != list(messages):
             with suppress(*REFUSALS):
                 return _rendered(tokenizer, adapted, tools, options)
-    raise refusal
+    try:
+        raise refusal
+    finally:
+        del refusal  # its traceback refers to this frame: a cycle would keep what the frame holds
 
 
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions
 ) -> str:
-    text = tokenizer.apply_chat_template(
-        list(messages),
-        list(tools) or None,
-        tokenize=False,
-        add_generation_prompt=options.add_generation_prompt,
-        continue_final_message=options.continue_final_message,
-        **options.variables,
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages),
+            list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            **options.variables,
+        )
+    except REFUSALS as error:
+        error.__traceback__ = None  # Jinja's frames refer to the error: a cycle would keep the messages
+        raise
     return str(text)
 
 

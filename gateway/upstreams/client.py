@@ -170,11 +170,12 @@ class UpstreamClient:
                         stack.push_async_exit(own.pop_all())
                     break
                 except TimeoutError:
-                    failure = UpstreamFailed(f"no answer within {self._config.first_token_timeout_s:g} s")
+                    if not left:
+                        message = f"no answer within {self._config.first_token_timeout_s:g} s"
+                        raise UpstreamFailed(message) from None
                 except UpstreamFailed as error:
-                    failure = error
-                if not left or not failure.is_transient:
-                    raise failure
+                    if not left or not error.is_transient:
+                        raise
                 await asyncio.sleep(RETRY_SECONDS * 2 ** (self._config.retries - left))
             if first is None:
                 raise UpstreamFailed("an empty answer")

@@ -1,48 +1,67 @@
-"""Memory that a thread has freed goes back to the machine."""
+"""Memory goes back to the operating system after a burst: what is free, and what only the garbage collector frees."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 
 import pytest
 
 from gateway.serve import memory
+from gateway.serve.memory import glibc, memory_kept_low
 
-SCRIPT = """
-import asyncio
-from gateway.serve.memory import memory_given_back, resident_bytes
+BURST = """
+import asyncio, sys
+from gateway.serve.memory import MemoryKeeper, glibc, memory_kept_low
+from gateway.serve.process import freeze_memory, run_loop
 
-def work():
-    pieces = [bytes([number % 250]) * 2000 for number in range(60_000)]  # on glibc's heap of this thread
-    return bytes([1]) * 2000  # which keeps the heap from shrinking by itself
+class Node:
+    pass
 
-async def main():
-    async with memory_given_back(seconds=0.05, growth=16 * 2**20):
-        before = resident_bytes()
-        task = asyncio.create_task(asyncio.to_thread(work))
-        await asyncio.sleep(0)
-        kept = await task
-        async with asyncio.timeout(20):
-            while resident_bytes() > before + 16 * 2**20:
-                await asyncio.sleep(0.05)
+def burst(kind):
+    if kind == "free":  # every third block stays, so that the heap's end is in use
+        blocks = [bytes(3000) for _ in range(60_000)]
+        return blocks[::300]
+    for _ in range(40):
+        node = Node()
+        node.itself, node.data = node, [bytes(3000) for _ in range(1000)]
 
-asyncio.run(main())
+async def main(kind):
+    freeze_memory()
+    keeper = MemoryKeeper(glibc())
+    async with memory_kept_low() if "kept" in sys.argv else asyncio.timeout(None):
+        before = keeper.resident()
+        kept = burst(kind)
+        most = keeper.resident()
+        for _ in range(60 if "kept" in sys.argv else 10):
+            if keeper.resident() < before * 1.1 + 2**20:
+                break
+            await asyncio.sleep(0.5)
+        print(most > before * 2, keeper.resident() < before * 1.1 + 2**20)
+
+run_loop(main(sys.argv[1]))
 """
 
 
-def test_what_a_thread_has_freed_is_given_back():
-    """In a process of its own, whose size nothing else changes."""
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)
+def after_burst(*arguments: str) -> str:
+    """Return whether memory grew in a burst, and whether it came back."""
+    ended = subprocess.run([sys.executable, "-c", BURST, *arguments], capture_output=True, text=True, check=True)
+    return ended.stdout.strip()
 
 
-async def test_a_process_that_does_not_grow_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    trimmed: list[int] = []
-    sizes = [100, 110, 105, 150, 139, 90, 131]
-    monkeypatch.setattr(memory, "resident_bytes", lambda: sizes.pop(0) if sizes else 100)
-    task = asyncio.create_task(memory._give_back(lambda: trimmed.append(1), 0.0, 40))
-    while sizes or len(trimmed) < 2:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    assert len(trimmed) == 2  # at 150 and 131 bytes
+@pytest.mark.skipif(glibc() is None, reason="it is glibc that keeps memory")
+@pytest.mark.parametrize("kind", ["free", "garbage"])
+def test_memory_goes_back_after_a_burst(kind):
+    assert after_burst(kind, "kept") == "True True"
+
+
+@pytest.mark.skipif(glibc() is None, reason="it is glibc that keeps memory")
+def test_without_the_keeper_it_would_stay():
+    assert after_burst("free") == "True False"
+
+
+async def test_other_c_libraries_are_left_alone(monkeypatch):
+    monkeypatch.setattr(memory, "glibc", lambda: None)
+    memory.bound_heaps()
+    async with memory_kept_low():
+        pass

@@ -18,7 +18,7 @@
         ├── 500 INTERNAL, ENGINE_CRASHED
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
         │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE,
-        │       UPSTREAM_UNAVAILABLE
+        │       UPSTREAM_UNAVAILABLE, OVERLOADED
         └── 504 DEADLINE_EXCEEDED
 
 A 429 always means the tenant's own limit; a lack of shared capacity is always a 503.
@@ -102,6 +102,7 @@ class Fault(Enum):
     STORAGE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "storage_unavailable", True)
     ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
     UPSTREAM_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable")
+    OVERLOADED = (503, "UNAVAILABLE", "service_unavailable", "overloaded")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
 
     def __init__(

@@ -45,6 +45,7 @@ from gateway.requests.submission import Submission
 from gateway.requests.tenant_room import TenantRoom
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, Speech, merge_streams
 from gateway.requests.upstreams import UpstreamServer
+from gateway.requests.wire_room import WireRoom
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 
@@ -94,6 +95,8 @@ class Gateway:
         """Turns of the requests that only count, encode or decode tokens."""
         self.watches = TenantRoom(MOST_WATCHES, TOO_MANY_WATCHES)
         """Open streams of batches and stored responses."""
+        self.wire = WireRoom()
+        """Bytes of requests that arrive and of answers that leave, over all protocols."""
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:

@@ -10,7 +10,15 @@ from msgspec import Struct
 
 from gateway.core.errors import Fault
 
-BODY = frozenset({Fault.INVALID_JSON, Fault.INVALID_REQUEST, Fault.REQUEST_TOO_LARGE})
+BODY = frozenset(
+    {
+        Fault.INVALID_JSON,
+        Fault.INVALID_REQUEST,
+        Fault.REQUEST_TOO_LARGE,
+        Fault.RATE_LIMIT_EXCEEDED,
+        Fault.OVERLOADED,
+    }
+)
 KEYED = frozenset({Fault.INVALID_API_KEY, Fault.FORBIDDEN})
 
 TEXT = "text/plain"

@@ -55,6 +55,7 @@ CONTRACT = [
     ("STORAGE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "storage_unavailable", True),
     ("ENGINE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "engine_unavailable", None),
     ("UPSTREAM_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable", None),
+    ("OVERLOADED", 503, "UNAVAILABLE", "service_unavailable", "overloaded", None),
     ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
 ]
 

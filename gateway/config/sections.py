@@ -206,6 +206,8 @@ class HttpConfig:
     engine_wait_s: float = 60.0
     """Seconds that a request waits for the next engine process each time that an engine process ends; then it gets
     503."""
+    keep_alive_s: float = 75.0
+    """Seconds after which an idle connection is closed. It should be longer than a proxy in front keeps connections."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API, except for administration. A port of `*` matches any port."""
 
@@ -213,6 +215,7 @@ class HttpConfig:
         _port(self.port)
         check_origins(self.cors_origins)
         _at_least(1, max_body_bytes=self.max_body_bytes)
+        _positive(keep_alive_s=self.keep_alive_s)
         _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
         _positive(engine_wait_s=self.engine_wait_s)
 

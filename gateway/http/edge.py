@@ -24,8 +24,17 @@ from gateway.core.trace_context import request_id_from
 from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
 from gateway.openai.unknown import replacement_hint
+from gateway.requests.wire_room import REQUEST_BYTES, WireHold, WireRoom
 
 log = structlog.get_logger("http")
+
+HEAD_BYTES = "head_bytes"
+"""Name in a request's state under which the server leaves the size of its headers in bytes."""
+HOLD = "hold"
+"""Name in a request's state under which its `WireHold` is."""
+PIECE_BYTES = 64 * 2**10
+"""Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
+is written, so that only this much of a response is copied into the connection's buffers."""
 
 
 class ClientGone(OSError):
@@ -39,8 +48,10 @@ class RequestMiddleware:
     has begun leave it incomplete. It replaces `Starlette`'s middleware, in which every write passes through each layer.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, room: WireRoom) -> None:
+        """`room` bounds the bytes of requests that arrive, and counts those of responses that are not written yet."""
         self.router = router
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +63,8 @@ class RequestMiddleware:
         own_headers = [(b"x-request-id", request_id.encode())]
         if is_messages_path(scope["path"]):
             own_headers.append((b"request-id", request_id.encode()))  # the name that Anthropic's clients read
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state[HOLD] = request_id, self._room.hold()
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -60,6 +72,9 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), *own_headers]
+            elif len(message.get("body", b"")) > PIECE_BYTES:
+                await _send_in_pieces(message, send, state[HOLD])
+                return
             await send(message)
 
         try:
@@ -76,6 +91,20 @@ class RequestMiddleware:
             log.exception("internal_error", request_id=request_id, path=scope["path"])
             if not started:
                 await _error_response(scope, internal(request_id))(scope, receive, send_with_id)
+        finally:
+            state[HOLD].free()
+
+
+async def _send_in_pieces(message: Message, send: Send, hold: WireHold) -> None:
+    """Send the body of a message in pieces, and count all of it in `hold` until the last one is written."""
+    body, more = message["body"], message.get("more_body", False)
+    hold.count(len(body))
+    try:
+        for start in range(0, len(body), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await send({"type": message["type"], "body": body[start:end], "more_body": more or end < len(body)})
+    finally:
+        hold.count(-len(body))
 
 
 def _without_trailing_slash(scope: Scope) -> Scope:
@@ -123,18 +152,44 @@ def api_key(request: Request) -> str | None:
     return header(request.scope, b"x-api-key").strip() or None
 
 
+def hold_of(request: Request) -> WireHold:
+    """Return what counts the bytes that a request holds. They are freed when the request ends, at the latest."""
+    hold: WireHold = request.scope["state"][HOLD]
+    return hold
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body of a request. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known that the body
-    exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
-    return b"".join([piece async for piece in streamed_body(request, max_bytes)])
+    """Return the whole body of a request, which stays counted in `hold_of`. A declared length is reserved there before
+    the first byte is awaited, and other bytes count as they arrive.
+
+    Raises ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`; RATE_LIMIT_EXCEEDED,
+    OVERLOADED, there is no room for it. Raises ClientGone if the client disconnects before the body is complete.
+    """
+    hold, declared = hold_of(request), _declared_bytes(request, max_bytes)
+    hold.take(REQUEST_BYTES + request.scope["state"].get(HEAD_BYTES, 0) + declared)
+    pieces, reserved = [], declared
+    async for piece in streamed_body(request, max_bytes):
+        if len(piece) > reserved:
+            hold.take(len(piece) - reserved)
+        reserved = max(0, reserved - len(piece))
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _declared_bytes(request: Request, max_bytes: int) -> int:
+    """Return the length that a request declares for its body; 0 if it declares none, because the body comes in chunks.
+    Raises ApiError (REQUEST_TOO_LARGE) if it exceeds `max_bytes`."""
+    declared = header(request.scope, b"content-length")
+    num_bytes = int(declared) if declared.isdecimal() else 0
+    if num_bytes > max_bytes:
+        raise request_too_large(max_bytes)
+    return num_bytes
 
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known
     that the body exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
-    declared = header(request.scope, b"content-length")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise request_too_large(max_bytes)
+    _declared_bytes(request, max_bytes)
     received, more = 0, True
     while more:
         message = await request.receive()

@@ -17,7 +17,8 @@ from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
 from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
-from gateway.http.edge import header, streamed_body
+from gateway.files.upload import PIECE_BYTES
+from gateway.http.edge import header, hold_of, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, json_response
@@ -30,6 +31,8 @@ FILE = FILES + "/{file_id}"
 CONTENT = FILE + "/content"
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 MAX_SECONDS = 10**9
+UPLOAD_BYTES = 2 * PIECE_BYTES
+"""Bytes of an upload that are in memory: a piece that comes together and one that is being written."""
 
 
 class FilesApi:
@@ -52,6 +55,7 @@ class FilesApi:
         """Store an uploaded file and return its record as JSON. The body is read only after the caller was
         authenticated, and the file is streamed: only the other fields of the form are held in memory."""
         tenant = self._tenant(request)
+        hold_of(request).take(UPLOAD_BYTES)
         form = FileForm(header(request.scope, b"content-type"), {"purpose": check_purpose})
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
         async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:

@@ -6,23 +6,29 @@ from __future__ import annotations
 import asyncio
 import http
 import math
+from functools import partial
 from typing import Any
 
 import httptools
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.core.trace_context import request_id_from
+from gateway.http.edge import HEAD_BYTES
+from gateway.http.peer import UnframedResponses, WritingTime, has_left
 from gateway.http.stream import encode_json
+from gateway.requests.wire_room import WireRoom
 
 log = structlog.get_logger("http")
 
-KEEP_ALIVE_SECONDS = 15
-"""Seconds that a connection may be idle. This is longer than the 5 s for which httpx, and so OpenAI's client, keeps a
-connection. When both values were 5 s, some requests were sent on a connection that was just being closed."""
+KEEP_ALIVE_SECONDS = 75.0
+"""Seconds that a connection may be idle, by default. This is longer than the time for which clients and proxies keep a
+connection (httpx, and so OpenAI's client, 5 s; nginx and AWS's load balancers 60 s), because a request that is sent on
+a connection that is just being closed fails."""
+HEAD_END = b"\r\n\r\n"
 
 VERSIONS = ("1.1", "1.0")
 
@@ -31,11 +37,17 @@ class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, one instance for each connection, with deadlines and size limits. Times are in seconds.
 
     A peer that exceeds them is disconnected. Before, it gets an error response if it was sending a request and no
-    response to that has begun.
+    response to that has begun. One request of a connection is parsed and answered at a time: what a peer sends behind
+    it stays as it came until the response is complete, and is not read from the socket beyond one read. A body behind
+    an `Upgrade` header, which is ignored, and trailers, which are dropped, are never read as anything else.
     """
 
     max_head_bytes = 64 * 2**10
+    """Maximum bytes of a request's headers, of its trailers, and of what frames its body between two pieces of it."""
     max_headers = 128
+    granted_head_bytes = 8 * 2**10
+    """Bytes of a head that no bound on strangers counts, so that these cannot keep the requests of others out. Most
+    requests have 0.3 to 4 KiB."""
     head_seconds = 20.0
     """Maximum time from the start of a connection or a request to the end of the request's headers."""
     body_seconds = 30.0
@@ -46,15 +58,25 @@ class GuardedProtocol(HttpToolsProtocol):
     """Maximum bytes of a body that may arrive after the response was sent. Up to it, clients that send the whole body
     before they read still get the response."""
     write_seconds = 60.0
-    """Maximum time for a peer to read the data buffered for it, extended by the buffered bytes divided by `min_rate`.
-    A slower peer is disconnected, which ends and settles a request that is still being answered."""
+    """Maximum time in which a peer lets a response wait for it, extended by the bytes that it reads divided by
+    `min_rate`. A slower peer is disconnected, which ends and settles a request that is still being answered."""
+    peer_seconds = 1.0
+    """Interval at which the socket is asked whether the peer has left, while nothing is read from it."""
+
+    def __init__(self, *args: Any, room: WireRoom, **options: Any) -> None:
+        """`room` bounds the heads that arrive at all connections of the process; the rest is uvicorn's."""
+        super().__init__(*args, **options)
+        self._head_hold = room.hold()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_bytes = self._number = 0
-        self._body_bytes = self._unread_bytes = 0
-        self._in_head = self._in_body = False
+        self._ahead = b""
+        self._line_bytes = 0
+        self._body_bytes = self._unread_bytes = self._trailer_bytes = 0
+        self._body_length: int | None = 0
+        self._in_head = self._in_body = self._upgrades = False
         self._late_timer: asyncio.TimerHandle | None = None
+        self._writing = WritingTime(self.write_seconds, self.min_rate)
         self._stalled_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._expect(self.head_seconds)
@@ -63,41 +85,65 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._late_timer, self._stalled_timer):
             if timer is not None:
                 timer.cancel()
+        self._ahead = b""
+        self._head_hold.free()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, and refuse the request if they lie within a head that is larger than `max_head_bytes`.
-        Bytes with the beginning or the end of a head are left to `on_headers_complete`, as they may hold a body."""
-        within, number = self._in_head, self._number
-        super().data_received(data)
-        if within and self._in_head and number == self._number:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.max_head_bytes:
-                self._refuse(_head_too_large(self.max_head_bytes))
+        """Parse received bytes up to the end of the next request. What follows it waits until it is answered."""
+        while data and not self.transport.is_closing():
+            if self._is_answering and not (self._in_head or self._in_body):
+                self._ahead += data
+                self._stop_reading()
+                return
+            end = self._end_of_step(data)
+            self._parse(data if end >= len(data) else data[:end])
+            data = data[end:]
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or invalid_request("this is not a valid HTTP request"))
 
     def on_message_begin(self) -> None:
+        if self._is_answering:  # behind chunks, whose end is not known before they are parsed
+            self.cycle.keep_alive = False
+            raise _Ahead
+        self._unset_keepalive_if_required()
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
-        self._number += 1
+        self._in_head, self._line_bytes = True, 0
         self._expect(self.head_seconds)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        self._trailer_bytes += len(name) + len(value) + len(b":\r\n")
+        self._check_head(self._trailer_bytes, 0)
+
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        self._body_bytes = self._unread_bytes = 0
+        self._head_hold.free()
         if self.parser.get_http_version() not in VERSIONS:
             raise httptools.HttpParserError("an old or an unknown version")
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
-            self._refusal = _head_too_large(self.max_head_bytes)
-            raise httptools.HttpParserError("headers too large")
+        size, self._body_length = len(self.url), 0
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"content-length":
+                self._body_length = int(value)
+            elif name == b"transfer-encoding":
+                self._body_length = None
+        self._check_head(size, len(self.headers))
+        if self.parser.should_upgrade():
+            self._upgrades = True  # the parser is about to raise HttpParserUpgrade
+            return
+        self._in_head, self._in_body = False, True
+        self._body_bytes = self._unread_bytes = self._trailer_bytes = 0
+        self._writing = WritingTime(self.write_seconds, self.min_rate)
         self._expect(self.body_seconds)
+        self.scope["state"][HEAD_BYTES] = size
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._line_bytes = 0
         if self.cycle.response_complete:
             self._unread_bytes += len(body)
             if self._unread_bytes > self.max_unread_bytes:
@@ -105,23 +151,96 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
         self._in_body = False
         self._due = math.inf
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not (self._in_head or self._in_body):
-            self._expect(self.head_seconds + self._reading_seconds)
+        if self._in_head or self._in_body:
+            return
+        self._expect(self.head_seconds + self._reading_seconds)
+        ahead, self._ahead = self._ahead, b""
+        self.data_received(ahead)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled_timer = self.loop.call_later(self._reading_seconds, self._cut_off)
+        left = self._writing.pause(self.loop.time(), self.transport.get_write_buffer_size())
+        self._stalled_timer = self.loop.call_later(left, self._cut_off)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._writing.resume(self.loop.time(), self.transport.get_write_buffer_size())
         if self._stalled_timer is not None:
             self._stalled_timer.cancel()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = UnframedResponses(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _end_of_step(self, data: bytes) -> int:
+        """Return how many of the bytes to parse now: at most those up to the end of the head or of the body, or all if
+        the end is not known."""
+        if self._in_body:
+            return len(data) if self._body_length is None else max(1, self._body_length - self._body_bytes)
+        found = data.find(HEAD_END)
+        return len(data) if found < 0 else found + len(HEAD_END)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes. Refuse the request if they lie within a head, trailers or the framing of a body that is larger
+        than `max_head_bytes`, or within a head for which strangers' bytes leave no room."""
+        was_in_body = self._in_body
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            self._parse_without_upgrade(data[stopped.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _Ahead):
+                self._stop_reading()
+            else:
+                self.send_400_response("")
+            return
+        if self._in_head if not was_in_body else self._in_body:
+            self._count_line(len(data))
+
+    def _stop_reading(self) -> None:
+        self.flow.pause_reading()
+        self._look_in(self.peer_seconds)
+
+    def _count_line(self, num_bytes: int) -> None:
+        granted = max(self._line_bytes, self.granted_head_bytes)
+        self._line_bytes += num_bytes
+        try:
+            self._check_head(self._line_bytes, 0)
+            if self._in_head and self._line_bytes > granted:
+                self._head_hold.take(self._line_bytes - granted)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except ApiError as error:
+            self._refuse(error)
+
+    def _check_head(self, num_bytes: int, num_headers: int) -> None:
+        if num_bytes > self.max_head_bytes or num_headers > self.max_headers:
+            self._refusal = _head_too_large(self.max_head_bytes)
+            raise httptools.HttpParserError("headers too large")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse the head, after which the parser has stopped, again without its `Upgrade` header, and then `rest`.
+        RFC 9110 lets a server ignore that header; the parser would take the body for another protocol's bytes."""
+        self._upgrades = False
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def _expect(self, seconds: float) -> None:
         """Set the deadline for the next step of the peer's request, such as its headers, to `seconds` from now.
@@ -141,14 +260,26 @@ class GuardedProtocol(HttpToolsProtocol):
     def _look(self) -> None:
         due = self._due + (self._body_bytes / self.min_rate if self._in_body else 0.0)
         left = due - self.loop.time()
-        if left > 0:
+        if self.flow.read_paused and has_left(self.transport):
+            self.transport.abort()
+        elif self.flow.read_paused:
+            self._look_in(self.peer_seconds)
+        elif left > 0:
             self._look_in(min(left, self.head_seconds))
-        elif self.flow.read_paused or (not self._in_body and self._is_answering):
+        elif not self._in_body and self._is_answering:
             self._look_in(1.0)
         elif self._in_head or self._in_body:
             self._refuse(invalid_request("the request did not arrive in time"))
+        elif self._is_idle:
+            self._look_in(self.head_seconds)  # uvicorn closes it after `timeout_keep_alive`
         else:
             self.transport.abort()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Return whether the peer has read a complete response and may send a further request."""
+        closing = self.transport.is_closing()
+        return self.cycle is not None and not closing and not self.transport.get_write_buffer_size()
 
     @property
     def _reading_seconds(self) -> float:
@@ -181,12 +312,25 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def guarded_config(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
-    """Return the uvicorn configuration that serves an application with `protocol`, whose idle connections are closed
-    after KEEP_ALIVE_SECONDS. `options` are further arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are
-    off, and proxy headers are ignored, because the caller's identity follows from its key alone."""
+class _Ahead(Exception):
+    """The bytes of a further request have come before the response to the one before it is complete."""
+
+
+def guarded_config(
+    app: ASGIApp,
+    protocol: type[GuardedProtocol] = GuardedProtocol,
+    *,
+    room: WireRoom | None = None,
+    keep_alive_s: float = KEEP_ALIVE_SECONDS,
+    **options: Any,
+) -> uvicorn.Config:
+    """Return the uvicorn configuration that serves an application with `protocol`, whose connections are closed after
+    `keep_alive_s` idle seconds. `room` bounds what strangers hold; None means one of its own. `options` are further
+    arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are off, and proxy headers are ignored, because the
+    caller's identity follows from its key alone."""
     fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
-    return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
+    http: Any = partial(protocol, room=room or WireRoom())
+    return uvicorn.Config(app, http=http, timeout_keep_alive=keep_alive_s, **fixed, **options)  # type: ignore[arg-type]
 
 
 def _head_too_large(most: int) -> ApiError:

@@ -13,7 +13,7 @@ from gateway.anthropic.calls import count_tokens
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
-from gateway.http.edge import read_body
+from gateway.http.edge import hold_of, read_body
 from gateway.http.stream import json_response
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import parse
@@ -42,7 +42,7 @@ class TokensApi:
 
     async def message_tokens(self, request: Request) -> Response:
         tenant, body = await self._begin(request)
-        async with self._gateway.encoding.take(tenant.name, len(body)):
+        async with self._gateway.encoding.take(hold_of(request)):
             return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
 
     async def tokenize(self, request: Request) -> Response:
@@ -68,7 +68,7 @@ class TokensApi:
         else:
             prompt, special = body.prompt or "", body.add_special_tokens
             encode = partial(tokenizer.encode, prompt, special=special, tenant=tenant.name)
-        async with self._gateway.encoding.take(tenant.name, len(raw)):
+        async with self._gateway.encoding.take(hold_of(request)):
             ids = await encode()
             texts = await tokenizer.token_texts(ids) if body.return_token_strs else None
         answer = {
@@ -84,7 +84,7 @@ class TokensApi:
         body = parse(raw, DetokenizeRequest)
         model = self._served_model(tenant, body.model)
         model.intake.check_ids(body.tokens, "tokens")
-        async with self._gateway.encoding.take(tenant.name, len(raw)):
+        async with self._gateway.encoding.take(hold_of(request)):
             return json_response({"prompt": await model.tokenizer.decode_apart(body.tokens, skip_special=False)})
 
     async def _begin(self, request: Request) -> tuple[Tenant, bytes]:

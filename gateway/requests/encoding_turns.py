@@ -8,32 +8,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from gateway.requests.tenant_room import TenantRoom
+from gateway.requests.wire_room import WireHold
 
 AT_ONCE = 2
 """Maximum number of such requests in work at the same time, because generations need the threads, too."""
-MOST_BYTES = 64 * 2**20
-"""Maximum bytes of one tenant's requests that wait or are in work: eight of the longest. They are in memory, also if
-their callers have left."""
 
 
 class EncodingTurns:
     """Bounds the requests in work to `AT_ONCE`, and to one of each tenant, so that another tenant's request waits for
     few of them, however many one tenant has sent."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        """`most_bytes` is the maximum for one tenant. A single request may have more."""
-        self._room = TenantRoom(most_bytes, "your requests for tokens that wait have {held} bytes; try again later")
+    def __init__(self) -> None:
         self._all = asyncio.Semaphore(AT_ONCE)
         self._own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Semaphore of each tenant that has such requests."""
 
     @asynccontextmanager
-    async def take(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
-        """Wait until a tenant's request of `num_bytes` bytes may be worked on, which the block does. Raises ApiError
-        (RATE_LIMIT_EXCEEDED): the tenant's other requests leave no room for it."""
-        with self._room.taken(tenant, num_bytes):
-            if (own := self._own.get(tenant)) is None:
-                own = self._own[tenant] = asyncio.Semaphore(1)
-            async with own, self._all:
-                yield
+    async def take(self, hold: WireHold) -> AsyncIterator[None]:
+        """Wait until the request that has its body in `hold` may be worked on, which the block does. Raises ApiError
+        (RATE_LIMIT_EXCEEDED) if by then its tenant leaves so many answers unread that there is no room for this one,
+        which may be several times as long as the request."""
+        if (own := self._own.get(hold.tenant)) is None:
+            own = self._own[hold.tenant] = asyncio.Semaphore(1)
+        async with own, self._all:
+            hold.take(0)
+            yield

@@ -134,8 +134,10 @@ class GenerationService(pb_grpc.GenerationServicer):
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         prompt = prompt_input(request)
-        async with self._gateway.encoding.take(tenant.name, request.ByteSize()):
-            prompt_ids = await model.intake.encode(tenant, prompt)
+        with self._gateway.wire.hold(tenant) as hold:
+            hold.take(request.ByteSize())
+            async with self._gateway.encoding.take(hold):
+                prompt_ids = await model.intake.encode(tenant, prompt)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 
     @asynccontextmanager

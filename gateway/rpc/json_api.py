@@ -103,8 +103,10 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         if kind == "count_message_tokens":
             await self._gateway.turns.take(tenant.name)
             body = _body(request)
-            async with self._gateway.encoding.take(tenant.name, len(body)):
-                return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
+            with self._gateway.wire.hold(tenant) as hold:
+                hold.take(len(body))
+                async with self._gateway.encoding.take(hold):
+                    return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
         match kind:
             case "get_response":
                 if request.get_response.HasField("starting_after"):

@@ -52,6 +52,8 @@ class EndpointServers:
     grpc: GrpcServer
     gateway: Gateway
     responses: Responses
+    keep_alive_s: float
+    """Seconds after which the HTTP port closes an idle connection."""
 
 
 def endpoint_servers(services: Services, config: Config, *, shared: bool) -> tuple[EndpointServers, ...]:
@@ -93,7 +95,7 @@ def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, sh
         cors_origins=config.http.cors_origins,
         grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
-    return EndpointServers(endpoint, app, grpc, services.gateway, services.responses)
+    return EndpointServers(endpoint, app, grpc, services.gateway, services.responses, config.http.keep_alive_s)
 
 
 @asynccontextmanager
@@ -118,7 +120,15 @@ async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> A
     """Listen on the HTTP and the gRPC port of an endpoint until the block ends, then close both at the same time;
     yields their numbers."""
     http = servers.endpoint.http
-    server = HttpServer(servers.app, http.host, http.port, certificate=http.certificate(), shared=shared)
+    server = HttpServer(
+        servers.app,
+        http.host,
+        http.port,
+        certificate=http.certificate(),
+        shared=shared,
+        room=servers.gateway.wire,
+        keep_alive_s=servers.keep_alive_s,
+    )
     async with AsyncExitStack() as stack:
         port = await server.start()
         stack.push_async_callback(_stop_both, server, servers.grpc, stop)

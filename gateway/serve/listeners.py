@@ -13,7 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config.certificates import Certificate
-from gateway.http.guard import guarded_config
+from gateway.http.guard import KEEP_ALIVE_SECONDS, guarded_config
+from gateway.requests.wire_room import WireRoom
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import bind_socket
 from gateway.serve.launch import StartError
@@ -33,13 +34,24 @@ class HttpServer:
     Args:
         certificate: None means plain HTTP.
         shared: other processes listen on the port, too; the kernel distributes connections (SO_REUSEPORT).
+        room: bounds what strangers hold at all ports of the process. None means that this port has its own.
+        keep_alive_s: seconds after which an idle connection is closed.
     """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        certificate: Certificate | None = None,
+        shared: bool = False,
+        room: WireRoom | None = None,
+        keep_alive_s: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         contexts = None if certificate is None else lambda *_: certificate.for_http()
-        self._server = _Server(guarded_config(app, lifespan="off", ssl_context_factory=contexts))
+        config = guarded_config(app, room=room, keep_alive_s=keep_alive_s, lifespan="off", ssl_context_factory=contexts)
+        self._server = _Server(config)
         self._address, self._shared = (host, port), shared
         self._task: asyncio.Task[None] | None = None
 

@@ -7,13 +7,19 @@ import asyncio
 import pytest
 
 from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import Tenant
 from gateway.requests.encoding_turns import AT_ONCE, EncodingTurns
+from gateway.requests.wire_room import WireRoom
+
+ROOM = WireRoom(tenant_bytes=10)
 
 
 async def work(turns: EncodingTurns, tenant: str, begun: list[str], go_on: asyncio.Event, num_bytes: int = 1) -> None:
-    async with turns.take(tenant, num_bytes):
-        begun.append(tenant)
-        await go_on.wait()
+    with ROOM.hold(Tenant(tenant)) as hold:
+        hold.take(num_bytes)
+        async with turns.take(hold):
+            begun.append(tenant)
+            await go_on.wait()
 
 
 async def test_another_tenant_does_not_wait_for_the_rest_of_a_flood():
@@ -32,7 +38,7 @@ async def test_no_more_are_in_work_than_leave_threads_to_generations():
     turns, begun, go_on = EncodingTurns(), [], asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for number in range(5):
-            group.create_task(work(turns, f"tenant {number}", begun, go_on))
+            group.create_task(work(turns, f"tenant-{number}", begun, go_on))
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(begun) == AT_ONCE
@@ -40,16 +46,18 @@ async def test_no_more_are_in_work_than_leave_threads_to_generations():
     assert len(begun) == 5
 
 
-async def test_what_waits_in_memory_is_bounded_for_each_tenant():
-    turns, begun, go_on = EncodingTurns(most_bytes=10), [], asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(work(turns, "flood", begun, go_on, 100))
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="try again later") as refusal:
-            await work(turns, "flood", begun, go_on)
+async def test_a_tenant_that_leaves_its_answers_unread_gets_no_more_of_them():
+    turns, begun, go_on = EncodingTurns(), [], asyncio.Event()
+    go_on.set()
+    with ROOM.hold(Tenant("flood")) as waiting, ROOM.hold(Tenant("flood")) as unread:
+        waiting.take(8)
+        unread.count(100)
+        with pytest.raises(ApiError, match="read your answers") as refusal:
+            async with turns.take(waiting):
+                begun.append("flood")
         assert (refusal.value.fault, refusal.value.retry_after) == (Fault.RATE_LIMIT_EXCEEDED, 1.0)
-        group.create_task(work(turns, "neighbour", begun, go_on, 8))
-        group.create_task(work(turns, "neighbour", begun, go_on, 2))
-        go_on.set()
-    await work(turns, "flood", begun, go_on, 10)
-    assert begun.count("flood") == begun.count("neighbour") == 2
+        await work(turns, "neighbour", begun, go_on)
+        unread.free()
+        async with turns.take(waiting):
+            begun.append("flood")
+    assert begun == ["neighbour", "flood"]

@@ -19,8 +19,10 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.anthropic.calls import message_call
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
+from gateway.core.limits import EACH
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
+from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress, session_from, trace_context_from
 from gateway.embeddings.calls import embeddings_call, rerank_call, score_call
@@ -30,7 +32,16 @@ from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import AsgiEndpoint, RequestMiddleware, api_key, header, hold_of, read_body, request_id
+from gateway.http.edge import (
+    AsgiEndpoint,
+    RequestMiddleware,
+    api_key,
+    has_long_body,
+    header,
+    hold_of,
+    read_body,
+    request_id,
+)
 from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
@@ -41,6 +52,7 @@ from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
 from gateway.http.time_limits import with_time_limits
 from gateway.http.tokens import TokensApi
+from gateway.limiter.base import ReserveRequest
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.openai.calls import chat_call, completion_call
@@ -55,6 +67,7 @@ from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
+REDIS_PING_SECONDS = 0.2
 
 Call = TypeVar("Call", bound=WholeCall)
 Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
@@ -150,6 +163,7 @@ class HttpApi:
         self._ping_seconds = ping_seconds
         self._surface = surface
         self._openapi = b""
+        self._redis = SharedPoll(gateway.limiter.ping, REDIS_PING_SECONDS)
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
@@ -233,12 +247,13 @@ class HttpApi:
         of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
         `closed`. With the query parameter `model`, only that base model counts.
 
-        The body has the reason, and the state of each base model, of Redis, which is pinged, and of the limiter. Raises
+        The body has the reason, and the state of each base model, of Redis, which is pinged at most every
+        REDIS_PING_SECONDS, because anyone may ask, and of the limiter. Raises
         ApiError: MODEL_NOT_FOUND, there is no such base model; INVALID_REQUEST, another parameter is given.
         """
         check_parameters(request.query_params, "model")
         limiter = self._gateway.limiter
-        redis = await limiter.ping()
+        redis = await self._redis.get()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
             "status": found.status,
@@ -277,6 +292,10 @@ class HttpApi:
         response that runs its generation."""
         arrived = time.monotonic()
         principal = arrival.identify(self._authenticate(request))
+        if has_long_body(request):  # which is not worth reading if the tenant has no slot for its request
+            name = principal.tenant.name
+            asked = ReserveRequest(request_id(request), name, principal.key_id, tokens=0, adapter=EACH)
+            await self._gateway.limiter.check_requests(asked)
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(principal.tenant.name)
         call = await understood(principal.tenant, body, request_id(request), arrival.ingress)

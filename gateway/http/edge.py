@@ -32,6 +32,9 @@ HEAD_BYTES = "head_bytes"
 """Name in a request's state under which the server leaves the size of its headers in bytes."""
 HOLD = "hold"
 """Name in a request's state under which its `WireHold` is."""
+CHUNKED = b"transfer-encoding"
+LONG_BODY_BYTES = 64 * 2**10
+"""Bytes of a body beyond which its tenant's limits of requests are asked before it is read, not only afterwards."""
 PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
@@ -156,6 +159,13 @@ def hold_of(request: Request) -> WireHold:
     """Return what counts the bytes that a request holds. They are freed when the request ends, at the latest."""
     hold: WireHold = request.scope["state"][HOLD]
     return hold
+
+
+def has_long_body(request: Request) -> bool:
+    """Return whether the body of a request does not come together with its headers: it has more than LONG_BODY_BYTES,
+    or comes in chunks."""
+    declared = header(request.scope, b"content-length")
+    return int(declared) > LONG_BODY_BYTES if declared.isdecimal() else bool(header(request.scope, CHUNKED))
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -72,6 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._ahead = b""
         self._line_bytes = 0
+        """Bytes of the present head or, within a body, since its last piece."""
         self._body_bytes = self._unread_bytes = self._trailer_bytes = 0
         self._body_length: int | None = 0
         self._in_head = self._in_body = self._upgrades = False
@@ -143,7 +144,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        self._line_bytes = 0
         if self.cycle.response_complete:
             self._unread_bytes += len(body)
             if self._unread_bytes > self.max_unread_bytes:
@@ -192,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse bytes. Refuse the request if they lie within a head, trailers or the framing of a body that is larger
         than `max_head_bytes`, or within a head for which strangers' bytes leave no room."""
-        was_in_body = self._in_body
+        was_in_body, before = self._in_body, self._body_bytes
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stopped:
@@ -204,7 +204,9 @@ class GuardedProtocol(HttpToolsProtocol):
             else:
                 self.send_400_response("")
             return
-        if self._in_head if not was_in_body else self._in_body:
+        if was_in_body != self._in_body or before != self._body_bytes:
+            self._line_bytes = 0
+        elif self._in_head or self._in_body:
             self._count_line(len(data))
 
     def _stop_reading(self) -> None:

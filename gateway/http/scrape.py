@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.rpc.stream import EngineUnavailable
+from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import Principal, hash_key
 from gateway.http.edge import api_key
 from gateway.observe.engine_metrics import EngineSnapshot
@@ -47,15 +49,20 @@ class ScrapeApi:
         self._authenticate = authenticate
         self._keys = keys
         self._openness = openness
+        self._for_strangers = SharedPoll(partial(self._text, openness is True))
+        """The metrics for callers without a key, rendered at most once a second: that takes tens of milliseconds."""
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If an
         engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY, the key is missing or not
         valid; FORBIDDEN, it is a tenant's."""
         tenants = self._may_read_tenants(request)
-        engines = await asyncio.gather(*map(_snapshot, self._gateway.models))
-        text = self._metrics.render(engines, self._gateway.limiter.modes, tenants=tenants)
+        text = await (self._for_strangers.get() if api_key(request) is None else self._text(tenants))
         return Response(text, media_type=CONTENT_TYPE)
+
+    async def _text(self, tenants: bool) -> bytes:
+        engines = await asyncio.gather(*map(_snapshot, self._gateway.models))
+        return self._metrics.render(engines, self._gateway.limiter.modes, tenants=tenants)
 
     def _may_read_tenants(self, request: Request) -> bool:
         """Return whether the caller may read tenants' metrics. Raises ApiError if it may read no metrics at all, as

@@ -44,10 +44,10 @@ class WireRoom:
         self.total = 0
         """Bytes that all callers hold."""
         self._held: Counter[str] = Counter()
-        self._tenant_bytes = tenant_bytes
-        self._strangers_bytes = strangers_bytes
-        self._process_bytes = process_bytes
-        self._granted_bytes = granted_bytes
+        self.tenant_bytes = tenant_bytes
+        self.strangers_bytes = strangers_bytes
+        self.process_bytes = process_bytes
+        self.granted_bytes = granted_bytes
 
     def hold(self, tenant: Tenant | None = None) -> WireHold:
         """Return an empty hold for a request of a tenant. None means that its caller has not authenticated yet."""
@@ -63,11 +63,11 @@ class WireRoom:
     def bound(self, tenant: Tenant) -> int:
         """Return the maximum bytes of a tenant: no more of the longest bodies than it may have requests at once."""
         slots = tenant.limits.concurrent_requests
-        return self._tenant_bytes if slots is None else min(self._tenant_bytes, slots * BODY_BYTES)
+        return self.tenant_bytes if slots is None else min(self.tenant_bytes, slots * BODY_BYTES)
 
     def check_stranger(self, more: int) -> None:
         """Raise ApiError (OVERLOADED) if `more` bytes of a caller that has not authenticated exceed the bound."""
-        if self._held[STRANGERS] + more > self._strangers_bytes:
+        if self._held[STRANGERS] + more > self.strangers_bytes:
             message = "callers that have not authenticated send too many bytes at the same time; try again later"
             raise unavailable(Fault.OVERLOADED, message)
 
@@ -82,7 +82,7 @@ class WireRoom:
                 f"{bound:,}; read your answers, and send this request again when fewer requests are under way"
             )
             raise ApiError(Fault.RATE_LIMIT_EXCEEDED, message, retry_after=1.0, limit_kind="requests")
-        if held + more > self._granted_bytes and self.total + more > self._process_bytes:
+        if held + more > self.granted_bytes and self.total + more > self.process_bytes:
             message = "the requests and unread answers of all callers leave no room for this request; try again later"
             raise unavailable(Fault.OVERLOADED, message)
 

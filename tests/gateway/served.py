@@ -63,7 +63,8 @@ def served(
         )
         async with server as grpc_port:
             ready.set_result(Served(gateway_app, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
-            servers.append(uvicorn.Server(guarded_config(wrap(gateway_app.app), protocol, lifespan="off")))
+            room = gateway_app.gateway.wire
+            servers.append(uvicorn.Server(guarded_config(wrap(gateway_app.app), protocol, room=room, lifespan="off")))
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

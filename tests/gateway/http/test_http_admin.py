@@ -1,7 +1,10 @@
+import asyncio
+
 import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of, write_adapter
 
 from engine.pb import engine_pb2 as pb
+from gateway.http.api import REDIS_PING_SECONDS
 
 
 @pytest.fixture
@@ -172,6 +175,7 @@ async def test_health_and_readiness_are_two_things(gateway_app):
         limiter = {"models": {BASE: None}, "limiter": "degraded", "limiter_modes": ["degraded"]}
         assert ready.json() == {"status": "ready", "reason": None, "engine": True, "redis": True, **limiter}
         gateway_app.engine.ready, gateway_app.limiter.reachable = False, False
+        await asyncio.sleep(REDIS_PING_SECONDS)
         unready = await client.get("/ready")
         assert (unready.status_code, unready.json()["engine"], unready.json()["redis"]) == (503, False, False)
         gateway_app.engine.ready, gateway_app.limiter.modes = True, frozenset(("closed",))

@@ -51,6 +51,7 @@ from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError
+from gateway.serve.memory import memory_given_back
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, seed_adapters
 from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
@@ -152,6 +153,7 @@ async def built_gateway(
         for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
+        await stack.enter_async_context(memory_given_back())
         responses = _responses(config, redis)
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses)
         files, batches = await stack.enter_async_context(opening)

@@ -39,9 +39,10 @@ def test_what_a_thread_has_freed_is_given_back():
 
 async def test_a_process_that_does_not_grow_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     trimmed: list[int] = []
-    sizes = iter([100, 110, 105, 150, 139, 90, 131])
-    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes, 100))
+    sizes = [100, 110, 105, 150, 139, 90, 131]
+    monkeypatch.setattr(memory, "resident_bytes", lambda: sizes.pop(0) if sizes else 100)
     task = asyncio.create_task(memory._give_back(lambda: trimmed.append(1), 0.0, 40))
-    await asyncio.sleep(0.1)
+    while sizes or len(trimmed) < 2:
+        await asyncio.sleep(0.01)
     task.cancel()
     assert len(trimmed) == 2  # at 150 and 131 bytes

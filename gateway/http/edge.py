@@ -175,10 +175,10 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     Raises ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`; RATE_LIMIT_EXCEEDED,
     OVERLOADED, there is no room for it. Raises ClientGone if the client disconnects before the body is complete.
     """
-    hold, declared = hold_of(request), _declared_bytes(request, max_bytes)
-    hold.take(REQUEST_BYTES + request.scope["state"].get(HEAD_BYTES, 0) + declared)
-    pieces, reserved = [], declared
-    async for piece in streamed_body(request, max_bytes):
+    hold, reserved = hold_of(request), _declared_bytes(request, max_bytes)
+    hold.take(REQUEST_BYTES + request.scope["state"].get(HEAD_BYTES, 0) + reserved)
+    pieces = []
+    async for piece in _pieces(request, max_bytes):
         if len(piece) > reserved:
             hold.take(len(piece) - reserved)
         reserved = max(0, reserved - len(piece))
@@ -200,6 +200,11 @@ async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[byte
     """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known
     that the body exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
     _declared_bytes(request, max_bytes)
+    async for piece in _pieces(request, max_bytes):
+        yield piece
+
+
+async def _pieces(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
     received, more = 0, True
     while more:
         message = await request.receive()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http
 import math
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ KEEP_ALIVE_SECONDS = 75.0
 connection (httpx, and so OpenAI's client, 5 s; nginx and AWS's load balancers 60 s), because a request that is sent on
 a connection that is just being closed fails."""
 HEAD_END = b"\r\n\r\n"
+NOWHERE: Any = deque(maxlen=0)
+"""List of headers that stays empty."""
 
 VERSIONS = ("1.1", "1.0")
 
@@ -73,11 +76,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._ahead = b""
         self._line_bytes = 0
         """Bytes of the present head or, within a body, since its last piece."""
-        self._body_bytes = self._unread_bytes = self._trailer_bytes = 0
+        self._body_bytes = self._unread_bytes = 0
         self._body_length: int | None = 0
         self._in_head = self._in_body = self._upgrades = False
         self._late_timer: asyncio.TimerHandle | None = None
-        self._writing = WritingTime(self.write_seconds, self.min_rate)
+        self._writing: WritingTime | None = None
         self._stalled_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
         self._expect(self.head_seconds)
@@ -93,7 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes up to the end of the next request. What follows it waits until it is answered."""
         while data and not self.transport.is_closing():
-            if self._is_answering and not (self._in_head or self._in_body):
+            if not (self._in_head or self._in_body) and self._is_answering:
                 self._ahead += data
                 self._stop_reading()
                 return
@@ -113,13 +116,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head, self._line_bytes = True, 0
         self._expect(self.head_seconds)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            super().on_header(name, value)
-            return
-        self._trailer_bytes += len(name) + len(value) + len(b":\r\n")
-        self._check_head(self._trailer_bytes, 0)
-
     def on_headers_complete(self) -> None:
         self._head_hold.free()
         if self.parser.get_http_version() not in VERSIONS:
@@ -131,16 +127,19 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._body_length = int(value)
             elif name == b"transfer-encoding":
                 self._body_length = None
-        self._check_head(size, len(self.headers))
+        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+            self._refusal = _head_too_large(self.max_head_bytes)
+            raise httptools.HttpParserError("headers too large")
         if self.parser.should_upgrade():
             self._upgrades = True  # the parser is about to raise HttpParserUpgrade
             return
         self._in_head, self._in_body = False, True
-        self._body_bytes = self._unread_bytes = self._trailer_bytes = 0
-        self._writing = WritingTime(self.write_seconds, self.min_rate)
+        self._body_bytes = self._unread_bytes = 0
+        self._writing = None
         self._expect(self.body_seconds)
         self.scope["state"][HEAD_BYTES] = size
         super().on_headers_complete()
+        self.headers = NOWHERE  # to which uvicorn would add trailers, also while the request is answered
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -162,17 +161,20 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_head or self._in_body:
             return
         self._expect(self.head_seconds + self._reading_seconds)
-        ahead, self._ahead = self._ahead, b""
-        self.data_received(ahead)
+        if self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            self.data_received(ahead)
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._writing = self._writing or WritingTime(self.write_seconds, self.min_rate)
         left = self._writing.pause(self.loop.time(), self.transport.get_write_buffer_size())
         self._stalled_timer = self.loop.call_later(left, self._cut_off)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._writing.resume(self.loop.time(), self.transport.get_write_buffer_size())
+        if self._writing is not None:
+            self._writing.resume(self.loop.time(), self.transport.get_write_buffer_size())
         if self._stalled_timer is not None:
             self._stalled_timer.cancel()
 
@@ -214,21 +216,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._look_in(self.peer_seconds)
 
     def _count_line(self, num_bytes: int) -> None:
+        """Count bytes of a head, of trailers or of what frames a body."""
         granted = max(self._line_bytes, self.granted_head_bytes)
         self._line_bytes += num_bytes
         try:
-            self._check_head(self._line_bytes, 0)
+            if self._line_bytes > self.max_head_bytes:
+                raise _head_too_large(self.max_head_bytes)
             if self._in_head and self._line_bytes > granted:
                 self._head_hold.take(self._line_bytes - granted)
-        except httptools.HttpParserError:
-            self.send_400_response("")
         except ApiError as error:
             self._refuse(error)
-
-    def _check_head(self, num_bytes: int, num_headers: int) -> None:
-        if num_bytes > self.max_head_bytes or num_headers > self.max_headers:
-            self._refusal = _head_too_large(self.max_head_bytes)
-            raise httptools.HttpParserError("headers too large")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse the head, after which the parser has stopped, again without its `Upgrade` header, and then `rest`.

@@ -3,7 +3,6 @@ arrive, and answers that their callers have not read yet. No other limit applies
 
 from __future__ import annotations
 
-from collections import Counter
 from types import TracebackType
 
 from gateway.core.errors import ApiError, Fault, unavailable
@@ -43,7 +42,7 @@ class WireRoom:
         """`granted_bytes` is what each tenant gets beyond `process_bytes`."""
         self.total = 0
         """Bytes that all callers hold."""
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
         self.tenant_bytes = tenant_bytes
         self.strangers_bytes = strangers_bytes
         self.process_bytes = process_bytes
@@ -58,7 +57,7 @@ class WireRoom:
 
     def held(self, name: str) -> int:
         """Return the bytes that the tenant of that name holds, or all STRANGERS."""
-        return self._held[name]
+        return self._held.get(name, 0)
 
     def bound(self, tenant: Tenant) -> int:
         """Return the maximum bytes of a tenant: no more of the longest bodies than it may have requests at once."""
@@ -67,7 +66,7 @@ class WireRoom:
 
     def check_stranger(self, more: int) -> None:
         """Raise ApiError (OVERLOADED) if `more` bytes of a caller that has not authenticated exceed the bound."""
-        if self._held[STRANGERS] + more > self.strangers_bytes:
+        if self.held(STRANGERS) + more > self.strangers_bytes:
             message = "callers that have not authenticated send too many bytes at the same time; try again later"
             raise unavailable(Fault.OVERLOADED, message)
 
@@ -75,7 +74,7 @@ class WireRoom:
         """Raise ApiError if `more` bytes of a tenant's request that holds `own` exceed a bound: RATE_LIMIT_EXCEEDED,
         the tenant's other requests and answers leave no room (a single request may exceed `bound`); OVERLOADED, those
         of all callers leave none, and the tenant holds more than is granted."""
-        held = self._held[tenant]
+        held = self.held(tenant)
         if held > own and held + more > bound:
             message = (
                 f"your requests that arrive and your answers that wait to be read have {held:,} bytes here, of at most "
@@ -89,8 +88,9 @@ class WireRoom:
     def count(self, name: str, more: int) -> None:
         """Count bytes as held or, if `more` is negative, as held no longer."""
         self.total += more
-        self._held[name] += more
-        if not self._held[name]:
+        if held := self.held(name) + more:
+            self._held[name] = held
+        else:
             del self._held[name]
 
 
@@ -109,9 +109,10 @@ class WireHold:
 
     def identify(self, tenant: Tenant) -> None:
         """Count the bytes for a tenant, which has authenticated, from now on."""
-        self._room.count(self.tenant, -self.num_bytes)
+        num_bytes = self.num_bytes
+        self.free()
         self.tenant, self._bound = tenant.name, self._room.bound(tenant)
-        self._room.count(self.tenant, self.num_bytes)
+        self.count(num_bytes)
 
     def take(self, num_bytes: int) -> None:
         """Hold more bytes, which are about to arrive or have just arrived. Raises what `WireRoom.check` raises; then
@@ -125,13 +126,13 @@ class WireHold:
     def count(self, num_bytes: int) -> None:
         """Hold more bytes that cannot be refused any more, such as an answer's. The tenant's further requests are
         refused while there is no room for them."""
-        self._room.count(self.tenant, num_bytes)
-        self.num_bytes += num_bytes
+        if num_bytes:
+            self._room.count(self.tenant, num_bytes)
+            self.num_bytes += num_bytes
 
     def free(self) -> None:
         """Hold nothing any more. Calling it again has no effect."""
-        self._room.count(self.tenant, -self.num_bytes)
-        self.num_bytes = 0
+        self.count(-self.num_bytes)
 
     def __enter__(self) -> WireHold:
         return self

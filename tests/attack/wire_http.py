@@ -181,7 +181,9 @@ async def requests_behind_an_upgrade(attacker: Attacker) -> Counter[str]:
         peer = Peer(attacker)
         headers = ("connection: Upgrade", f"upgrade: {protocol}", f"content-length: {len(HIDDEN)}")
         second = head(attacker, "/nothing", "connection: close", method="GET")
-        await peer.send(head(attacker, "/health", *headers, method="GET") + HIDDEN + second)
+        await peer.send(head(attacker, "/health", *headers, method="GET"))
+        await asyncio.sleep(0.1)
+        await peer.send(HIDDEN + second)
         text = await peer.text()
         peer.leave()
         found[f"{text.count(b'HTTP/1.1 ')} answers"] += 1

@@ -130,7 +130,7 @@ class AccountRegistry:
         if tenant.name in RESERVED_NAMES:
             raise invalid_request(f"this name belongs to {RESERVED_NAMES[tenant.name]}", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
-            raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name!r} already", "name")
+            raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name[:80]!r} already", "name")
         for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name
             await self._remove(key.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
@@ -166,7 +166,7 @@ class AccountRegistry:
         found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
         if len(found) != 1:
             why = "is no key's" if not found else "is the beginning of several keys"
-            raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix!r} {why}", "key")
+            raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix[:80]!r} {why}", "key")
         return found[0]
 
     async def create_key(self, tenant: str, label: str = "") -> IssuedKey:

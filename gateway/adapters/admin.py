@@ -106,7 +106,7 @@ class AdapterAdmin:
 
     def _named(self, base_model: str) -> AdapterRegistry:
         if base_model not in self._registries:
-            message = f"there is no base model {base_model!r}; there are {', '.join(self._registries)}"
+            message = f"there is no base model {base_model[:80]!r}; there are {', '.join(self._registries)}"
             raise invalid_request(message, "base_model")
         return self._registries[base_model]
 

@@ -121,7 +121,7 @@ def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
     """Return tenant names sorted and without duplicates. Raises ApiError (INVALID_REQUEST) if a name is malformed."""
     for tenant in tenants:
         if not TENANT_NAME.fullmatch(tenant):
-            raise invalid_request(f"{tenant!r} is no name of a tenant", "tenants")
+            raise invalid_request(f"{tenant[:80]!r} is no name of a tenant", "tenants")
     return tuple(sorted(set(tenants)))
 
 

@@ -220,7 +220,7 @@ def model_not_found(name: str) -> ApiError:
 
 def tenant_not_found(name: str) -> ApiError:
     """Return the error for an unknown tenant. Only administrators can receive it."""
-    return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name!r}", "tenant")
+    return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name[:80]!r}", "tenant")
 
 
 def file_not_found(file_id: str) -> ApiError:

@@ -120,8 +120,10 @@ def _pieces(text: bytes) -> Iterator[bytes]:
 def _without_strings(piece: bytes, in_string: bool) -> tuple[bytes, bool]:
     """Return a piece of JSON with every string in it replaced by an empty one, and whether it ends within a string.
     `in_string` says whether it begins within one."""
-    if b"\\" in piece:
-        piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if b"\\\\" in piece:  # else all of its backslashes escape the next character; each replacement takes 1 ms a MB
+        piece = piece.replace(b"\\\\", b"")
+    if b'\\"' in piece:
+        piece = piece.replace(b'\\"', b"")
     parts = piece.split(b'"')
     outside = parts[1::2] if in_string else parts[::2]
     return b'""'.join(outside), in_string ^ (len(parts) % 2 == 0)

@@ -49,7 +49,7 @@ class Limits:
         for name, policy in self.when_redis_is_away.items():
             if name not in LIMIT_NAMES or policy not in POLICIES:
                 wanted = f"one of {', '.join(POLICIES)} for one of {', '.join(LIMIT_NAMES)}"
-                raise ValueError(f"when_redis_is_away: must be {wanted}, not {policy!r} for {name!r}")
+                raise ValueError(f"when_redis_is_away: must be {wanted}, not {policy[:80]!r} for {name[:80]!r}")
 
     def value(self, name: LimitName) -> int | None:
         value: int | None = getattr(self, name)

@@ -84,18 +84,18 @@ class Tenant:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"tenant name {self.name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+            raise ValueError(f"tenant name {self.name[:80]!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
         if self.default_lane < self.highest_lane:
             raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {self.weight}")
         if self.unknown_fields not in (choices := get_args(UnknownFields)):
-            raise ValueError(f"unknown_fields must be one of {', '.join(choices)}, not {self.unknown_fields!r}")
+            raise ValueError(f"unknown_fields must be one of {', '.join(choices)}, not {self.unknown_fields[:80]!r}")
         if len(self.classes) > MAX_CLASSES:
             raise ValueError(f"classes: a tenant has at most {MAX_CLASSES}, not {len(self.classes)}")
         for name in self.classes:
             if not NAME.fullmatch(name):
-                raise ValueError(f"classes: the name {name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+                raise ValueError(f"classes: the name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)

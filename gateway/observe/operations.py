@@ -42,7 +42,7 @@ class Operations:
     def of(self, model: str = "") -> ModelOperations:
         """Return the operations on one base model: on the first if the name is empty."""
         if model and model not in self._models:
-            message = f"there is no base model {model!r}; there are {', '.join(self._models)}"
+            message = f"there is no base model {model[:80]!r}; there are {', '.join(self._models)}"
             raise invalid_request(message, "model")
         return self._models[model or next(iter(self._models))]
 
@@ -167,7 +167,7 @@ class Operations:
 
 
 def request_not_found(request_id: str) -> ApiError:
-    return ApiError(Fault.REQUEST_NOT_FOUND, f"no live request has the id {request_id!r}", "id")
+    return ApiError(Fault.REQUEST_NOT_FOUND, f"no live request has the id {request_id[:80]!r}", "id")
 
 
 def _meant(request_id: str, ids: set[str]) -> str:

@@ -167,6 +167,14 @@ async def test_what_still_drains_does_not_decide_which_model_a_load_is_for(valke
         await unloading
 
 
+async def test_a_configuration_that_is_nested_too_deep_cannot_be_read(valkey, tmp_path):
+    folder = write_adapter(tmp_path, "tone")
+    (folder / "adapter_config.json").write_text('{"x": ' + "[" * 50_000)
+    async with open_gateway(valkey, tmp_path) as gateway:
+        with pytest.raises(ApiError, match="cannot be read"):
+            await gateway.admin.to_load("tone", str(folder))
+
+
 async def test_a_gguf_file_names_no_model(valkey, tmp_path):
     (tmp_path / "tone.gguf").touch()
     async with open_gateway(valkey, tmp_path) as gateway:

@@ -14,7 +14,7 @@ from engine.core.step import SampledToken
 from engine.core.types import SamplingParams
 from engine.grammar_check.job import Reply, Verdict, Vocabulary, decode_reply, encode_reply
 from engine.grammar_check.trial import Trial
-from engine.model import grammar, mask_thread
+from engine.model import grammar, grammar_compiler, mask_thread
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
 from engine.model.mask_cost import FEW, ROW_SECONDS, STEP_SECONDS, MaskCost
@@ -151,6 +151,15 @@ def test_every_mask_is_answered(slow):
         slow.begin(["s"])
         answer = slow.answers.get(timeout=60)
     assert (type(answer), answer.request_id) == (MaskFailed, "s")
+
+
+def test_the_first_grammar_finds_the_tokenizer_read(byte_model):
+    """Reading it stops all threads, the step loop's too."""
+    compiler = Compiler(byte_model, VOCAB, (EOS,))
+    compiler.start()
+    with patch.object(grammar_compiler, "LLTokenizer", side_effect=AssertionError):
+        assert compiler.compile(WORDS).first.any()
+    compiler.close()
 
 
 def test_the_trial_measures_masks(byte_model):

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
-
 from tests.attack.attacker import Attacker
+
 from gateway.pb import generation_pb2 as pb
 
 GENERATE = "/loralane.v1.Generation/Generate"

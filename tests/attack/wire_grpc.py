@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
-from tests.attack.attacker import Attacker
 
 from gateway.pb import generation_pb2 as pb
+from tests.attack.attacker import Attacker
 
 GENERATE = "/loralane.v1.Generation/Generate"
 CHECK = "/grpc.health.v1.Health/Check"

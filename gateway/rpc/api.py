@@ -80,8 +80,8 @@ KEEPALIVE = (
 of gRPC's channel_arg_names.h; gRPC ignores unknown ones."""
 WINDOWS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES))
 """Flow control options. gRPC would raise the window of all calls to what it measures of the connection: 200 calls whose
-messages nobody read held 1.6 GB. Without these probes a message of 8 MiB takes no longer on a local connection, because
-its window grows while it is read."""
+messages the server did not read held 1.6 GB. A message of 8 MiB takes no longer without these probes on a local
+connection, because its window grows while it is read."""
 MOST_STREAMS = 1024
 """Maximum calls in progress on one connection. The server announces it, and clients let further calls wait."""
 

@@ -47,7 +47,7 @@ Handler = Any
 
 
 class Audience(Enum):
-    """Who may call a method."""
+    """The callers that a method admits."""
 
     ANYONE = auto()
     TENANTS = auto()

@@ -20,9 +20,10 @@ from typing import Any
 PAGE_BYTES = 4096
 LOOK_SECONDS = 0.25
 """Interval at which memory is looked at, which takes 40 us."""
-GROWN_BYTES = 32 * 2**20
-"""Memory to return at which it is returned, and growth at which garbage is collected. glibc locks a heap while it
-returns the free pages of that: 9 ms for so many, during which the event loop may have to wait."""
+GROWN_BYTES = 12 * 2**20
+"""Memory to return at which it is returned, and growth at which garbage is collected: less than 10 % of what a gateway
+has resident. glibc locks a heap while it returns the free pages of that, for 9 ms for each 32 MiB; the event loop may
+have to wait for it."""
 CALM_BYTES = 4 * 2**20
 """Maximum growth within LOOK_SECONDS at which garbage is collected. Until then, requests need what has grown."""
 MOST_OBJECTS = 200_000

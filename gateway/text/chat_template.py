@@ -170,18 +170,14 @@ def render(
 def _rendered(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions
 ) -> str:
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages),
-            list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            **options.variables,
-        )
-    except REFUSALS as error:
-        error.__traceback__ = None  # Jinja's frames refer to the error: a cycle would keep the messages
-        raise
+    text = tokenizer.apply_chat_template(
+        list(messages),
+        list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        **options.variables,
+    )
     return str(text)
 
 

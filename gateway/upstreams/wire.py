@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import PoolingKind
@@ -158,17 +158,13 @@ def _call(call: Mapping[str, Any]) -> Json:
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": text}}
 
 
-Index = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-"""A number of an answer or a call, which becomes a key: unbounded ones could all have one hash."""
-
-
 class CalledText(Struct):
     name: str | None = None
     arguments: str | None = None
 
 
 class CallDelta(Struct):
-    index: Index = 0
+    index: int = 0
     id: str | None = None
     function: CalledText | None = None
 
@@ -189,7 +185,7 @@ class Delta(Struct):
 
 
 class ChoiceDelta(Struct):
-    index: Index = 0
+    index: int = 0
     delta: Delta | None = None
     text: str | None = None
     """New text of a completion that is no chat."""
@@ -239,18 +235,19 @@ class CallNumbers:
     or give all calls the index 0."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, ToldCall] = {}
-        """The last tool call that the upstream sent under each of its indices."""
+        self._calls: dict[str, ToldCall] = {}
+        """The last tool call that the upstream sent under each of its indices. They are texts, because many integers may
+        have one hash."""
         self._count = 0
 
     def part(self, delta: CallDelta) -> ToolCallPart:
         """Convert a piece of a tool call to the gateway's form, with the call's number in the answer, and the name only
         in the first piece that has it. Raises UpstreamFailed if the answer has too many calls."""
-        function, call = delta.function or CalledText(), self._calls.get(delta.index)
+        function, call = delta.function or CalledText(), self._calls.get(str(delta.index))
         if call is None or (function.name and delta.id and call.id and delta.id != call.id):
             if self._count == MOST_CALLS:
                 raise UpstreamFailed(f"more than {MOST_CALLS} tool calls", is_transient=False, is_counted=False)
-            call = self._calls[delta.index] = ToldCall(self._count)
+            call = self._calls[str(delta.index)] = ToldCall(self._count)
             self._count += 1
         name = "" if call.is_named else function.name or ""
         call.id, call.is_named = call.id or delta.id or "", call.is_named or bool(name)

@@ -236,7 +236,7 @@ def test_errors_stay_short_however_much_of_a_line_they_quote():
     bodies = {"model": "base", "messages": [role]}, {**line("2")["body"], "tools": [tool]}
     found, _ = check(text_of(line(str(number), body=body) for number, body in enumerate(bodies)))
     assert [error.param for error in found.errors] == ["body.messages[0].role", "body.tools[0].type"]
-    assert [len(error.message) for error in found.errors] == [MAX_MESSAGE, MAX_MESSAGE]
+    assert all(len(error.message) <= MAX_MESSAGE for error in found.errors)
 
 
 class Trickle(io.BytesIO):

@@ -136,7 +136,7 @@ def test_time_limits_out_of_range_are_refused_by_name(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("messages", [{"role": "user", "content": ""}] * MOST_VALUES),
+        ("messages", [{"role": "user", "content": ""}] * (MOST_VALUES // 3 + 1)),
         ("messages", [{"role": "user", "content": [{}] * MOST_VALUES}]),
         ("tools", ["a"] * (MOST_VALUES + 1)),
         ("stop_token_ids", [0] * (MOST_VALUES * INTEGERS_PER_VALUE + MOST_VALUES)),
@@ -145,7 +145,7 @@ def test_time_limits_out_of_range_are_refused_by_name(field, value):
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
 def test_bodies_have_a_bounded_number_of_values(kind, field, value):
     with pytest.raises(ApiError, match=f"the body has more than {MOST_VALUES} lists, objects and members") as refused:
-        parse(json.dumps({"model": "m", field: value}).encode(), kind)
+        parse(json.dumps({"model": "m", field: value}, separators=(",", ":")).encode(), kind)
     assert refused.value.param == (field if field in kind.__struct_fields__ else None)
 
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 import httpx
 
-from tests.attack import batches, disk, generations, masks, parse, sampler, wire_http
+from tests.attack import batches, disk, generations, masks, parse, sampler, wire_grpc, wire_http
 from tests.attack.attacker import Attack, Attacker
 
 ATTACKS: Mapping[str, Attack] = {
+    **wire_grpc.ATTACKS,
     **wire_http.ATTACKS,
     **parse.ATTACKS,
     **batches.ATTACKS,

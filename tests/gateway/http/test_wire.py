@@ -365,12 +365,12 @@ async def test_the_openapi_document_is_built_and_encoded_once(gateway_app, monke
 async def test_readiness_asks_redis_once_for_many_callers(gateway_app, monkeypatch):
     pings = []
 
-    async def ping() -> bool:
+    async def trouble() -> str:
         pings.append(1)
         await asyncio.sleep(0.01)
-        return True
+        return ""
 
-    monkeypatch.setattr(gateway_app.limiter, "ping", ping)
+    monkeypatch.setattr(gateway_app.limiter, "trouble", trouble)
     gateway_app.app = api.create_app(gateway_app.gateway, None, metrics=gateway_app.metrics)
     async with gateway_app.client(None) as client:
         answers = await asyncio.gather(*(client.get("/ready") for _ in range(50)))

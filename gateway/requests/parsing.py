@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from gateway.core.in_thread import in_thread
 from gateway.requests.encoding_turns import EncodingTurns
 
 T = TypeVar("T")
@@ -30,4 +30,4 @@ class ParsingTurns:
         if num_bytes <= LOOP_BYTES:
             return parse()
         async with self._turns.turn(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, parse)
+            return await in_thread(parse, self._thread)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from gateway.core.in_thread import in_thread
 from gateway.requests.prompt_scores import ENTRIES_AT_ONCE
 from gateway.requests.types import GenerationChunk
 
@@ -19,7 +19,7 @@ async def off_the_loop(chunks: Sequence[GenerationChunk], render: Callable[[], T
     """Call `render`, which renders the chunks of a whole response, and return its result. More than `ENTRIES_AT_ONCE`
     log probabilities, of the answers and of the prompt, are rendered in a thread."""
     if sum(map(_entries, chunks)) > ENTRIES_AT_ONCE:
-        return await asyncio.to_thread(render)
+        return await in_thread(render)
     return render()
 
 

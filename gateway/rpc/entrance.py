@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from functools import partial
@@ -38,6 +38,9 @@ PACKAGE = "loralane.v1"
 STRANGER_MESSAGE_BYTES = 4 * 2**10
 """Maximum size of a message to a method that needs no key. It has the name of a service, file or message."""
 
+ADMIN_MESSAGE_BYTES = 512 * 2**10
+"""Maximum size of an administrator's message, as of a body over HTTP. It is parsed on the event loop."""
+
 SMALL_BYTES = 4 * 2**10
 """Maximum size of messages and responses whose bytes are not counted. To count them would take 2 % of a small call's
 time, and calls in progress take some KiB anyway."""
@@ -52,6 +55,13 @@ class Audience(Enum):
     ANYONE = auto()
     TENANTS = auto()
     ADMINISTRATORS = auto()
+
+
+MOST_BYTES: Mapping[Audience, int] = {
+    Audience.ANYONE: STRANGER_MESSAGE_BYTES,
+    Audience.ADMINISTRATORS: ADMIN_MESSAGE_BYTES,
+}
+"""Maximum sizes of messages by who may send them."""
 
 
 class Method:
@@ -73,9 +83,10 @@ class Method:
 
     def parse(self, message: bytes) -> Any:
         """Return a request message. Raises ApiError (INVALID_REQUEST): it is malformed, has too many values or, for a
-        method that needs no key, is too large."""
-        if self.audience is Audience.ANYONE and len(message) > STRANGER_MESSAGE_BYTES:
-            raise invalid_request(f"a message to this method has at most {STRANGER_MESSAGE_BYTES} bytes")
+        method that needs no key or an administrator's, is too large."""
+        most = MOST_BYTES.get(self.audience)
+        if most is not None and len(message) > most:
+            raise invalid_request(f"a message to this method has at most {most} bytes")
         check_message(message, self._kind)
         try:
             return self._deserialise(message)

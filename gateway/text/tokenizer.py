@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from tokenizers.decoders import DecodeStream
 
 from gateway.core.errors import context_length_exceeded, unsupported_parameter
+from gateway.core.in_thread import in_thread
 from gateway.core.json_bounds import has_more_values
 from gateway.text.chat_template import (
     DEFAULT_OPTIONS,
@@ -191,7 +192,7 @@ class Tokenizer:
         """Return the text of token ids, as `decode` does. Many of them are decoded in a thread, so that the event loop
         goes on."""
         decode = partial(self.decode, token_ids, skip_special=skip_special)
-        return decode() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(decode)
+        return decode() if len(token_ids) <= THREAD_IDS else await in_thread(decode)
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, as `token_text` does; of many tokens in a thread."""
@@ -200,7 +201,7 @@ class Tokenizer:
             known = {token_id: self.token_text(token_id) for token_id in set(token_ids)}
             return [known[token_id] for token_id in token_ids]
 
-        return texts() if len(token_ids) <= THREAD_IDS else await asyncio.to_thread(texts)
+        return texts() if len(token_ids) <= THREAD_IDS else await in_thread(texts)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token, special tokens included. Incomplete UTF-8 becomes U+FFFD."""
@@ -275,9 +276,12 @@ class Tokenizer:
         if (threads := self._threads.get(tenant)) is None:
             threads = self._threads[tenant] = asyncio.Semaphore(TENANT_THREADS)
         await threads.acquire()
-        running = asyncio.ensure_future(asyncio.to_thread(work))
+        running = asyncio.ensure_future(in_thread(work))
         running.add_done_callback(lambda _: threads.release())  # not sooner: a thread goes on if the caller leaves
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            del running  # it has the exception, whose traceback has this frame: the cycle would keep the chat in memory
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets

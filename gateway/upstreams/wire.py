@@ -236,8 +236,8 @@ class CallNumbers:
 
     def __init__(self) -> None:
         self._calls: dict[str, ToldCall] = {}
-        """The last tool call that the upstream sent under each of its indices. They are texts, because many integers may
-        have one hash."""
+        """The last tool call that the upstream sent under each of its indices, which are texts, because many integers
+        may have one hash."""
         self._count = 0
 
     def part(self, delta: CallDelta) -> ToolCallPart:

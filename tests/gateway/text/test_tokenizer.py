@@ -2,7 +2,6 @@ import asyncio
 import random
 import re
 import threading
-from asyncio import to_thread
 from itertools import pairwise
 
 import pytest
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
+from gateway.core.in_thread import in_thread
 from gateway.text.stop_strings import StopMatcher, StopStrings
 from gateway.text.tokenizer import (
     COUNTED_CHARACTERS,
@@ -81,8 +81,8 @@ async def test_a_chat_of_many_values_is_rendered_in_a_thread(monkeypatch):
 async def test_many_ids_become_text_in_a_thread(monkeypatch):
     tokenizer, ids, threads = tiny_tokenizer(), (*ids_of(TEXT), EOS), []
     many = ids * (THREAD_IDS // len(ids) + 1)
-    spy = lambda work, *args, **more: threads.append(work) or to_thread(work, *args, **more)  # noqa: E731
-    monkeypatch.setattr("asyncio.to_thread", spy)
+    spy = lambda work, *args, **more: threads.append(work) or in_thread(work, *args, **more)  # noqa: E731
+    monkeypatch.setattr("gateway.text.tokenizer.in_thread", spy)
     for some in (ids, many):
         for skip_special in (True, False):
             assert await tokenizer.decode_apart(some, skip_special=skip_special) == tokenizer.decode(

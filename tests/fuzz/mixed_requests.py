@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -127,7 +127,10 @@ def _grown(rng: Random) -> Sent:
     field = rng.choice(_fields())
     growth, size = rng.choice(list(field.growths)), rng.choice([size for size in field.sizes if size <= LARGEST_BYTES])
     key = rng.choice((field.key,) * 9 + ("",))
-    return Sent(field.growths[growth](size).with_key(key), TENANTS.get(key, ""), good=False)
+    request = field.growths[growth](size)
+    if isinstance(request, HttpRequest) and JSON_TYPE in request.headers:
+        request = replace(request, body=_with_usage(request.body))
+    return Sent(request.with_key(key), TENANTS.get(key, ""), good=False)
 
 
 def _random(rng: Random, seed: int, number: int) -> Sent:
@@ -148,7 +151,7 @@ def _with_usage(body: bytes) -> bytes:
     """Return the body of a stream with the wish for its usage."""
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(asked, dict) or asked.get("stream") is not True or "input" in asked:
         return body

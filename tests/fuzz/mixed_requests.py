@@ -22,6 +22,8 @@ CHAT = {"messages": [{"role": "user", "content": "Tell me about the sea."}]}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 COUNTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Paths whose answers speak of tokens that are charged."""
+POOLED = ("/embeddings", "/rerank", "/score", "Generation/Embed", "Generation/Rerank", "Generation/Score")
+"""What asks for vectors, which the instant engine has none of: its answers to them are charged and cannot be given."""
 LARGEST_BYTES = 2**20
 """Largest growth of the hostile requests, so that thousands of them take minutes."""
 
@@ -39,9 +41,16 @@ def make_request(seed: int, number: int, hostile: float) -> Sent:
     """Return the request with this number of the run with this seed. `hostile`: share of the hostile ones."""
     rng = Random(f"mixed-{seed}-{number}")
     if rng.random() < hostile:
-        return _grown(rng) if rng.random() < 0.5 else _random(rng, seed, number)
+        sent = _grown(rng) if rng.random() < 0.5 else _random(rng, seed, number)
+        if not _pools(sent.request):
+            return sent
     key = rng.choice(list(TENANTS))
     return Sent(rng.choice(ORDINARY)(rng).with_key(key), TENANTS[key], good=True)
+
+
+def _pools(request: Request) -> bool:
+    path = request.method if isinstance(request, GrpcCall) else request.target.decode("latin-1")
+    return any(name in path for name in POOLED)
 
 
 def _json(path: str, **body: Any) -> HttpRequest:

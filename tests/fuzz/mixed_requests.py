@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -22,6 +22,8 @@ CHAT = {"messages": [{"role": "user", "content": "Tell me about the sea."}]}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 COUNTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Paths whose answers speak of tokens that are charged."""
+POOLED = ("/embeddings", "/rerank", "/score", "Generation/Embed", "Generation/Rerank", "Generation/Score")
+"""What asks for vectors, which the instant engine has none of: its answers to them are charged and cannot be given."""
 LARGEST_BYTES = 2**20
 """Largest growth of the hostile requests, so that thousands of them take minutes."""
 
@@ -39,9 +41,16 @@ def make_request(seed: int, number: int, hostile: float) -> Sent:
     """Return the request with this number of the run with this seed. `hostile`: share of the hostile ones."""
     rng = Random(f"mixed-{seed}-{number}")
     if rng.random() < hostile:
-        return _grown(rng) if rng.random() < 0.5 else _random(rng, seed, number)
+        sent = _grown(rng) if rng.random() < 0.5 else _random(rng, seed, number)
+        if not _pools(sent.request):
+            return sent
     key = rng.choice(list(TENANTS))
     return Sent(rng.choice(ORDINARY)(rng).with_key(key), TENANTS[key], good=True)
+
+
+def _pools(request: Request) -> bool:
+    path = request.method if isinstance(request, GrpcCall) else request.target.decode("latin-1")
+    return any(name in path for name in POOLED)
 
 
 def _json(path: str, **body: Any) -> HttpRequest:
@@ -127,7 +136,10 @@ def _grown(rng: Random) -> Sent:
     field = rng.choice(_fields())
     growth, size = rng.choice(list(field.growths)), rng.choice([size for size in field.sizes if size <= LARGEST_BYTES])
     key = rng.choice((field.key,) * 9 + ("",))
-    return Sent(field.growths[growth](size).with_key(key), TENANTS.get(key, ""), good=False)
+    request = field.growths[growth](size)
+    if isinstance(request, HttpRequest) and JSON_TYPE in request.headers:
+        request = replace(request, body=_with_usage(request.body))
+    return Sent(request.with_key(key), TENANTS.get(key, ""), good=False)
 
 
 def _random(rng: Random, seed: int, number: int) -> Sent:
@@ -148,7 +160,7 @@ def _with_usage(body: bytes) -> bytes:
     """Return the body of a stream with the wish for its usage."""
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(asked, dict) or asked.get("stream") is not True or "input" in asked:
         return body

@@ -35,6 +35,9 @@ from engine.executor.base import Claim, Report
 
 FAKE_HIDDEN = 8
 """Maximum number of elements of a vector that `FakeExecutor` returns."""
+FAKE_ROWS = 1 << 20
+"""Size of the vocabulary that an engine with a `FakeExecutor` has, so that any tokenizer's ids are among it. It draws
+from the first `vocab_size` of them, which any tokenizer knows."""
 
 
 def fake_token(adapter_hash: AdapterHash | None, seed: int, tokens: list[int], vocab_size: int) -> int:

@@ -16,7 +16,7 @@ from engine.core.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
 from engine.core.state import EngineState
 from engine.core.step_time import StepTimeModel
 from engine.executor.base import Executor
-from engine.executor.fake import FAKE_HIDDEN, FakeExecutor
+from engine.executor.fake import FAKE_HIDDEN, FAKE_ROWS, FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.process.pulse import Pulse
 from engine.rpc.wire import PROTOCOL
@@ -86,7 +86,7 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     info = pb.EngineInfo(
         model=config.model, model_hash="fake", device="none", dtype="none", backend="fake", weights="none"
     )
-    info.vocab_size, info.hidden_size = executor.vocab_size, FAKE_HIDDEN
+    info.vocab_size, info.hidden_size = FAKE_ROWS, FAKE_HIDDEN
     info.kv_identity, info.page_bytes = f"fake-{config.block_size}", executor.page_memory.page_bytes
     return core, executor, info
 

@@ -25,6 +25,7 @@ from served import Served, served
 from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.registry.memory import MemoryRecordStore
+from gateway.serve.memory import memory_kept_low
 from gateway.serve.process import freeze_memory
 from tests.fuzz.growth.beside import NEIGHBOUR, PACE_SECONDS
 from tests.fuzz.growth.probe import LoopProbe
@@ -51,7 +52,10 @@ def _measured(running: Served) -> None:
     """Serve, and answer questions, until the standard input ends."""
     engine, probe = running.gateway_app.engine, LoopProbe()
     engine.reply, engine.tokens_per_event, engine.pauses = answer, 3, {NEIGHBOUR: PACE_SECONDS}
-    tasks = [asyncio.run_coroutine_threadsafe(work, running.loop) for work in (watch(running.gateway_app), probe.run())]
+    tasks = [
+        asyncio.run_coroutine_threadsafe(work, running.loop)
+        for work in (watch(running.gateway_app), probe.run(), _kept_low())
+    ]
     freeze_memory()
     _say(http=running.url, grpc=running.grpc_target)
     for _ in sys.stdin:
@@ -62,6 +66,12 @@ def _measured(running: Served) -> None:
     running.run(idle(running.gateway_app))
     running.run(running.gateway_app.assert_empty())
     _say(left=running.gateway_app.engine.open + running.gateway_app.gateway.active)
+
+
+async def _kept_low() -> None:
+    """Return memory as a whole gateway does, until this is cancelled."""
+    async with memory_kept_low():
+        await asyncio.Event().wait()
 
 
 def _say(**facts: object) -> None:

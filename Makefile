@@ -31,7 +31,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 SITE_PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 find_rest_in_venv = @$(BIN)/python $(SITE_PACKAGES) > $$($(1)/bin/python $(SITE_PACKAGES))/below.pth
 
-.PHONY: help setup setup-dev serve test test-fast test-clients test-jit test-gpu-versions lint format bench bench-adapters
+.PHONY: help setup setup-dev serve test test-all test-fast test-clients test-jit test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-experts bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
@@ -69,6 +69,10 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+test-all: test  ## Run all tests, then 500 measured growth cases and rounds of mixed requests (some 40 minutes)
+	$(BIN)/python -m tests.fuzz.growth --cases 500
+	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in under 90 s
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)

@@ -48,3 +48,16 @@ def test_every_document_can_be_reached_from_the_readme():
             (document.parent / target.partition("#")[0]).resolve() for target in links(document) if target[0] != "#"
         ]
     assert set(DOCUMENTS) - reached == set()
+
+
+def test_every_bound_names_a_test_that_exists():
+    """In the tables of SECURITY.md, `::name` is a test of the file before it."""
+    missing, file = [], None
+    for row in re.findall(r"^\|.*\|$", (ROOT / "SECURITY.md").read_text(), re.M):
+        for path, name in re.findall(r"`([\w/]*test_\w+\.py)?(?:::(\w+))?`", row.rsplit("|", 2)[1]):
+            if path:
+                places = [ROOT / "tests" / path, ROOT / "tests" / "gateway" / path]
+                file = next((place for place in places if place.is_file()), None)
+            if file is None or (name and f"def {name}(" not in file.read_text()):
+                missing.append(f"{path}::{name}")
+    assert file and not missing

@@ -386,3 +386,10 @@ async def test_metrics_for_strangers_are_rendered_once_for_many_callers(gateway_
     async with gateway_app.client(None) as client:
         answers = await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
     assert {answer.status_code for answer in answers} == {200} and rendered == [1]
+
+
+async def test_bodies_for_administration_are_short(gateway_app):
+    body = {"name": "x", "source": "s" * (api.MAX_CONTROL_BYTES + 1)}
+    async with gateway_app.client("sk-admin") as client:
+        answer = await client.post("/admin/v1/adapters", json=body)
+    assert answer.status_code == 413

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.core.types import SamplingParams
-from lora_kernels.cpu import numba_sampling
 
 BLOCK = 64
 """Number of neighbouring tokens that are represented by their highest score in the search for the likeliest."""
@@ -57,7 +56,35 @@ def draw(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
     """Draws one token of each row (int64 [n]) from those of softmax(scores) that the filters keep, see
     `numba_sampling.draw`. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1)."""
     scores = scores.contiguous()
+    try:
+        from lora_kernels.cpu import numba_sampling
+    except ImportError:  # a machine with a GPU, whose own sampler this one is compared with, may lack numba
+        return draw_sorted(scores, uniform, filters)
     return numba_sampling.draw(scores, scores.softmax(-1), uniform, filters.top_k, filters.top_p, filters.min_p)
+
+
+def draw_sorted(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
+    """Draws what `draw` draws, by sorting each row."""
+    vocab = scores.shape[1]
+    filtered = (filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)
+    ids = torch.where(filtered, ranked(scores, vocab), torch.arange(vocab))
+    probs = scores.softmax(-1).gather(1, ids).double()
+    cumulative = probs.cumsum(-1)
+    kept = torch.where(filtered, _num_kept(probs, cumulative, filters), vocab)
+    place = torch.searchsorted(cumulative, uniform * cumulative.gather(1, kept - 1), right=True)
+    return ids.gather(1, torch.minimum(place, kept - 1))[:, 0]
+
+
+def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters) -> Tensor:
+    """Returns how many of the likeliest tokens the filters keep, int64 [n, 1], at least 1. `probs` and `cumulative`,
+    float64 [n, vocab], are the tokens' probabilities in order, and their cumulative sums."""
+    vocab = probs.shape[1]
+    top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
+    likely = (probs >= filters.min_p * probs[:, :1]).sum(-1, keepdim=True)
+    left = torch.minimum(likely, top_k).clamp(1, vocab)
+    share = filters.top_p * cumulative.gather(1, left - 1)
+    nucleus = (pad(cumulative[:, :-1], (1, 0)) < share).sum(-1, keepdim=True)
+    return torch.minimum(left, nucleus).clamp(min=1)
 
 
 def ranked(scores: Tensor, width: int) -> Tensor:

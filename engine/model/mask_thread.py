@@ -11,14 +11,16 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
-from llguidance import LLExecutor, LLMatcher
 
 from engine.core.commands import MaskAnswer, MaskFailed, MaskReady
 from engine.grammar_check.job import THREAD_STACK_BYTES
 from engine.model.grammar_cache import stack_size
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
 
 log = structlog.get_logger("grammar")
 
@@ -78,6 +80,8 @@ class MaskThread:
         if self._consumer is None:
             # Rust's threads have a quarter of the stack of the thread in which the grammar was compiled.
             os.environ.setdefault("RUST_MIN_STACK", str(THREAD_STACK_BYTES))
+            from llguidance import LLExecutor  # here, because a machine without grammars may lack it
+
             self._consumer = LLExecutor(1), self._idle()
         executor, idle = self._consumer
         while row.unread and not row.matcher.is_error():

@@ -54,7 +54,7 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     model, _ = gateway.models.resolve(tenant, body.query)
     if body.query.model not in gateway.virtual_models:  # which member will answer is not known yet
         model.intake.check_thinking(needed=_needs_thinking(body))
-    return len(await model.intake.encode(tenant, chat, body.cache_salt or ""))
+    return len(await model.intake.encode(tenant, chat, body.cache_salt or "", most=model.intake.most_counted))
 
 
 def _counted(text: bytes, tenant: Tenant) -> tuple[CountTokensRequest, Chat]:

@@ -37,7 +37,7 @@ class CpuBudget:
 
     @property
     def is_spent(self) -> bool:
-        return self._clock() - self._began > self.limit
+        return self._clock() - self._began >= self.limit
 
     def pause_if_due(self) -> None:
         """Sleep for PAUSE_SECONDS if SLICE_SECONDS have been used since the last pause."""

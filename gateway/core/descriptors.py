@@ -12,8 +12,9 @@ from contextlib import suppress
 if sys.platform != "win32":
     import resource
 
-MOST = 2**20
-"""Maximum limit that is asked for: systems without one report a number that they refuse to set."""
+MOST = 2**16
+"""Maximum limit that is asked for, because each connection may hold some 300 KiB for a minute. Systems without a limit
+report a number that they refuse to set."""
 RESERVED = 128
 """Descriptors that connections leave free: 32 of connections to the store, 8 of files, 6 for each check of a batch, and
 those of engines, upstreams, downloads and listeners."""

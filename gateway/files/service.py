@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.space import SpaceUse
+from gateway.core.tenant_room import TenantRoom
 from gateway.files.record import BATCH, BATCH_OUTPUT, FileRecord, checked_id, new_file_id
 from gateway.files.registry import (
     AT_ONCE,
@@ -32,6 +33,8 @@ PIN_SECONDS = 60.0 * DAY
 RECOVERY_SECONDS, RECOVERY_TRIES = 3.0, 6
 """Seconds that Redis may take to accept writes again once its disk has room, and the number of attempts meanwhile. It
 tries once a second."""
+MOST_DOWNLOADS = 16
+"""Maximum number of files that one tenant downloads at the same time from one gateway process."""
 MAX_FILENAME = 512
 MAX_PAGE = 10_000
 
@@ -66,6 +69,7 @@ class Files:
 
     def __init__(self, storage: Storage, registry: FileRegistry, limits: FileLimits) -> None:
         self.storage, self.registry, self.limits = storage, registry, limits
+        self._downloads = TenantRoom(MOST_DOWNLOADS, "you download {held} files already; read one to its end first")
 
     async def create(
         self,
@@ -179,6 +183,16 @@ class Files:
         """Yield up to `length` bytes (None: all) of a file's content from offset `start`, in pieces of up to 256
         KiB."""
         return self.storage.read(record.object_name, start, length)
+
+    async def download(
+        self, record: FileRecord, start: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what `content` yields, for a client, which may read slowly: the file is open until it is read. Raises
+        ApiError (RATE_LIMIT_EXCEEDED): the tenant downloads MOST_DOWNLOADS files already."""
+        with self._downloads.taken(record.tenant):
+            async with aclosing(self.content(record, start, length)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     def url(self, record: FileRecord) -> str:
         """Return the URL of a file's content for another process that reads it with fsspec."""

@@ -306,7 +306,7 @@ class HttpApi:
         call = await understood(principal.tenant, body, request_id(request), arrival.ingress)
         hold_of(request).free()  # from here on, the limits of running requests apply
         limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
-        return call, WholeResponse(self._gateway, principal, call, limited)
+        return call, WholeResponse(self._gateway, principal, call, limited, hold_of(request))
 
     def _at_once(self, parse: Parser[Call]) -> Understanding[Call]:
         """Return `parse`, bound to this gateway, as an asynchronous parser that runs it in a thread for a long body."""

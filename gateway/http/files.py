@@ -84,7 +84,7 @@ class FilesApi:
 
     async def content(self, request: Request) -> ContentResponse:
         record = await self._record(request)
-        return ContentResponse(record, self._files.content(record))
+        return ContentResponse(record, self._files.download(record))
 
     def _expected(self, request: Request) -> int:
         """Return a lower bound of the uploaded file's size in bytes, to be reserved before the upload begins. It is

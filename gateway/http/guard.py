@@ -69,7 +69,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, room: WireRoom, **options: Any) -> None:
         """`room` bounds the heads that arrive at all connections of the process; the rest is uvicorn's."""
         super().__init__(*args, **options)
-        self._head_hold = room.hold()
+        self._head_hold, self._ahead_hold = room.hold(), room.hold()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -91,18 +91,28 @@ class GuardedProtocol(HttpToolsProtocol):
                 timer.cancel()
         self._ahead = b""
         self._head_hold.free()
+        self._ahead_hold.free()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes up to the end of the next request. What follows it waits until it is answered."""
         while data and not self.transport.is_closing():
             if not (self._in_head or self._in_body) and self._is_answering:
-                self._ahead += data
-                self._stop_reading()
+                self._keep_ahead(data)
                 return
             end = self._end_of_step(data)
             self._parse(data if end >= len(data) else data[:end])
             data = data[end:]
+
+    def _keep_ahead(self, data: bytes) -> None:
+        """Keep what the peer has sent behind a request that is being answered. What is more than is granted counts for
+        all strangers, because its key is not known yet; where there is no room for it, the connection ends."""
+        self._ahead += data
+        self._stop_reading()
+        try:
+            self._ahead_hold.take(max(0, len(self._ahead) - self.granted_head_bytes) - self._ahead_hold.num_bytes)
+        except ApiError:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or invalid_request("this is not a valid HTTP request"))
@@ -163,6 +173,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._expect(self.head_seconds + self._reading_seconds)
         if self._ahead:
             ahead, self._ahead = self._ahead, b""
+            self._ahead_hold.free()
             self.data_received(ahead)
 
     def pause_writing(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
-from gateway.http.edge import AsgiEndpoint
+from gateway.http.edge import AsgiEndpoint, hold_of
 from gateway.http.lists import MAX_NUMBER, check_parameters, newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
 from gateway.openai.render import list_page
@@ -100,7 +101,8 @@ class StoredResponsesApi:
             return FeedResponse(feed, self._ping_seconds)
         if after is not None:
             raise invalid_request("starting_after needs stream=true", "starting_after")
-        return json_response(await self._responses.get(tenant, _id(request)))
+        async with self._reading(request):
+            return json_response(await self._responses.get(tenant, _id(request)))
 
     async def delete(self, request: Request) -> Response:
         return json_response(await self._responses.delete(self._tenant(request), _id(request)))
@@ -111,14 +113,19 @@ class StoredResponsesApi:
     async def input_items(self, request: Request) -> Response:
         tenant, given = self._tenant(request), request.query_params
         check_parameters(given, "after", "include", "include[]", "limit", "order")
-        page = await self._responses.input_items(
-            tenant,
-            _id(request),
-            after=given.get("after"),
-            limit=parse_number(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE),
-            newest_first=newest_first(given.get("order", "desc")),
+        limit, order = (
+            parse_number(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE),
+            given.get("order", "desc"),
         )
+        options: dict[str, Any] = {"after": given.get("after"), "limit": limit, "newest_first": newest_first(order)}
+        async with self._reading(request):
+            page = await self._responses.input_items(tenant, _id(request), **options)
         return json_response(list_page(page.data, page.has_more))
+
+    def _reading(self, request: Request) -> AbstractAsyncContextManager[None]:
+        """Return a context manager in which a stored response, of up to megabytes, is read: one of each tenant at a
+        time, and none while the tenant leaves too many answers unread (RATE_LIMIT_EXCEEDED)."""
+        return self._gateway.encoding.take(hold_of(request))
 
     def _tenant(self, request: Request) -> str:
         return self._authenticate(request).as_tenant().tenant.name

@@ -57,7 +57,8 @@ class ScrapeApi:
         engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY, the key is missing or not
         valid; FORBIDDEN, it is a tenant's."""
         tenants = self._may_read_tenants(request)
-        text = await (self._for_strangers.get() if api_key(request) is None else self._text(tenants))
+        strangers = self._openness is True or api_key(request) is None  # any key will do where none is needed
+        text = await (self._for_strangers.get() if strangers else self._text(tenants))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _text(self, tenants: bool) -> bytes:

@@ -17,6 +17,7 @@ from gateway.core.tenants import Principal
 from gateway.openai.render import Renderer, WholeAnswer, encode_json, encoded
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage
+from gateway.requests.wire_room import WireHold
 
 log = structlog.get_logger("http")
 
@@ -60,6 +61,8 @@ class WholeResponse(Struct, frozen=True):
     call: WholeCall
     request: GenerateRequest
     """The request of the call, with the time limits of its headers."""
+    hold: WireHold
+    """Counts the response until the client has read it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with DisconnectWatch(receive) as client:
@@ -73,7 +76,7 @@ class WholeResponse(Struct, frozen=True):
             client.stop_watching_client()
             length = str(sum(map(len, pieces)))
             await send(_head({**JSON_HEADERS, "content-length": length, **generation.admitted.headers()}))
-            await _send_body(send, pieces)
+            await _send_body(send, pieces, self.hold)
 
 
 class GenerationResponse(Struct, frozen=True):
@@ -212,15 +215,23 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     return Response(encode_json(body), status, headers, media_type="application/json")
 
 
-async def _send_body(send: Send, pieces: Sequence[bytes]) -> None:
-    """Send the pieces of a body, some of them together, so that each write is neither tiny nor very long."""
+async def _send_body(send: Send, pieces: Sequence[bytes], hold: WireHold) -> None:
+    """Send the pieces of a body, some of them together, so that each write is neither tiny nor very long. All pieces
+    count in `hold` until they are being written; from then on what writes them counts them."""
     held: list[bytes] = []
-    for piece in pieces:
-        held.append(piece)
-        if len(piece) > WRITE_BYTES:
-            await send({"type": "http.response.body", "body": b"".join(held), "more_body": True})
-            held.clear()
-    await send({"type": "http.response.body", "body": b"".join(held), "more_body": False})
+    left = sum(map(len, pieces))
+    hold.count(left)
+    try:
+        for piece in pieces:
+            held.append(piece)
+            left -= len(piece)
+            hold.count(-len(piece))
+            if len(piece) > WRITE_BYTES:
+                await send({"type": "http.response.body", "body": b"".join(held), "more_body": True})
+                held.clear()
+        await send({"type": "http.response.body", "body": b"".join(held), "more_body": False})
+    finally:
+        hold.count(-left)
 
 
 def _head(headers: Mapping[str, str]) -> Message:

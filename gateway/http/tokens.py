@@ -58,12 +58,13 @@ class TokensApi:
         tenant, raw = await self._begin(request)
         asked = await self._gateway.parsing.run(tenant.name, len(raw), partial(_tokenized, raw))
         model, prompt = self._served_model(tenant, asked.model), asked.prompt
-        tokenizer = model.tokenizer
+        tokenizer, most = model.tokenizer, model.intake.most_counted
         async with self._gateway.encoding.take(hold_of(request)):
             if isinstance(prompt, str):
-                ids = await tokenizer.encode(prompt, special=asked.special, tenant=tenant.name)
+                ids = await tokenizer.encode(prompt, special=asked.special, tenant=tenant.name, most=most)
             else:
-                ids = await tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
+                chat = (prompt.messages, prompt.tools, prompt.options)
+                ids = await tokenizer.encode_chat(tenant.name, *chat, most=most)
             texts = await tokenizer.token_texts(ids) if asked.texts else None
         answer = {
             "count": len(ids),

@@ -157,8 +157,12 @@ class RedisLimiter:
         counts, before = request.used(), self._renewed.get(grant.lease, NOTHING)
         args += self._terms.args(request, grant.day, counts)
         self._renewed[grant.lease] = None
-        renewed, expiry = await self._calls.run(self._renew_script, keys, args)
-        self._renewed[grant.lease] = counts if renewed else before
+        try:
+            renewed, expiry = await self._calls.run(self._renew_script, keys, args)
+            self._renewed[grant.lease] = counts if renewed else before
+        finally:
+            if grant.lease not in self._held:  # it was settled meanwhile
+                self._renewed.pop(grant.lease, None)
         return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:

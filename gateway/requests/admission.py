@@ -25,7 +25,7 @@ from gateway.requests.loop_turns import EncodingPauses
 from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
-from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
+from gateway.text.tokenizer import MOST_TOKENS, PRIME_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import ToolParserName, choose_dialect
 from gateway.text.tools.harmony import Harmony
@@ -74,17 +74,23 @@ class RequestIntake:
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
+    @property
+    def most_counted(self) -> int:
+        """Maximum number of tokens of a prompt whose tokens are only counted or returned: at least the context's, so
+        that callers learn by how much their prompts exceed it."""
+        return max(MOST_TOKENS, self._engine.info.max_model_len)
+
     async def encode(
-        self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "", field: str = "prompt"
+        self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "", field: str = "prompt", most: int = 0
     ) -> tuple[int, ...]:
         """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt. Errors
-        name `field`.
+        name `field`. `most` bounds the tokens of long texts; 0 means the context's.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools; CONTEXT_LENGTH_EXCEEDED,
         a long text does not fit into the context.
         """
-        most = self._engine.info.max_model_len
+        most = most or self._engine.info.max_model_len
         if isinstance(prompt, Chat):
             chat = (prompt.messages, prompt.tools, prompt.options)
             prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt, most)

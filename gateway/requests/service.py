@@ -25,6 +25,7 @@ from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
+from gateway.core.tenant_room import TenantRoom
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
 from gateway.limiter.base import Limiter, ReserveRequest
@@ -42,7 +43,6 @@ from gateway.requests.record import RequestRecord, engine_failures, refuse_faile
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
-from gateway.requests.tenant_room import TenantRoom
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, Speech, merge_streams
 from gateway.requests.upstreams import UpstreamServer
 from gateway.requests.wire_room import WireRoom

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.core.errors import ApiError, Fault
-from gateway.requests.tenant_room import TenantRoom
+from gateway.core.tenant_room import TenantRoom
 from gateway.responses.render import last_event, typed_event
 from gateway.responses.store import MAX_EVENTS, EventPage, ResponseStore
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupported_parameter
 from gateway.core.space import Disk, SpaceUse
+from gateway.core.tenant_room import TenantRoom
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
-from gateway.requests.tenant_room import TenantRoom
 from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
 from gateway.responses.calls import ResponseCall, response_call
@@ -93,10 +93,14 @@ class Responses:
                 stores = False
         keep: Keep | None = partial(self._keep, gateway, tenant.name, body) if stores and not body.background else None
         understood = partial(response_call, body, request_id, ingress, before.items, keep)
-        call = await gateway.parsing.run(tenant.name, len(text) + before.num_bytes, understood)
-        if before.items:
-            self._held.take(tenant.name, before.num_bytes)  # until the chat is garbage-collected
-            weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
+        self._held.take(tenant.name, before.num_bytes)  # at once: the conversation is in memory while it waits its turn
+        try:
+            call = await gateway.parsing.run(tenant.name, len(text) + before.num_bytes, understood)
+        except BaseException:
+            self._held.free(tenant.name, before.num_bytes)
+            raise
+        # The conversation is held until the chat is garbage-collected.
+        weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
         return call
 
     async def begin(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
 
@@ -55,7 +56,8 @@ class Arrival:
 
     def end(self, now: float) -> None:
         """End the arrival now, with an error for its caller."""
-        self.timeout.reschedule(now)
+        with suppress(RuntimeError):  # its time is up just now, so that it ends anyway
+            self.timeout.reschedule(now)
 
     def refusal(self) -> ApiError:
         """Return the error for the caller after `end`."""

@@ -10,11 +10,11 @@ from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import TIMES, Batch
 from gateway.batches.service import DEFAULT_PAGE, Batches, BatchRequest
 from gateway.core.errors import invalid_request
+from gateway.core.tenant_room import TenantRoom
 from gateway.files.record import BATCH, FileRecord
 from gateway.files.service import MAX_PAGE, Files
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
-from gateway.requests.tenant_room import TenantRoom
 from gateway.rpc.calls import RpcCall, watch_interval
 
 DEFAULT_WINDOW = "24h"
@@ -78,7 +78,7 @@ class BatchesService(pb_grpc.BatchesServicer):
     async def ReadFile(self, request: pb.ReadFileRequest, call: RpcCall) -> None:  # noqa: N802
         record = await self._files.get(call.tenant, request.file_id)
         start, length = _range(request, record.bytes)
-        async with aclosing(self._files.content(record, start, length)) as pieces:
+        async with aclosing(self._files.download(record, start, length)) as pieces:
             async for piece in pieces:
                 await call.open()
                 await call.send(pb.FileChunk(data=piece))

@@ -203,12 +203,11 @@ class Entrance(grpc.aio.ServerInterceptor):
         """Receive the only request message, wait for the tenant's turn on the event loop and parse the message. Raises
         ApiError: INVALID_REQUEST, it is missing or malformed; and what `_received` raises."""
         message = await self._received(method, call)
-        if message is None:
+        if message is None:  # also where gRPC has refused a message that is too large
             raise invalid_request("the call has no request message")
-        if method.audience is not Audience.TENANTS:
-            return method.parse(message)
         with self._observed(method, call):
-            await self._gateway.turns.take(call.tenant)
+            if method.audience is Audience.TENANTS:
+                await self._gateway.turns.take(call.tenant)
             return method.parse(message)
 
     async def _next(self, method: Method, call: RpcCall) -> Any:
@@ -223,7 +222,8 @@ class Entrance(grpc.aio.ServerInterceptor):
         `ArrivingMessages.read` and `WireHold.take` raise."""
         if method.audience is Audience.ANYONE:
             return await self._arriving.read(STRANGERS, call.read)
-        message = await self._arriving.read(call.tenant, call.read)
+        owner = f"{call.tenant}/streams" if method.reads_stream else call.tenant  # uploads delay no other calls
+        message = await self._arriving.read(owner, call.read)
         if message is not None and len(message) > SMALL_BYTES:
             self._hold(call).take(len(message))
         return message

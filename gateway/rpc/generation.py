@@ -88,7 +88,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         prompt = await self._parsed(request, call, partial(prompt_input, request))
         async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
-            prompt_ids = await model.intake.encode(tenant, prompt)
+            prompt_ids = await model.intake.encode(tenant, prompt, most=model.intake.most_counted)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 
     async def ListModels(self, request: pb.ListModelsRequest, call: RpcCall) -> pb.ListModelsResponse:  # noqa: N802

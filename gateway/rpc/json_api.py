@@ -13,7 +13,7 @@ from gateway.anthropic.calls import MessageCall, count_tokens, message_call
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import Ingress
-from gateway.openai.render import Json, encode_json, event_data, list_page
+from gateway.openai.render import Json, encoded, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb import json_api_pb2_grpc as pb_grpc
 from gateway.requests.deadlines import earliest
@@ -55,7 +55,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         answering = (self._create if _creates(request) else self._other)(request, call)
         with _names_of(request):
             del request  # `_create` lets it go, too, when it has been understood
-            return pb.JsonResponse(json=encode_json(await answering).decode())
+            return pb.JsonResponse(json=b"".join(await encoded(await answering)).decode())
 
     async def Stream(self, request: pb.JsonRequest, call: RpcCall) -> None:  # noqa: N802
         call.field_of = str
@@ -103,9 +103,11 @@ class JsonApiService(pb_grpc.JsonApiServicer):
             case "get_response":
                 if request.get_response.HasField("starting_after"):
                     raise invalid_request("starting_after is for Stream", "starting_after")
-                return await self._responses.get(tenant.name, request.get_response.response_id)
+                async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
+                    return await self._responses.get(tenant.name, request.get_response.response_id)
             case "list_input_items":
-                return await self._input_items(tenant.name, request.list_input_items)
+                async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
+                    return await self._input_items(tenant.name, request.list_input_items)
             case "cancel_response":
                 return await self._responses.cancel(tenant.name, request.cancel_response)
             case "delete_response":

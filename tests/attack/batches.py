@@ -64,7 +64,7 @@ async def _cancel(attacker: Attacker, file_id: str, ids: Sequence[str]) -> Count
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "B7 slow checks of batch files": slow_checks,
-    "B7 cancels of large batches": large_cancels,
+    "slow checks of batch files": slow_checks,
+    "cancels of large batches": large_cancels,
 }
 """The attacks of this file by name."""

@@ -72,6 +72,6 @@ async def _deleted(attacker: Attacker, file_id: str, tries: int = 100) -> int:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "B9 uploads that fill the disk": uploads_that_fill_the_disk,
-    "B9 idle connections": idle_connections,
+    "uploads that fill the disk": uploads_that_fill_the_disk,
+    "idle connections": idle_connections,
 }

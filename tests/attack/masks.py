@@ -29,7 +29,7 @@ async def many_slow_grammars(attacker: Attacker, count: int = 12) -> Counter[str
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "B8 a grammar with slow masks and n = 30": slow_masks,
-    "B8 many grammars with slow masks": many_slow_grammars,
+    "a grammar with slow masks and n = 30": slow_masks,
+    "many grammars with slow masks": many_slow_grammars,
 }
 """Attacks by name."""

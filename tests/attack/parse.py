@@ -126,11 +126,11 @@ async def many_log_probabilities(attacker: Attacker, answers: int = 8, tokens: i
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "B5 token ids of one hash": colliding_ids,
-    "B6 millions of values in arguments": values_in_arguments,
-    "B6 millions of values in fields": values_in_fields,
-    "B6 as many values as allowed": allowed_values,
-    "B6 long texts and numbers": long_values,
-    "B6 millions of gRPC messages": many_grpc_messages,
-    "B11 many log probabilities": many_log_probabilities,
+    "token ids of one hash": colliding_ids,
+    "millions of values in arguments": values_in_arguments,
+    "millions of values in fields": values_in_fields,
+    "as many values as allowed": allowed_values,
+    "long texts and numbers": long_values,
+    "millions of gRPC messages": many_grpc_messages,
+    "many log probabilities": many_log_probabilities,
 }

@@ -30,4 +30,4 @@ async def scored_prompts(attacker: Attacker, count: int = 20, length: int = 1500
     return Counter(await asyncio.gather(*[one(number) for number in range(count)]))
 
 
-ATTACKS: Mapping[str, Attack] = {"B11 wide nuclei": wide_nuclei, "B11 scored prompts": scored_prompts}
+ATTACKS: Mapping[str, Attack] = {"wide nuclei": wide_nuclei, "scored prompts": scored_prompts}

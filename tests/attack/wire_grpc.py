@@ -66,7 +66,7 @@ async def silent_calls(attacker: Attacker, count: int = 100, seconds: float = 5.
 
 
 ATTACKS: Mapping[str, Callable[[Attacker], Awaitable[Counter[str]]]] = {
-    "A1 refused gRPC messages without a key": refused_without_a_key,
-    "A1 refused gRPC messages with a key": refused_with_a_key,
-    "A2 gRPC messages that do not come": silent_calls,
+    "refused gRPC messages without a key": refused_without_a_key,
+    "refused gRPC messages with a key": refused_with_a_key,
+    "gRPC messages that do not come": silent_calls,
 }

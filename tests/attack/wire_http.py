@@ -192,12 +192,12 @@ async def requests_behind_an_upgrade(attacker: Attacker) -> Counter[str]:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "A3 trailers without end": endless_trailers,
-    "A3 a key in trailers": key_in_trailers,
-    "A3 long heads": long_heads,
-    "A4 requests sent ahead": requests_sent_ahead,
-    "A4 unread documents": unread_documents,
-    "B10 unfinished bodies": unfinished_bodies,
-    "B10 unread answers": unread_answers,
-    "C10 requests behind an Upgrade": requests_behind_an_upgrade,
+    "trailers without end": endless_trailers,
+    "a key in trailers": key_in_trailers,
+    "long heads": long_heads,
+    "requests sent ahead": requests_sent_ahead,
+    "unread documents": unread_documents,
+    "unfinished bodies": unfinished_bodies,
+    "unread answers": unread_answers,
+    "requests behind an Upgrade": requests_behind_an_upgrade,
 }

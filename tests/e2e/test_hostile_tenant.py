@@ -2,26 +2,19 @@
 
 import asyncio
 import time
-from functools import partial
 
 import httpx
 import psutil
 import pytest
 
 from tests.attack.attacker import Attacker
-from tests.attack.generations import ATTACKS, GRAMMARS, expensive_grammars, flood, many_grammars
+from tests.attack.catalogue import ATTACKS, SMALL
+from tests.attack.generations import GRAMMARS
 from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FLOOD = "a flood with n = 4"
-SMALLER = {
-    FLOOD: partial(flood, count=120),
-    "grammars that cost": partial(expensive_grammars, count=4),
-    "many grammars at once": partial(many_grammars, count=60),
-}
-"""Attacks that are smaller here than in the benchmark. The flood asks for four times as many answers as the lane has
-room for."""
 PATIENCE_SECONDS = 300
 MOST_GROWTH_BYTES = 1 << 30
 """Bounds the growth of all processes together: the prefix cache and the kernels' scratch are among it, and each grammar
@@ -64,7 +57,7 @@ async def test_no_attack_of_a_tenant_reaches_its_neighbour(server, client_of, mo
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_SECONDS, limits=limits) as http:
         attacker = Attacker(http, f"127.0.0.1:{server.grpc_port}", models[0], key)
         neighbour = asyncio.create_task(streams(client_of("sk-demo-globex"), models[0], ends, done))
-        for name, attack in (ATTACKS | SMALLER).items():
+        for name, attack in SMALL.items():
             already = len(done)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 answered[name] = await attack(attacker)
@@ -89,6 +82,9 @@ async def test_no_attack_of_a_tenant_reaches_its_neighbour(server, client_of, mo
     assert answered[FLOOD].keys() == {"200", "503 lane_queue_full"}
     assert server.engines.supervisors["engine-0"].pid == engine
     assert most - before < MOST_GROWTH_BYTES
+    assert answered["a key in trailers"].keys() == {"401"}
+    assert answered["requests behind an Upgrade"].keys() == {"2 answers"}
+    assert SMALL.keys() <= ATTACKS.keys()
     await settled(server)
 
 

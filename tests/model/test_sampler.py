@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.core.types import SamplingParams
-from engine.model.draws import Filters, draw, ranked, uniforms
+from engine.model.draws import Filters, draw, draw_sorted, ranked, uniforms
 from engine.model.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -433,3 +433,14 @@ def test_more_logprobs_than_tokens_are_all_of_them():
     sampler, names = sampler_of(5, SamplingParams(logprobs=9))
     (result,) = sampler.sample(random_logits(1, 5), names)
     assert sorted(token for token, _ in result.logprobs.top) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_machine_without_numba_draws_the_same_by_sorting(temperature):
+    scores = torch.randn(60, 3000, generator=torch.Generator().manual_seed(1)) * 4 / temperature
+    cases = [
+        SamplingParams(top_k=k, top_p=p, min_p=m) for k in (0, 5, 900) for p in (0.3, 0.999, 1.0) for m in (0.0, 0.01)
+    ]
+    filters = Filters.of([cases[row % len(cases)] for row in range(60)])
+    uniform = torch.from_numpy(uniforms(np.arange(60, dtype=np.uint64), np.zeros(60, np.uint64)))[:, None]
+    assert draw_sorted(scores, uniform, filters).tolist() == draw(scores, uniform, filters).tolist()

@@ -15,6 +15,7 @@ import grpc
 from tests.attack.attacker import Attack, Attacker
 
 CHAIN = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000)) + '\na3000: "x"'
+TOO_DEEP = "nesting without an end"
 GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "the smallest integer": {"guided_json": {"const": -9223372036854775808}},
     "its neighbour": {"guided_json": {"enum": [-9223372036854775807]}},
@@ -24,10 +25,12 @@ GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "bounds beyond integers": {"guided_json": {"type": "integer", "minimum": -1e30, "maximum": -1e29}},
     "an integer beyond integers": {"guided_json": {"allOf": [{"type": "integer"}, {"enum": [-1e308]}]}},
     "a chain of rules": {"guided_grammar": CHAIN},
-    "nesting without an end": {"guided_json": "[" * 60_000},
+    TOO_DEEP: {"guided_json": "[" * 60_000},
     "brackets of a regex": {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
 }
 """Schemas and grammars that crash or overflow a grammar compiler."""
+POISON = {name: fields for name, fields in GRAMMARS.items() if name != TOO_DEEP}
+"""Those that pass the check of a batch's file, which refuses a file with the other one."""
 GROWING = "(.*e.{200}){5}"
 """A regex that compiles, but whose number of states grows too large a few tokens into an answer."""
 A_CLIENT = 50
@@ -78,7 +81,7 @@ async def poisoned_batch(attacker: Attacker) -> Counter[str]:
     """Run a batch of the grammars that crash and one sound line. Counts its status and its done and failed lines."""
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": attacker.body(**fields)}
-        for name, fields in GRAMMARS.items()
+        for name, fields in POISON.items()
     ]
     lines.append({"custom_id": "sound", "method": "POST", "url": "/v1/chat/completions", "body": attacker.body()})
     text = "\n".join(map(json.dumps, lines)).encode()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.attack.attacker import Attacker
 from tests.attack.catalogue import ATTACKS, SMALL
-from tests.attack.generations import GRAMMARS
+from tests.attack.generations import POISON
 from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -73,7 +73,7 @@ async def test_no_attack_of_a_tenant_reaches_its_neighbour(server, client_of, mo
     assert answered["a batch of grammars that crash"] == {
         "batch completed": 1,
         "lines done": 1,
-        "lines failed": len(GRAMMARS),
+        "lines failed": len(POISON),
     }
     [refused] = answered["malformed protobuf"]
     assert refused.startswith("INVALID_ARGUMENT: ") and "Error" not in refused

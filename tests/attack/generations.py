@@ -30,7 +30,7 @@ GRAMMARS: Mapping[str, Mapping[str, Any]] = {
 }
 """Schemas and grammars that crash or overflow a grammar compiler."""
 POISON = {name: fields for name, fields in GRAMMARS.items() if name != TOO_DEEP}
-"""Those that pass the check of a batch's file, which refuses a file with the other one."""
+"""Grammars that pass the check of a batch's file, which refuses a file with the other one."""
 GROWING = "(.*e.{200}){5}"
 """A regex that compiles, but whose number of states grows too large a few tokens into an answer."""
 A_CLIENT = 50

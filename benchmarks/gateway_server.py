@@ -6,12 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from gateway.config.whole import load_config
 from gateway.serve.launch import Launch
 from gateway.serve.process import configure_logging, run_loop
 from gateway.serve.single import serve
+from gateway.terminal.console import Console
 
 
 def main() -> None:

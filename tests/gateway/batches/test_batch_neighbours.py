@@ -44,7 +44,7 @@ async def stuck_member(cluster, tenant):
 
 
 async def test_slow_validations_of_one_tenant_delay_no_batch_of_another(cluster):
-    """Nor its finalizing and sweeping, nor the end of their own batches when they are cancelled."""
+    """One tenant's finalizing, sweeping and cancelling batches leave places for the batches of other tenants."""
     member, begun = await stuck_member(cluster, "acme")
     slow = [await cluster.submit([chat_line("1")], window="5m") for _ in range(5)]
     async with working(member):

@@ -52,6 +52,8 @@ class RpcCall:
         self.context = context
         self.hold: WireHold | None = None
         """The bytes that the call's message and its answer hold. None means that both are small."""
+        self.message_bytes = 0
+        """Size of the latest message. To ask the message itself for it would encode it again: 10 ms for the longest."""
         self._method = method
         self._opened = False
         self._principal: Principal | None = None

@@ -224,8 +224,9 @@ class Entrance(grpc.aio.ServerInterceptor):
             return await self._arriving.read(STRANGERS, call.read)
         owner = f"{call.tenant}/streams" if method.reads_stream else call.tenant  # uploads delay no other calls
         message = await self._arriving.read(owner, call.read)
-        if message is not None and len(message) > SMALL_BYTES:
-            self._hold(call).take(len(message))
+        call.message_bytes = 0 if message is None else len(message)
+        if call.message_bytes > SMALL_BYTES:
+            self._hold(call).take(call.message_bytes)
         return message
 
     def _hold(self, call: RpcCall) -> WireHold:

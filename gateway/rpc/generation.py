@@ -86,7 +86,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        prompt = await self._parsed(request, call, partial(prompt_input, request))
+        prompt = await self._parsed(call, partial(prompt_input, request))
         async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
             prompt_ids = await model.intake.encode(tenant, prompt, most=model.intake.most_counted)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
@@ -96,15 +96,15 @@ class GenerationService(pb_grpc.GenerationServicer):
         cards = self._gateway.models.cards(call.principal.tenant)
         return pb.ListModelsResponse(models=map(_model_to_pb, cards))
 
-    async def _parsed(self, request: Message, call: RpcCall, read: Callable[[], T]) -> T:
-        """Return what `read` makes of a request message: of a long one in a thread, when it is the tenant's turn."""
-        return await self._gateway.parsing.run(call.tenant, request.ByteSize(), read)
+    async def _parsed(self, call: RpcCall, read: Callable[[], T]) -> T:
+        """Return what `read` makes of the request message: of a long one in a thread, when it is the tenant's turn."""
+        return await self._gateway.parsing.run(call.tenant, call.message_bytes, read)
 
     async def _pool(self, parse: Callable[[Any, str], PooledCall], request: Message, call: RpcCall) -> Message:
         """Run an Embed, Rerank or Score call and return its response message. `parse` converts the request message,
         given the request id."""
         with call.arriving(self._gateway) as arrival:
-            parsed = await self._parsed(request, call, partial(parse, request, call.request_id))
+            parsed = await self._parsed(call, partial(parse, request, call.request_id))
             wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
         del request
         call.free()
@@ -132,7 +132,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         """
         with call.arriving(self._gateway) as arrival:
             read = partial(generate_request, request, call.request_id, call.time_remaining)
-            wanted = await self._parsed(request, call, read)
+            wanted = await self._parsed(call, read)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=coalesce)
         del request, read
         call.free()

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from gateway.anthropic.calls import MessageCall, count_tokens, message_call
 from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.core.tenants import Tenant
 from gateway.core.trace_context import Ingress
 from gateway.openai.render import Json, encoded, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
@@ -96,7 +95,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         """Count tokens, or do an operation on a stored response, and return the answer."""
         tenant, kind = call.principal.tenant, request.WhichOneof("call")
         if kind == "count_message_tokens":
-            body = await self._gateway.parsing.run(tenant.name, request.ByteSize(), partial(_body, request))
+            body = await self._gateway.parsing.run(tenant.name, call.message_bytes, partial(_body, request))
             async with self._gateway.encoding.take(call.hold or self._gateway.wire.hold(tenant)):
                 return {"input_tokens": await count_tokens(self._gateway, tenant, body)}
         match kind:
@@ -139,7 +138,7 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         the call does not apply to it."""
         principal = call.principal
         with call.arriving(self._gateway) as arrival:
-            parsed = await self._parsed(request, principal.tenant, call.request_id, arrival.ingress)
+            parsed = await self._parsed(request, call, arrival.ingress)
             del request
             call.free()
             if parsed.stream != (method == STREAM):
@@ -149,12 +148,10 @@ class JsonApiService(pb_grpc.JsonApiServicer):
             begun = await self._responses.begin(self._gateway, principal, parsed, parsed.request)
             return Begun(parsed, begun)
 
-    async def _parsed(
-        self, request: pb.JsonRequest, tenant: Tenant, request_id: str, ingress: Ingress
-    ) -> ResponseCall | MessageCall:
-        num_bytes = request.ByteSize()
+    async def _parsed(self, request: pb.JsonRequest, call: RpcCall, ingress: Ingress) -> ResponseCall | MessageCall:
+        tenant, num_bytes = call.principal.tenant, call.message_bytes
         body = await self._gateway.parsing.run(tenant.name, num_bytes, partial(_body, request))
-        named = (self._gateway, tenant, body, request_id, ingress)
+        named = (self._gateway, tenant, body, call.request_id, ingress)
         is_message = request.WhichOneof("call") == "create_message"
         if not is_message and self._stored is not None:
             return await self._stored.call(*named)

@@ -208,14 +208,20 @@ class Entrance(grpc.aio.ServerInterceptor):
         with self._observed(method, call):
             if method.audience is Audience.TENANTS:
                 await self._gateway.turns.take(call.tenant)
-            return method.parse(message)
+            return await self._parsed(method, call, message)
 
     async def _next(self, method: Method, call: RpcCall) -> Any:
         """Receive the next request message of a stream, in place of the one before. None means that there is none.
         Raises what `_message` raises."""
         call.free()
         message = await self._received(method, call)
-        return None if message is None else method.parse(message)
+        return None if message is None else await self._parsed(method, call, message)
+
+    async def _parsed(self, method: Method, call: RpcCall, message: bytes) -> Any:
+        """Parse a message, off the event loop if it is a tenant's and long. Raises ApiError (INVALID_REQUEST)."""
+        if method.audience is not Audience.TENANTS:
+            return method.parse(message)
+        return await self._gateway.parsing.run(call.tenant, len(message), partial(method.parse, message))
 
     async def _received(self, method: Method, call: RpcCall) -> bytes | None:
         """Receive a message, and count its bytes for the tenant. None means that there is none. Raises what

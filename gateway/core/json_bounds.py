@@ -20,6 +20,8 @@ ids, which take 12 ms."""
 DIGITS_OF_INTEGER = 7
 """Digits that a number may have without counting as several integers: to decode one of 19 digits takes three times as
 long. No token id has more."""
+CHARACTERS_PER_VALUE = 1000
+"""Characters of a decoded text that take a template as long as a value does."""
 MAX_DEPTH = 100
 """Maximum levels of nested lists and objects, because later code walks them recursively. OpenAI allows schemas 10
 levels of objects, which are 20 of these."""
@@ -51,17 +53,19 @@ def check_json(text: bytes, field: str | None = None) -> None:
 
 
 def has_more_values(document: Any, most: int) -> bool:
-    """Return whether a decoded document has more than `most` members in its lists, tuples and objects. The work is
-    bounded by `most`."""
+    """Return whether a decoded document has more than `most` members in its lists, tuples and objects; a text counts as
+    one for each CHARACTERS_PER_VALUE. The work is bounded by `most`."""
     left, unseen = most, [document]
-    while unseen:
+    while unseen and left >= 0:
         value = unseen.pop()
+        if isinstance(value, str):
+            left -= len(value) // CHARACTERS_PER_VALUE
+            continue
         inner = value.values() if isinstance(value, dict) else value
         left -= len(inner)
-        if left < 0:
-            return True
-        unseen += (one for one in inner if isinstance(one, dict | list | tuple))
-    return False
+        if left >= 0:
+            unseen += (one for one in inner if isinstance(one, dict | list | tuple | str))
+    return left < 0
 
 
 class JsonCount:

@@ -45,8 +45,8 @@ TENANT_THREADS = 2
 only once the tokens are known, and 8 MiB take seconds, so that one tenant could keep all threads from the others."""
 
 RENDERED_VALUES = 1000
-"""Maximum number of members of the messages and tools of a chat that is rendered on the event loop; a chat with more is
-rendered in a thread. Templates take some microseconds for each."""
+"""Maximum number of members of the messages and tools of a chat that is rendered on the event loop, counted with its
+texts (`has_more_values`); a chat with more is rendered in a thread. Templates take some microseconds for each."""
 
 MOST_TOKENS = 250_000
 """Maximum number of tokens of a text that is encoded for no model's context. The eight million tokens that 8 MiB may

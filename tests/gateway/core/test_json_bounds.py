@@ -104,3 +104,5 @@ def test_values_of_a_decoded_document():
     made = ({"a": [1, 2, {"b": ()}]}, [])
     assert has_more_values(made, 6) and not has_more_values(made, 7)
     assert has_more_values([[0] * 10**6] * 10**3, 2000)
+    texts = [{"content": "a" * 5000}, {"content": "b" * 999}]
+    assert has_more_values(texts, 8) and not has_more_values(texts, 9)

@@ -202,7 +202,11 @@ class Entrance(grpc.aio.ServerInterceptor):
     async def _message(self, method: Method, call: RpcCall) -> Any:
         """Receive the only request message, wait for the tenant's turn on the event loop and parse the message. Raises
         ApiError: INVALID_REQUEST, it is missing or malformed; and what `_received` raises."""
-        message = await self._received(method, call)
+        try:
+            message = await self._received(method, call)
+        except ApiError:  # observed, unlike a caller that leaves before its message has arrived
+            with self._observed(method, call):
+                raise
         if message is None:  # also where gRPC has refused a message that is too large
             raise invalid_request("the call has no request message")
         with self._observed(method, call):

@@ -146,6 +146,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for(api, monkeypatch, 
     refusal = await refused(silent(api, key, GENERATE if key else "/grpc.health.v1.Health/Check"))
     assert refusal.code == "DEADLINE_EXCEEDED"
     assert refusal.details["RequestInfo"].request_id
+    assert [record.tenant for record in api.gateway_app.watcher.records] == ([key] if key else [])
 
 
 async def test_a_call_without_a_message_is_refused(api):

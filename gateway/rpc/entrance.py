@@ -113,7 +113,8 @@ class Messages:
 
 class Entrance(grpc.aio.ServerInterceptor):
     """Interceptor that stands before every method. Handlers of the gateway's services get the parsed request message
-    and the `RpcCall`, whose caller is known to be a tenant or, for services that end with Admin, an administrator."""
+    and the `RpcCall`, whose caller is known to be a tenant or, for services that end with Admin, an administrator. A
+    handler may return its response encoded."""
 
     def __init__(self, gateway: Gateway, keys: Authenticator, requests: Collection[str]) -> None:
         """`requests` are the names of the methods that the observers of requests hear of, even if they are refused."""
@@ -179,7 +180,7 @@ class Entrance(grpc.aio.ServerInterceptor):
         await call.open()
         if method.serialise is None:
             return None
-        answer = method.serialise(response)
+        answer = response if isinstance(response, bytes) else method.serialise(response)
         if len(answer) > SMALL_BYTES:
             self._hold(call).count(len(answer))
         return answer

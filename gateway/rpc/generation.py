@@ -27,7 +27,7 @@ from gateway.rpc.wire import (
     generate_request,
     model_query,
     prompt_input,
-    response_to_pb,
+    response_bytes,
     usage_metadata,
 )
 
@@ -48,14 +48,14 @@ class GenerationService(pb_grpc.GenerationServicer):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def Generate(self, request: pb.GenerateRequest, call: RpcCall) -> pb.GenerateResponse:  # noqa: N802
+    async def Generate(self, request: pb.GenerateRequest, call: RpcCall) -> bytes:  # noqa: N802
         admitted = self._admitted(request, call, coalesce=True)
         del request  # see `_admitted`
         async with admitted as (generation, read, token_text):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
-            return await off_the_loop(chunks, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
+            return await off_the_loop(chunks, lambda: response_bytes(generation.admitted, chunks, read, token_text))
 
     async def GenerateStream(self, request: pb.GenerateRequest, call: RpcCall) -> None:  # noqa: N802
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, with the request running.

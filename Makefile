@@ -70,9 +70,10 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-test-all: test  ## Run all tests, then 500 measured growth cases and rounds of mixed requests (some 40 minutes)
+test-all: test  ## Run all tests, then 500 measured growth cases, rounds of mixed requests, and an odd model (some 40 minutes)
 	$(BIN)/python -m tests.fuzz.growth --cases 500
 	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
+	$(BIN)/python -m tests.fuzz --engine odd --cases 2000
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in under 90 s
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)

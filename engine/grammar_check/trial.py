@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import Verdict, Vocabulary, refusal
 from engine.grammar_check.source import LIMITS, library_source
+from engine.grammar_check.tokens import read_tokens
 
 WALK_STEPS = 24
 """Length in tokens of the random answer that is tried. Each token usually takes 20 to 100 microseconds."""
@@ -26,8 +27,7 @@ class Trial:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._mask = allocate_token_bitmask(1, vocabulary.size)
-        text = Path(vocabulary.file).read_text()
-        self._tokenizer = LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids))
+        self._tokenizer = read_tokens(Path(vocabulary.file), vocabulary.size, vocabulary.eos_token_ids)
 
     def __call__(self, grammar: Grammar) -> Verdict:
         """Return INVALID if the library rejects the grammar, otherwise a sound verdict with the bytes that the grammar

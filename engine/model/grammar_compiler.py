@@ -19,6 +19,7 @@ from engine.core.grammars import Grammar
 from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
 from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
 from engine.grammar_check.source import LIMITS, library_source, told
+from engine.grammar_check.tokens import read_tokens
 from engine.model.mask_cost import MaskCost
 from engine.model.masks import num_words
 
@@ -144,8 +145,7 @@ class Compiler:
     def _load_tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                eos = list(self._eos_token_ids)
-                self._tokenizer = LLTokenizer(self._file.read_text(), n_vocab=self._vocab_size, eos_token=eos)
+                self._tokenizer = read_tokens(self._file, self._vocab_size, self._eos_token_ids)
             return self._tokenizer
 
 

@@ -1,6 +1,7 @@
 """`python -m tests.fuzz --cases 100000 --seed 7`: hours of hostile requests, or one of them again with `--case N`.
 
-With `--engine demo` they go to the demo's own engine, which takes seconds for each: a few hundred cases.
+With `--engine demo` they go to the demo's own engine, which takes seconds for each: a few hundred cases. With
+`--engine odd` they go to the engine with a tiny model that has the faults of public checkpoints: 30 a second.
 """
 
 from __future__ import annotations

@@ -20,7 +20,11 @@ from tests.fuzz.cases import Case, GrpcCase, HttpCase, make_case
 from tests.fuzz.neighbour import Neighbour, stream_beside
 
 AT_ONCE = 8
-TARGETS = {"fake": ("tests.fuzz.target", 60.0), "demo": ("tests.fuzz.demo_target", 600.0)}
+TARGETS = {
+    "fake": ("tests.fuzz.target", 60.0),
+    "demo": ("tests.fuzz.demo_target", 600.0),
+    "odd": ("tests.fuzz.odd_target", 120.0),
+}
 """For each engine the module that serves it, and the seconds after which a case without an answer hangs: the slowest
 takes some 3 s where the engine is fake, two grammars at their limit of work, and minutes where 128 answers are
 generated."""

@@ -48,11 +48,23 @@ def fuzzed_config() -> Config:
     )
 
 
-async def _serve(folder: Path, engine_program: Sequence[str]) -> None:
-    model = prepare_model("embedded", default_data_dir(os.environ), Console(stderr=True))
+async def serve(
+    folder: Path, source: str = "embedded", engine_program: Sequence[str] = (), *, adapters: bool = True
+) -> None:
+    """Serve a model until the standard input ends.
+
+    Args:
+        folder: the data directory.
+        source: the model, as `prepare_model` takes it.
+        engine_program: module of another engine, and its arguments; empty means the real one.
+        adapters: whether the demo's adapters are loaded, which fit the embedded model alone.
+    """
+    model = prepare_model(source, default_data_dir(os.environ), Console(stderr=True))
     launch = Launch(fuzzed_config(), model, folder)
+    if not adapters:
+        launch = launch.preloading({})
     if engine_program:
-        launch = replace(launch.preloading({}), engine=tuple(engine_program))
+        launch = replace(launch, engine=tuple(engine_program))
     async with running(launch) as app:
         addresses = {"http": f"http://127.0.0.1:{app.http_port}", "grpc": f"127.0.0.1:{app.grpc_port}"}
         freeze_memory()
@@ -80,7 +92,7 @@ async def _left(app: Running) -> int:
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with tempfile.TemporaryDirectory() as folder:
-        run_loop(_serve(Path(folder), sys.argv[1:]))
+        run_loop(serve(Path(folder), engine_program=sys.argv[1:], adapters=len(sys.argv) == 1))
 
 
 if __name__ == "__main__":

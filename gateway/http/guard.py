@@ -57,6 +57,9 @@ class GuardedProtocol(HttpToolsProtocol):
     """Maximum time for a body to arrive, extended by the received bytes divided by `min_rate`."""
     min_rate = 16 * 2**10
     """Minimum rate, in bytes per second, at which a peer must send a body or read a response."""
+    free_chunks, min_chunk_bytes = 4096, 16
+    """Number of chunks of a body that may be as small as they like, and minimum mean size in bytes of all of a longer
+    one's. A single read of chunks of one byte held the event loop for 30 ms."""
     max_unread_bytes = 8 * 2**20
     """Maximum bytes of a body that may arrive after the response was sent. Up to it, clients that send the whole body
     before they read still get the response."""
@@ -76,7 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._ahead = b""
         self._line_bytes = 0
         """Bytes of the present head or, within a body, since its last piece."""
-        self._body_bytes = self._unread_bytes = 0
+        self._body_bytes = self._unread_bytes = self._body_pieces = 0
         self._body_length: int | None = 0
         self._in_head = self._in_body = self._upgrades = False
         self._late_timer: asyncio.TimerHandle | None = None
@@ -144,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._upgrades = True  # the parser is about to raise HttpParserUpgrade
             return
         self._in_head, self._in_body = False, True
-        self._body_bytes = self._unread_bytes = 0
+        self._body_bytes = self._unread_bytes = self._body_pieces = 0
         self._writing = None
         self._expect(self.body_seconds)
         self.scope["state"][HEAD_BYTES] = size
@@ -153,6 +156,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._body_pieces += 1
+        if (self._body_pieces - self.free_chunks) * self.min_chunk_bytes > self._body_bytes:
+            self._refusal = invalid_request(f"the chunks of a body must have {self.min_chunk_bytes} bytes or more each")
+            raise httptools.HttpParserError("small chunks")
         if self.cycle.response_complete:
             self._unread_bytes += len(body)
             if self._unread_bytes > self.max_unread_bytes:

@@ -23,6 +23,10 @@ LANES: tuple[LaneName, ...] = get_args(LaneName)
 DEFAULT_GROUPS: tuple[Dimension, ...] = ("tenant", "adapter", "lane")
 MAX_LINES = 100_000
 """Maximum number of lines of a report. It is about the number of rows that a spreadsheet opens."""
+ROWS_AT_ONCE = 200
+"""Maximum number of rows that are added up without a pause: 3 ms."""
+MOST_PATTERN = 256
+"""Maximum characters of a pattern for names of adapters, which is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,8 @@ def parse_query(given: Mapping[str, str]) -> UsageQuery:
     lane = given.get("lane", "")
     if lane not in ("", *LANES):
         raise invalid_request(f"lane must be one of {', '.join(LANES)}, not {lane[:80]!r}", "lane")
+    if len(given.get("adapter", "")) > MOST_PATTERN:
+        raise invalid_request(f"adapter must have at most {MOST_PATTERN} characters", "adapter")
     exact = {name: given.get(name, "") for name in ("tenant", "key", "adapter")}
     return UsageQuery(since, until, **exact, lane=lane, group_by=_groups(given.get("group_by")))
 
@@ -173,6 +179,7 @@ class UsageAdmin:
         tally = UsageTally(query, self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:
-                tally.add(rows)
-                await asyncio.sleep(0)  # lets other tasks run
+                for start in range(0, len(rows), ROWS_AT_ONCE):
+                    tally.add(rows[start : start + ROWS_AT_ONCE])
+                    await asyncio.sleep(0)  # lets other tasks run
         return await asyncio.to_thread(tally.report)

@@ -171,6 +171,21 @@ NO_HTTP = {
 }
 
 
+def small_chunks(body: bytes) -> bytes:
+    return request(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n", CHUNKED)
+
+
+def test_chunks_of_a_byte_each_are_few(gateway):
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "hi" * 1500}]}).encode()
+    assert len(body) < GuardedProtocol.free_chunks
+    assert b"chunks" not in send(gateway, small_chunks(body)).body
+    with connect(gateway) as connection:
+        connection.sendall(small_chunks(b" " * 5000))
+        answer = read(connection)
+        answer.check(400, None)
+        assert b"the chunks of a body must have 16 bytes or more each" in answer.body
+
+
 @pytest.mark.parametrize("name", NO_HTTP)
 def test_what_is_no_http(gateway, name):
     with connect(gateway) as connection:

@@ -127,7 +127,8 @@ def test_extensions_of_chunks_are_bounded(gateway):
 
 def test_a_body_in_small_chunks_is_read(gateway):
     with connect(gateway) as connection:
-        pieces = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in b" " * 40_000 + CHAT)
+        text = b" " * 160_000 + CHAT
+        pieces = b"".join(b"10;a=b\r\n%b\r\n" % text[at : at + 16].rjust(16) for at in range(0, len(text), 16))
         connection.sendall(request(b"", CHUNKED) + pieces + b"0\r\n\r\n")
         assert read(connection).status == 200
 

@@ -99,6 +99,13 @@ async def answers_of_failures(gateway_app: GatewayApp) -> None:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
 
 
+async def test_a_pattern_is_short(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
+        assert (await client.get(USAGE, params={"adapter": "*" * 256})).status_code == 200
+        answer = await client.get(USAGE, params={"adapter": "*" * 257})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "adapter")
+
+
 async def test_csv_by_parameter_or_accept(gateway_app):
     await answers(gateway_app)
     by_parameter = await get(gateway_app, format="csv", group_by="key,lane", tenant="acme")

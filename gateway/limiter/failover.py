@@ -185,7 +185,9 @@ class FailoverLimiter:
         return await self._shared.outstanding() + await self._local.outstanding()
 
     async def trouble(self) -> str:
-        return await self._shared.trouble()
+        found = await self._shared.trouble()
+        self._report(found)
+        return found
 
     async def close(self) -> None:
         await self._shared.close()

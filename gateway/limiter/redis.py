@@ -213,12 +213,7 @@ class RedisLimiter:
         return await self._calls.count("lease")
 
     async def trouble(self) -> str:
-        try:
-            async with self._calls.guard() as client:
-                await client.ping()
-        except StoreError as error:
-            return error.trouble
-        return ""
+        return await self._calls.trouble()
 
     async def close(self) -> None:
         """Stop renewing leases, and send the waiting settlements and usage if Redis answers. The Redis client stays

@@ -37,7 +37,7 @@ from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
-from gateway.redis.server import redis_client
+from gateway.redis.connect import redis_client
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.served_model import ServedModel, ServedModels

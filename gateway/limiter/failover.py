@@ -189,6 +189,9 @@ class FailoverLimiter:
         self._report(found)
         return found
 
+    async def warning(self) -> str:
+        return await self._shared.warning()
+
     async def close(self) -> None:
         await self._shared.close()
         await self._local.close()

@@ -111,6 +111,7 @@ async def built_gateway(
         redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
+        await limiter.warning()
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         opening_accounts = open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)

@@ -252,17 +252,19 @@ class HttpApi:
         of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
         `closed`. With the query parameter `model`, only that base model counts.
 
-        The body has the reason, and the state of each base model, of Redis, which is pinged at most every
-        REDIS_PING_SECONDS, because anyone may ask, and of the limiter. Raises
+        The body has the reason, and the state of each base model, of Redis, which is probed at most every
+        REDIS_PING_SECONDS, because anyone may ask, and of the limiter. The reason also warns of a Redis that may evict
+        keys, without a change of the status. Raises
         ApiError: MODEL_NOT_FOUND, there is no such base model; INVALID_REQUEST, another parameter is given.
         """
         check_parameters(request.query_params, "model")
         limiter = self._gateway.limiter
         trouble = await self._redis_trouble.get()
+        warning = trouble or await limiter.warning()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
             "status": found.status,
-            "reason": "; ".join(filter(None, (found.reason, trouble and f"Redis: {trouble}"))) or None,
+            "reason": "; ".join(filter(None, (found.reason, warning and f"Redis: {warning}"))) or None,
             "engine": found.engines,
             "models": {name: trouble or None for name, trouble in found.troubles.items()},
             "redis": not trouble,

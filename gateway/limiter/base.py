@@ -209,6 +209,10 @@ class Limiter(Protocol):
         """Return why the store of the limits does not serve now, as `StoreError.trouble` does. Empty means that it
         does."""
 
+    async def warning(self) -> str:
+        """Return why a store that serves may lose what it keeps, such as by evicting keys. Empty if nothing speaks for
+        that."""
+
     async def close(self) -> None: ...
 
 

@@ -185,7 +185,12 @@ class FailoverLimiter:
         return await self._shared.outstanding() + await self._local.outstanding()
 
     async def trouble(self) -> str:
-        return await self._shared.trouble()
+        found = await self._shared.trouble()
+        self._report(found)
+        return found
+
+    async def warning(self) -> str:
+        return await self._shared.warning()
 
     async def close(self) -> None:
         await self._shared.close()

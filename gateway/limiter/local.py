@@ -187,6 +187,9 @@ class LocalLimiter:
     async def trouble(self) -> str:
         return ""
 
+    async def warning(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self._leases.clear()
 

@@ -40,6 +40,7 @@ from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
+from gateway.redis.eviction import EvictionWatch
 from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")
@@ -85,6 +86,7 @@ class RedisLimiter:
         """
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
+        self._eviction = EvictionWatch(client)
         self.lease_seconds = lease_seconds
         self._receipt_ms = int(max(lease_seconds, RECEIPT_SECONDS) * 1000)
         self._published = PublishedLimits(self._calls, self._receipt_ms)
@@ -213,12 +215,10 @@ class RedisLimiter:
         return await self._calls.count("lease")
 
     async def trouble(self) -> str:
-        try:
-            async with self._calls.guard() as client:
-                await client.ping()
-        except StoreError as error:
-            return error.trouble
-        return ""
+        return await self._calls.trouble()
+
+    async def warning(self) -> str:
+        return await self._eviction.warning()
 
     async def close(self) -> None:
         """Stop renewing leases, and send the waiting settlements and usage if Redis answers. The Redis client stays

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from gateway.core.breaker import Breaker
 from gateway.redis.pipeline import Attempts, Pipeline, loop_timeout
+from gateway.redis.states import answer_of
 
 Argument = str | int | bytes
 FAILURES = (RedisError, RedisClusterException, OSError)
@@ -39,12 +40,12 @@ class StoreError(Exception):
     def trouble(self) -> str:
         """Why Redis does not serve, for callers without a key: what it answered, such as `MISCONF ...` if it cannot
         write its file, or that it gives no answer, without its address."""
-        return str(self.__cause__) if isinstance(self.__cause__, ResponseError) else "it gives no answer"
+        return answer_of(self.__cause__) or "it gives no answer"
 
     @property
     def is_refusal(self) -> bool:
         """True if Redis answered with an error, and did nothing in that attempt."""
-        return isinstance(self.__cause__, ResponseError)
+        return bool(answer_of(self.__cause__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +70,30 @@ class Script:
         return Script.of(f"{self.text}\n{rest.text}")
 
 
+PROBE = Script.load("probe.lua", package="gateway.redis")
+
+
 class RedisCalls:
     """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`. Calls
-    report their outcomes to the circuit breaker; only `allowed` and `check_allowed` ask whether it is open."""
+    report their outcomes to the circuit breaker; only `allowed` and `check_allowed` ask whether it is open.
+
+    After a failure, the success of one call does not mean that Redis serves: a replica, or a server without memory,
+    answers what only reads. So the breaker hears of a success only once a probe has succeeded too."""
 
     def __init__(
         self,
         client: Redis | RedisCluster,
         prefix: str,
         timeout: float,
-        breaker: Breaker,
-        answered: Callable[[], None],
+        breaker: Breaker | None,
+        answered: Callable[[], None] = lambda: None,
         timeout_factor: int = TIMEOUT_FACTOR,
     ) -> None:
         """
         Args:
             timeout: seconds for a call while the breaker is open; such a call probes whether Redis is back.
-            answered: called without arguments after every call that succeeds.
+            breaker: None means that no call is ever stopped.
+            answered: called without arguments after every call that succeeds, unless Redis is in doubt.
             timeout_factor: factor on `timeout` while the breaker is closed.
         """
         self._client: Any = client
@@ -100,21 +108,24 @@ class RedisCalls:
         self._max_timeout_factor = timeout_factor
         self._breaker = breaker
         self._answered = answered
+        self._in_doubt = False
+        """True after a failure, until a probe succeeds."""
+        self._probing = asyncio.Lock()
 
     @classmethod
     def without_breaker(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
         """Create calls that no breaker ever stops, for callers with no substitute for Redis. Each may take `timeout`
         seconds."""
-        return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, timeout_factor=1)
+        return cls(client, prefix, timeout, None, timeout_factor=1)
 
     @property
     def available(self) -> bool:
-        return not self._breaker.is_open
+        return self._breaker is None or not self._breaker.is_open
 
     def allowed(self) -> bool:
         """Return whether the circuit breaker allows a call to Redis now. While the breaker is open, it allows one call
         per cooldown, so each True uses up that probe."""
-        return self._breaker.allows()
+        return self._breaker is None or self._breaker.allows()
 
     def check_allowed(self) -> None:
         """Raise StoreError if the circuit breaker allows no call now. Like `allowed`, uses up an open breaker's
@@ -134,16 +145,25 @@ class RedisCalls:
         """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
         the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before. `attempts`
         learns whether the call was repeated."""
-        attempts = attempts or Attempts()
         try:
-            try:
-                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args, attempts=attempts)
-            except NoScriptError:
-                reply = await self._call("EVAL", script.text, len(keys), *keys, *args, attempts=attempts)
+            reply = await self._run(script, keys, args, attempts or Attempts())
         except FAILURES as error:
             raise self._failed(error) from error
-        self._succeeded()
+        await self._succeeded()
         return reply
+
+    async def trouble(self) -> str:
+        """Probe whether Redis serves all calls of the limiter now. Return why it does not, as `StoreError.trouble`
+        does; empty if it does."""
+        try:
+            await self._run(PROBE, [self.key("probe", "")], (), Attempts())
+        except FAILURES as error:
+            failure = self._failed(error)
+            failure.__cause__ = error
+            return failure.trouble
+        self._in_doubt = False
+        self._heard()
+        return ""
 
     async def count(self, kind: str) -> int:
         """Return the number of keys of one kind over all tenants, found by scanning the whole key space, which may take
@@ -161,7 +181,13 @@ class RedisCalls:
                 yield self._client
         except FAILURES as error:
             raise self._failed(error) from error
-        self._succeeded()
+        await self._succeeded()
+
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument], attempts: Attempts) -> Any:
+        try:
+            return await self._call("EVALSHA", script.sha, len(keys), *keys, *args, attempts=attempts)
+        except NoScriptError:
+            return await self._call("EVAL", script.text, len(keys), *keys, *args, attempts=attempts)
 
     async def _of_cluster(self, *command: Argument, attempts: Attempts) -> Any:
         attempts.repeated = True  # the client of a cluster repeats calls by itself
@@ -169,12 +195,22 @@ class RedisCalls:
             return await self._client.execute_command(*command)
 
     def _timeout_factor(self) -> int:
-        return 1 if self._breaker.is_open else self._max_timeout_factor
+        return self._max_timeout_factor if self.available else 1
 
     def _failed(self, error: Exception) -> StoreError:
-        self._breaker.failed(certain=isinstance(error, TimeoutError) and self._timeout_factor() > 1)
-        return StoreError(f"{type(error).__name__}: {error}")
+        if self._breaker is not None:
+            self._in_doubt = True
+            self._breaker.failed(certain=isinstance(error, TimeoutError) and self._timeout_factor() > 1)
+        return StoreError(f"{type(error).__name__}: {answer_of(error) or error}")
 
-    def _succeeded(self) -> None:
-        self._breaker.succeeded()
+    async def _succeeded(self) -> None:
+        if not self._in_doubt:
+            self._heard()
+        elif not self._probing.locked():
+            async with self._probing:
+                await self.trouble()
+
+    def _heard(self) -> None:
+        if self._breaker is not None:
+            self._breaker.succeeded()
         self._answered()

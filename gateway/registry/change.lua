@@ -52,5 +52,6 @@ end
 if seed ~= '' then
   redis.call('HSET', seeds, name, seed)
 end
-redis.call('XADD', changes, 'MAXLEN', 1000, generation .. '-0', 'name', name, 'record', record, 'drain', drain)
+redis.call('XADD', changes, 'MAXLEN', 1000, generation .. '-0', 'name', name, 'record', record, 'drain', drain,
+  'left', redis.call('HLEN', records))
 return { 'done', generation }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Generic, Protocol
 
 import structlog
 
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.registry.record import R, RecordChange, RegistrySnapshot
+from gateway.registry.record import R, Record, RecordChange, RegistrySnapshot
 from gateway.registry.store import RecordStore, StoreAway
 
 RECONNECT_SECONDS = 0.5
@@ -71,9 +71,14 @@ class RegistryLog(Generic[R]):
         """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
         Does nothing if `seed`, the text of the configuration that has the record, was the last one applied to its name.
         Raises ApiError: the record kind's conflict error if the stored record is another or a name or alias is taken,
-        or REGISTRY_UNAVAILABLE if Redis is away or the change does not come back within ECHO_SECONDS."""
+        or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or is gone when it
+        does."""
         with writing(self._noun):
-            await self._arrival(await self._store.put(record, previous, seed=seed))
+            generation = await self._store.put(record, previous, seed=seed)
+            await self._arrival(generation)
+            kept = self._mirror.records.get(record.name)
+            if generation and (kept is None or kept.generation < generation):
+                raise StoreAway("the change was lost in a failover of Redis, or undone by another gateway; try again")
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
         """Remove a record and wait until the change is in effect here. `drain_seconds` and `seed` are stored with the
@@ -110,7 +115,8 @@ class RegistryLog(Generic[R]):
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _read_changes(self) -> None:
-        changes = await self._store.changes(self._mirror.generation)
+        held = self._held().values()
+        changes = await self._store.changes(self._mirror.generation, len(held), count_aliases(held))
         if changes is None or self._unseen:
             await self._read_all()
             return
@@ -121,12 +127,8 @@ class RegistryLog(Generic[R]):
 
     async def _read_all(self) -> None:
         """Replace the mirror's records by those of the registry, after writing to it the records that `keep` was given.
-        A registry that was lost, by a flush or a Redis without persistence, is first restored from the mirror. Raises
-        StoreAway."""
-        snapshot = await self._store.read()
-        if not snapshot.generation and self._mirror.generation:
-            await self._store.restore(self._mirror.records.values())
-            snapshot = await self._store.read()
+        What the registry has lost is first restored from the mirror. Raises StoreAway."""
+        snapshot = await self._recovered(await self._store.read())
         offered = dict(self._unseen)
         for record in offered.values():
             await self._offer(record, snapshot.records.get(record.name))
@@ -139,6 +141,27 @@ class RegistryLog(Generic[R]):
             self._mirror.put(record)
         self._tell()
 
+    async def _recovered(self, snapshot: RegistrySnapshot[R]) -> RegistrySnapshot[R]:
+        """Write back what Redis has lost, all of it by a flush or without persistence, or some keys by eviction. Return
+        the registry as it is then. Raises StoreAway."""
+        if snapshot.was_lost and 0 < self._mirror.generation < snapshot.generation:
+            for change in await self._store.changes(self._mirror.generation) or ():
+                self._mirror.apply_change(change)
+        known = dict(snapshot.records)
+        if snapshot.was_lost or snapshot.generation in (0, self._mirror.generation):
+            known = {**self._held(), **known}
+        is_unwritten = not (snapshot.generation or self._mirror.generation or known)
+        if is_unwritten or _is_whole(snapshot, known):
+            return snapshot
+        lost = len(known) - len(snapshot.records)
+        log.warning("registry_restored", registry=self._noun, records=len(known), lost=lost)
+        await self._store.restore(known.values(), snapshot.generation)
+        return await self._store.read()
+
+    def _held(self) -> dict[str, R]:
+        """Return the records of the mirror that came from the registry, by name."""
+        return {name: record for name, record in self._mirror.records.items() if record.generation}
+
     async def _offer(self, record: R, previous: R | None) -> None:
         try:
             await self._store.put(record, previous, seed=record.source)
@@ -148,6 +171,16 @@ class RegistryLog(Generic[R]):
     def _tell(self) -> None:
         self.next_change.set()
         self.next_change = asyncio.Event()
+
+
+def count_aliases(records: Iterable[Record]) -> int:
+    return len({alias for record in records for alias in record.aliases})
+
+
+def _is_whole(snapshot: RegistrySnapshot[R], known: Mapping[str, R]) -> bool:
+    """Return whether a registry that was written has lost nothing. `known` has the records that it should have."""
+    has_records = len(snapshot.records) == len(known) and not snapshot.was_lost
+    return bool(snapshot.generation) and has_records and snapshot.num_aliases >= count_aliases(known.values())
 
 
 @contextmanager

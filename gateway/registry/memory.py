@@ -33,7 +33,7 @@ class MemoryRecordStore(Generic[R]):
     async def knows(self, name: str) -> bool:
         return any(name in (record.name, *record.aliases) for record in self._content.records.values())
 
-    async def changes(self, after: int) -> list[RecordChange[R]] | None:
+    async def changes(self, after: int, num_records: int = 0, num_aliases: int = 0) -> list[RecordChange[R]] | None:
         while self._content.generation <= after:
             self._news.clear()
             await self._news.wait()
@@ -56,7 +56,7 @@ class MemoryRecordStore(Generic[R]):
         self._check(record, record)
         return self._write(record.name, None, drain_seconds, seed=seed)
 
-    async def restore(self, records: Iterable[R]) -> None:
+    async def restore(self, records: Iterable[R], generation: int) -> None:
         """Do nothing, because memory is never lost while the process runs."""
 
     def _is_applied(self, name: str, seed: str) -> bool:
@@ -77,7 +77,8 @@ class MemoryRecordStore(Generic[R]):
         records.pop(name, None)
         if written is not None:
             records[name] = written
-        self._content = RegistrySnapshot(generation, records)
+        num_aliases = len({alias for one in records.values() for alias in one.aliases})
+        self._content = RegistrySnapshot(generation, records, num_aliases)
         self._changes.append(RecordChange(generation, name, written, drain_seconds))
         self._news.set()
         return generation

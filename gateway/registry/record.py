@@ -62,3 +62,7 @@ class RegistrySnapshot(Generic[R]):
 
     generation: int = 0
     records: Mapping[str, R] = field(default_factory=lambda: MappingProxyType({}))
+    num_aliases: int = 0
+    """Number of aliases that the registry has. It is less than that of its records' if Redis has evicted some."""
+    was_lost: bool = False
+    """True if there are no records, although the last change left some: Redis has evicted them."""

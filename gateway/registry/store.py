@@ -22,6 +22,7 @@ import structlog
 from redis.asyncio import Redis
 
 from gateway.redis.client import FAILURES
+from gateway.redis.states import answer_of
 from gateway.registry.record import R, RecordChange, RecordKind, RegistrySnapshot
 
 CALL_SECONDS = 2.0
@@ -48,9 +49,10 @@ class RecordStore(Protocol[R]):
     async def knows(self, name: str) -> bool:
         """Return whether there is a record or an alias of this name."""
 
-    async def changes(self, after: int) -> list[RecordChange[R]] | None:
+    async def changes(self, after: int, num_records: int = 0, num_aliases: int = 0) -> list[RecordChange[R]] | None:
         """Return the first changes (at most 100) after generation `after`, or an empty list if none comes in about a
-        second. None means that changes may be missing, so the whole registry must be read again."""
+        second. None means that the whole registry must be read again: changes may be missing, or there are fewer
+        records or aliases than the caller knows, so that some were lost."""
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
         """Write a record in place of `previous`; None means that there must be no record of this name. Return the new
@@ -64,8 +66,9 @@ class RecordStore(Protocol[R]):
         (see `RecordChange`). Return the new generation, or 0, changing nothing, if the non-empty `seed` was the last
         one applied. Raises ApiError if the stored record is no longer this one."""
 
-    async def restore(self, records: Iterable[R]) -> None:
-        """Write all records of a lost registry back, under a new generation. Does nothing if a registry exists."""
+    async def restore(self, records: Iterable[R], generation: int) -> None:
+        """Write back those of `records` that the registry lacks, under a new generation. Does nothing if its generation
+        is no longer `generation`. If there are neither `records` nor any in the registry, forget all seeds."""
 
 
 class RedisRecordStore(Generic[R]):
@@ -85,9 +88,13 @@ class RedisRecordStore(Generic[R]):
         async with answering(), self._client.pipeline(transaction=True) as pipe:
             pipe.get(self._generation)
             pipe.hgetall(self._records)
-            generation, values = await pipe.execute()
+            pipe.hlen(self._aliases)
+            pipe.xrevrange(self._changes, count=1)
+            generation, values, num_aliases, last = await pipe.execute()
         found = (self._decoded(name, value) for name, value in values.items())
-        return RegistrySnapshot(int(generation or 0), {record.name: record for record in found if record is not None})
+        records = {record.name: record for record in found if record is not None}
+        was_lost = bool(generation) and not values and _left_records(last)
+        return RegistrySnapshot(int(generation or 0), records, num_aliases, was_lost)
 
     async def seed(self, name: str) -> str | None:
         async with answering():
@@ -100,12 +107,12 @@ class RedisRecordStore(Generic[R]):
             pipe.hexists(self._aliases, name)
             return any(await pipe.execute())
 
-    async def changes(self, after: int) -> list[RecordChange[R]] | None:
+    async def changes(self, after: int, num_records: int = 0, num_aliases: int = 0) -> list[RecordChange[R]] | None:
         async with answering(QUIET_SECONDS):
             block = int(QUIET_SECONDS * 1000)
             reply: Any = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
             if not reply:
-                return [] if int(await self._client.get(self._generation) or 0) == after else None
+                return [] if await self._is_whole(after, num_records, num_aliases) else None
         [(_, entries)] = reply
         changes = [self._as_change(entry_id, fields) for entry_id, fields in entries]
         return changes if changes[0].generation == after + 1 else None
@@ -117,13 +124,22 @@ class RedisRecordStore(Generic[R]):
         drain = "" if drain_seconds is None else repr(drain_seconds)
         return await self._write(record, record, b"", (), drain=drain, seed=seed)
 
-    async def restore(self, records: Iterable[R]) -> None:
-        keys = [self._records, self._aliases, self._generation, self._changes]
-        args: list[str | int | bytes] = []
+    async def restore(self, records: Iterable[R], generation: int) -> None:
+        keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]
+        args: list[str | int | bytes] = [generation]
         for record in records:
             args += [record.name, self._kind.encode(record), len(record.aliases), *record.aliases]
         async with answering():
             await self._restore(keys, args)
+
+    async def _is_whole(self, generation: int, num_records: int, num_aliases: int) -> bool:
+        """Return whether the registry still has this generation, and at least as many records and aliases."""
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.get(self._generation)
+            pipe.hlen(self._records)
+            pipe.hlen(self._aliases)
+            stored, records, aliases = await pipe.execute()
+        return int(stored or 0) == generation and records >= num_records and aliases >= num_aliases
 
     async def _write(
         self,
@@ -163,6 +179,15 @@ class RedisRecordStore(Generic[R]):
         return RecordChange(generation, fields[b"name"].decode(), record, drain)
 
 
+def _left_records(last: list[tuple[bytes, dict[bytes, bytes]]]) -> bool:
+    """Return whether the last entry of the changes says that it left records. True if Redis has lost the changes, too.
+    Entries of older gateways say only whether they wrote one."""
+    if not last:
+        return True
+    _, fields = last[0]
+    return fields.get(b"left", fields[b"record"]) not in (b"", b"0")
+
+
 @asynccontextmanager
 async def answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
     """Limit the body to CALL_SECONDS plus `patience` seconds. Raises StoreAway for a timeout and for errors of
@@ -171,7 +196,8 @@ async def answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
         async with asyncio.timeout(CALL_SECONDS + patience):
             yield
     except FAILURES as error:
-        raise StoreAway(f"Redis: {error}" if str(error) else "Redis does not answer") from error
+        said = answer_of(error) or str(error)
+        raise StoreAway(f"Redis: {said}" if said else "Redis does not answer") from error
 
 
 def _script(name: str) -> str:

@@ -37,7 +37,7 @@ from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
-from gateway.redis.server import redis_client
+from gateway.redis.connect import redis_client
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.served_model import ServedModel, ServedModels
@@ -111,6 +111,7 @@ async def built_gateway(
         redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
+        await limiter.warning()
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         opening_accounts = open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)

@@ -15,7 +15,7 @@ from gateway.config.cluster import RayConfig
 from gateway.config.models import ModelSettings
 from gateway.engines.directory import engine_directory
 from gateway.engines.member import member_store
-from gateway.redis.server import redis_client
+from gateway.redis.connect import redis_client
 from gateway.serve.engine_host import HostOrders
 from gateway.serve.launch import Launch, StartError
 

@@ -13,7 +13,7 @@ from file_fakes import build_files
 
 from gateway.files.service import FileLimits
 from gateway.http.guard import guarded_config
-from gateway.redis.server import connect_server
+from gateway.redis.connect import connect_server
 
 tiny_tokenizer()  # before a test forks a worker, which then starts in no time
 

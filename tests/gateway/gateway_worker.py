@@ -17,7 +17,7 @@ from gateway.http.guard import guarded_config
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.redis.server import connect_server
+from gateway.redis.connect import connect_server
 from gateway.responses import background
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore, StoreLimits

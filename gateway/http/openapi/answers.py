@@ -228,7 +228,8 @@ class Readiness(Struct):
     status: Literal["ready", "degraded", "not_ready"]
     """`degraded` means that some base models can be served and others cannot."""
     reason: str | None
-    """Reason why requests for some or all models cannot be served now; null while all can."""
+    """Reason why requests for some or all models cannot be served now, why Redis does not serve, or a warning that
+    Redis may evict keys; null if there is none of these."""
     engine: bool
     """True if the engines of all base models, or of the one asked about, are connected and make progress."""
     models: dict[str, str | None]

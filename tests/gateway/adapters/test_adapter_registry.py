@@ -17,7 +17,7 @@ from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, d
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.errors import ApiError, invalid_request
-from gateway.redis.server import connect_server
+from gateway.redis.connect import connect_server
 from gateway.registry.store import RedisRecordStore, StoreAway
 
 BASE = "tiny"

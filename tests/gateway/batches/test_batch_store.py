@@ -14,7 +14,7 @@ from gateway.batches.record import BatchError, Tally, batch_json, new_batch_id, 
 from gateway.batches.store import PAGE, BatchStore
 from gateway.batches.tenant_turns import CREATING_SECONDS
 from gateway.core.errors import ApiError, Fault
-from gateway.redis.server import connect_cluster
+from gateway.redis.connect import connect_cluster
 
 
 @pytest.fixture

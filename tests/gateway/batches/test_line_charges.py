@@ -28,7 +28,7 @@ from gateway.limiter.base import ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.redis.server import connect_cluster
+from gateway.redis.connect import connect_cluster
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance
 from gateway.routes.cascade import Cascade

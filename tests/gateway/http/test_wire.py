@@ -378,6 +378,18 @@ async def test_readiness_asks_redis_once_for_many_callers(gateway_app, monkeypat
     assert {answer.status_code for answer in answers} == {200} and pings == [1]
 
 
+async def test_readiness_shows_a_warning_of_the_store_and_stays(gateway_app, monkeypatch):
+    async def warning() -> str:
+        return "it may evict"
+
+    monkeypatch.setattr(gateway_app.limiter, "warning", warning)
+    async with gateway_app.client(None) as client:
+        answer = await client.get("/ready")
+    found = answer.json()
+    assert (answer.status_code, found["status"], found["redis"]) == (200, "ready", True)
+    assert found["reason"] == "Redis: it may evict"
+
+
 async def test_metrics_for_strangers_are_rendered_once_for_many_callers(gateway_app, monkeypatch):
     rendered, render = [], gateway_app.metrics.render
     monkeypatch.setattr(

@@ -19,7 +19,7 @@ from gateway.core.tenants import Tenant
 from gateway.core.usage import Counts, day_of
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
-from gateway.redis.server import connect_cluster
+from gateway.redis.connect import connect_cluster
 from gateway.usage.books import RedisUsageBooks
 
 FAR_AHEAD = date(3000, 1, 1)

@@ -21,7 +21,7 @@ from gateway.core.budget import Bucket, BucketCharge
 from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
-from gateway.redis.server import connect_cluster
+from gateway.redis.connect import connect_cluster
 
 OPERATIONS = 20
 """Number of operations in one interleaving."""

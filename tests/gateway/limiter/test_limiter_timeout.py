@@ -13,8 +13,8 @@ from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.limiter.redis import RedisLimiter
+from gateway.redis.connect import connect_cluster, connect_server
 from gateway.redis.pipeline import loop_timeout
-from gateway.redis.server import connect_cluster, connect_server
 
 WANTED = ReserveRequest("r", "acme", "k", 300, "pirate")
 CALL, STALL = 0.05, 1.2

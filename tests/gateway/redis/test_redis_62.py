@@ -22,7 +22,9 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
+from gateway.redis.connect import connect_server
 from tests.gateway.limiter.test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
+from tests.gateway.redis.test_states import STATES, follow
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +104,10 @@ async def test_registries_are_kept_in_it(url):
 async def test_files_are_kept_there(url, tmp_path):
     async with Redis.from_url(url) as client:
         await walk(build_files(client, tmp_path))
+
+
+@pytest.mark.parametrize("code", STATES)
+async def test_the_mode_is_true_while_errors_last(url, code):
+    async with connect_server(url) as client:
+        await client.flushall()
+        await follow(client, code)

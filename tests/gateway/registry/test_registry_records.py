@@ -16,6 +16,7 @@ class Names:
 
     def apply_change(self, change):
         self.generation = change.generation
+        self.records.pop(change.name, None)
         if change.record:
             self.records[change.name] = change.record
 

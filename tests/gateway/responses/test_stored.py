@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.space import Disk
-from gateway.redis.server import connect_cluster
+from gateway.redis.connect import connect_cluster
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore, StoreLimits

@@ -74,7 +74,7 @@ class AdminApi:
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
-        limits = LimitAdmin(gateway.limiter)
+        limits = LimitAdmin(gateway.limiter, accounts.counts_as if accounts else str)
         self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
         self._usage = usage

@@ -1,4 +1,4 @@
-"""A clock that is set back, as when a replica whose clock is behind takes over, locks nobody out."""
+"""After a clock is set back, as when a replica whose clock is behind takes over, full buckets drain from then on."""
 
 from __future__ import annotations
 

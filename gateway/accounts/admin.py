@@ -111,6 +111,7 @@ def key_json(account: AccountRecord) -> dict[str, Any]:
         "id": account.key_id,
         "tenant": owner.tenant,
         "label": owner.label,
+        "counts_as": account.counts_as,
         "disabled": account.disabled,
         "created": account.created,
         "updated": account.updated,

@@ -74,13 +74,18 @@ class AccountMirror:
         ]
         if all(key.disabled for key in keys):
             return KeyLapse.KEY_DISABLED if keys else KeyLapse.KEY_GONE
-        return Principal(owner.tenant, key_id)
+        live = next(key for key in keys if not key.disabled)
+        return Principal(owner.tenant, key_id, counts_as=live.counts_as)
+
+    def counts_as(self, key_id: str) -> str:
+        """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
+        return next((account.counts_as for account in self._keys.get(key_id, {}).values()), key_id)
 
     def _owner(self, account: AccountRecord) -> Principal | None:
         owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None
         if owner is None or owner.tenant is None or owner.disabled:
             return None
-        return Principal(owner.tenant, account.key_id)
+        return Principal(owner.tenant, account.key_id, counts_as=account.counts_as)
 
     def _put(self, record: AccountRecord) -> None:
         self.records[record.name] = record

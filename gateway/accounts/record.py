@@ -17,11 +17,14 @@ TENANT, KEY = "tenant", "key"
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """The name of the tenant that an API key belongs to, and the key's label."""
+    """The name of the tenant that an API key belongs to, the key's label, and what it continues."""
 
     tenant: str
     label: str = ""
     """An operator's description of what the key is used for."""
+    counts_as: str = ""
+    """Id of the key from which this one came by rotations, and under which the limits and the use of both are kept.
+    Empty means that the key was created and has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class AccountRecord:
     @property
     def key_id(self) -> str:
         return key_id(self.key_hash)
+
+    @property
+    def counts_as(self) -> str:
+        """Id under which a key's limits and use are kept: its own unless it came by rotations."""
+        return (self.key.counts_as if self.key else "") or self.key_id
 
 
 def tenant_account(tenant: Tenant, now: float, source: str = "") -> AccountRecord:

@@ -86,6 +86,10 @@ class AccountRegistry:
         that work must stop."""
         return self._mirror.holder(tenant, key_id)
 
+    def counts_as(self, key_id: str) -> str:
+        """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
+        return self._mirror.counts_as(key_id)
+
     async def start(self) -> None:
         await self._log.start()
 
@@ -173,16 +177,16 @@ class AccountRegistry:
         self.tenant(tenant)
         if len(label) > MAX_LABEL or not label.isprintable():
             raise invalid_request(f"label must be at most {MAX_LABEL} printable characters", "label")
-        secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
-        record = key_account(hash_key(secret), KeyOwner(tenant, label), self._clock())
-        return IssuedKey(secret, await self._write(record, None))
+        return await self._issue(KeyOwner(tenant, label))
 
     async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
         """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`). The old key
-        is disabled at once unless `keep` is set."""
+        is disabled at once unless `keep` is set. Both count as one in limits and usage, so that a rotation neither
+        lifts the limits of a key nor forgets what it has used."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
-        new = await self.create_key(old.key.tenant, old.key.label)
+        self.tenant(old.key.tenant)
+        new = await self._issue(replace(old.key, counts_as=old.counts_as))
         if not keep:
             await self._write(replace(old, disabled=True), old)
         return new
@@ -196,10 +200,12 @@ class AccountRegistry:
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
         """Return the record to write for a configured tenant or key: the present record of this name, if there is one,
-        updated with the tenant, key, source and time of change of `record`. `disabled` stays as it is, because only
-        operators change it."""
+        updated with the tenant, source and time of change of `record`, and with its key if that is now another
+        tenant's. What only operators change stays as it is: `disabled`, a key's label and what it continues."""
         before = self.records.get(record.name, record)
-        return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
+        is_same = before.key and record.key and before.key.tenant == record.key.tenant
+        key = before.key if is_same else record.key
+        return replace(before, tenant=record.tenant, key=key, source=record.source, updated=record.updated)
 
     async def _apply_config(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
         """Remove the keys with the hashes `gone`, then write the `wanted` records, each with its source as seed. The
@@ -208,6 +214,10 @@ class AccountRegistry:
             await self._remove(f"{KEY}/{key_hash}", seed=GONE)
         for record in wanted:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
+
+    async def _issue(self, owner: KeyOwner) -> IssuedKey:
+        secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
+        return IssuedKey(secret, await self._write(key_account(hash_key(secret), owner, self._clock()), None))
 
     async def _write(self, record: AccountRecord, before: AccountRecord | None) -> AccountRecord:
         if before is not None and record == before:

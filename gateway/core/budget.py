@@ -147,8 +147,10 @@ class Bucket(Struct, frozen=True):
         return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
     def drained(self, now: int) -> Bucket:
+        """Return a copy as of `now`. If the clock has been set back since `at`, nothing has drained, and today's tokens
+        stay; from `now` on, it drains."""
         elapsed = now - self.at
-        today = self.today if now // DAY == self.at // DAY else replace(self.today, used=0)
+        today = self.today if now // DAY <= self.at // DAY else replace(self.today, used=0)
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int, *, is_counted: bool = False) -> tuple[LimitName, ...]:

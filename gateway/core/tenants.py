@@ -138,6 +138,13 @@ class Principal(Struct, frozen=True):
     key_id: str
     """First 12 hex digits of the key's hash. They are safe to log and enough to tell keys apart."""
     is_admin: bool = False
+    counts_as: str = ""
+    """Id of the key under which this key's limits and use are kept; empty means its own. Keys made by rotating one
+    another share it."""
+
+    @property
+    def limits_key(self) -> str:
+        return self.counts_as or self.key_id
 
     def as_tenant(self) -> Principal:
         """Return this caller if it is a tenant. Raises ApiError: FORBIDDEN, for an administrator, because generation

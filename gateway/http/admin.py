@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -18,6 +19,9 @@ from gateway.http.accounts import AccountsApi
 from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.edge import read_body
 from gateway.http.limits import LIMITS, LimitsApi
+from gateway.http.lists import check_parameters
+from gateway.http.openapi.operation import Operation
+from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.operations import HistoryApi, OperationsApi
 from gateway.http.stream import json_response
 from gateway.http.usage import USAGE, UsageApi
@@ -40,7 +44,13 @@ NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "sourc
 """Field of vLLM's adapter routes -> the same field below /admin/v1/adapters. Errors are raised with vLLM's names and
 renamed by this mapping in responses below /admin/v1/adapters."""
 
+TABLE = {(operation.method, operation.path): operation for operation in OPERATIONS if operation.who == "admin"}
+
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class NoBody(Struct, forbid_unknown_fields=True):
+    """Body of a change that takes none: empty, or an object without fields."""
 
 
 class AdminApi:
@@ -64,7 +74,7 @@ class AdminApi:
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
-        limits = LimitAdmin(gateway.limiter)
+        limits = LimitAdmin(gateway.limiter, accounts.counts_as if accounts else str)
         self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
         self._usage = usage
@@ -102,7 +112,10 @@ class AdminApi:
             table += self._history.table()
         if self._batches is not None:
             table += self._batches.table()
-        return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
+        return [
+            Route(path, self._for_admins(handler, TABLE[method, path]), methods=[method])
+            for method, path, handler in table
+        ]
 
     async def load_as_vllm(self, request: Request) -> Response:
         body = await self._body(request, LoadAdapterRequest)
@@ -177,8 +190,10 @@ class AdminApi:
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         return parse(await read_body(request, self._max_body_bytes), kind)
 
-    def _for_admins(self, handler: Handler) -> Handler:
-        """Wrap a handler so that other callers than administrators get an ApiError before their body is read.
+    def _for_admins(self, handler: Handler, operation: Operation) -> Handler:
+        """Wrap the handler of an operation so that other callers than administrators get an ApiError before their body
+        is read, and administrators one for a query parameter, or a field of a change without a body, that the operation
+        does not have: each of them is likely to be a misspelling, without which more would be changed than was meant.
 
         If the handler succeeds, the wrapper forbids caching of the response and, for any method but GET, drops the
         cached overview. In errors of /admin/v1/adapters it renames fields of vLLM's routes as `NATIVE_FIELDS` says.
@@ -187,6 +202,9 @@ class AdminApi:
         async def guarded(request: Request) -> Response:
             self._authenticate(request).as_admin()
             try:
+                check_parameters(request.query_params, *operation.query)
+                if operation.body is None and request.method != "GET":
+                    parse(await read_body(request, self._max_body_bytes) or b"{}", NoBody)
                 response = await handler(request)
             except ApiError as error:
                 if request.scope["path"].startswith(ADAPTERS):

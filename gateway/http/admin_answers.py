@@ -54,6 +54,9 @@ class Key(Struct):
     id: str
     tenant: str
     label: str
+    counts_as: str
+    """Id of the key under which this key's limits and use are kept: its own or, if it came by rotations, the first
+    key's."""
     disabled: bool
     created: float
     updated: float

@@ -12,7 +12,6 @@ from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import MAX_PAGE, Batches
 from gateway.core.errors import invalid_request
-from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
 
 ADMIN_BATCHES = "/admin/v1/batches"
@@ -42,7 +41,6 @@ class AdminBatchesApi:
         if there is a `tenant`, else `unfinished`. Raises ApiError (INVALID_REQUEST) for any other value or parameter.
         """
         given = request.query_params
-        check_parameters(given, "tenant", "which")
         tenant = given.get("tenant", "")
         which = given.get("which", "all" if tenant else "unfinished")
         if which not in WHICH:

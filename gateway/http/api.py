@@ -301,7 +301,7 @@ class HttpApi:
         principal = arrival.identify(self._authenticate(request))
         if has_long_body(request):  # which is not worth reading if the tenant has no slot for its request
             name = principal.tenant.name
-            asked = ReserveRequest(request_id(request), name, principal.key_id, tokens=0, adapter=EACH)
+            asked = ReserveRequest(request_id(request), name, principal.limits_key, tokens=0, adapter=EACH)
             await self._gateway.limiter.check_requests(asked)
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(principal.tenant.name)

@@ -18,7 +18,7 @@ from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import TenantUse
 from gateway.http.edge import read_body
 from gateway.http.limits import use_json
-from gateway.http.lists import check_parameters, parse_number
+from gateway.http.lists import parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
@@ -226,13 +226,11 @@ class HistoryApi:
 
     async def history(self, request: Request) -> Response:
         given = request.query_params
-        check_parameters(given, "minutes", "model")
         minutes = parse_number(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
         return json_response(self._operations.of(_model(request)).history.read(minutes))
 
     async def recent(self, request: Request) -> Response:
         given = request.query_params
-        check_parameters(given, "which", "limit")
         which = given.get("which", WHICH[0])
         if which not in WHICH:
             raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.core.errors import invalid_request, tenant_not_found
@@ -19,8 +20,11 @@ class LimitAdmin:
     """Reads and changes limits. Methods raise ApiError: TENANT_NOT_FOUND, and those that change something also
     INVALID_REQUEST for invalid arguments and LIMITER_UNAVAILABLE while Redis is away."""
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Limiter, counts_as: Callable[[str], str] = str) -> None:
+        """`counts_as` returns the id under which the limits of the key with a given id are kept. The default is for
+        keys that are never rotated."""
         self._limiter = limiter
+        self._counts_as = counts_as
 
     async def get(self, tenant: str = "") -> list[StoredLimits]:
         """Return the limits stored for each scope of one tenant, or of all tenants if the name is empty."""
@@ -29,7 +33,7 @@ class LimitAdmin:
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> StoredLimits:
         """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts a limit), from the next
         request on every gateway. Returns the scope's limits after the change."""
-        self._tenants(scope.tenant)
+        scope = self._counted(scope)
         if not changes:
             raise invalid_request("there is nothing to change: name a limit")
         try:
@@ -41,7 +45,7 @@ class LimitAdmin:
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
         """Restore a scope's configured limits or, with `used` (INVALID_REQUEST for a scope with EACH), set its counted
         use to zero and keep the limits. Returns the limits that are then in force."""
-        self._tenants(scope.tenant)
+        scope = self._counted(scope)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
         if used:
@@ -69,6 +73,11 @@ class LimitAdmin:
                 yield changed
             first, before = False, now
             await _wait(stopping, interval_seconds)
+
+    def _counted(self, scope: Scope) -> Scope:
+        """Return the scope in which the limits of the given one are kept. Raises ApiError (TENANT_NOT_FOUND)."""
+        self._tenants(scope.tenant)
+        return replace(scope, key=self._counts_as(scope.key)) if scope.kind == "key" else scope
 
     def _tenants(self, asked: str) -> Sequence[str]:
         if asked and asked not in self._limiter.tenants:

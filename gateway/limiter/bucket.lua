@@ -8,6 +8,7 @@ local MINUTE = 60000000
 local DAY = 86400000000
 local SLACK = 1e-6
 local KEPT_MS = 172800000
+local STEP_MS = 60000
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 -- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
@@ -50,10 +51,27 @@ local function draining(limits, i, used, elapsed)
   return found
 end
 
+-- The clock has been set back, as when a replica whose clock is behind takes over. What is in use drains from now on,
+-- also if nothing fits; until the clock was where it had been, nothing would. Slots end when they would have ended: of a
+-- gateway that died at the same time, they would be held for as much longer. If the clock is behind by little, they are
+-- left alone, because some may have been renewed since.
+local function set_back(key, running, at, now)
+  redis.call('HSET', key, 'at', now)
+  local behind = math.floor((at - now) / 1000)
+  local slots = behind > STEP_MS and redis.call('ZRANGEBYSCORE', running, exact(at / 1000), '+inf', 'WITHSCORES') or {}
+  for i = 1, #slots, 2 do
+    redis.call('ZADD', running, exact(slots[i + 1] - behind), slots[i])
+  end
+end
+
 local function load(key, running, name, limits, now)
   local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused')
   local at = tonumber(state[3]) or now
-  local elapsed = math.max(0, now - at)
+  if at > now then
+    set_back(key, running, at, now)
+    at = now
+  end
+  local elapsed = now - at
   local today = day_of(at) == day_of(now) and tonumber(state[4]) or 0
   return {
     key = key, running = running, name = name, epoch = state[5] or '', refused = state[6],

@@ -210,6 +210,8 @@ class LocalLimiter:
         share = self._limits(scope).replica_share(self.replicas, self.policy)
         if scope not in self._buckets:
             self._buckets[scope] = self._last_known(scope, share)
+        if self._buckets[scope].at > self._clock():  # which was set back: from now on it drains, even if nothing fits
+            self._buckets[scope] = self._buckets[scope].drained(self._clock())
         return self._buckets[scope].with_limits(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:

@@ -25,7 +25,7 @@ from gateway.openai.schema import (
     StreamOptions,
     StructuredOutputs,
 )
-from gateway.openai.unknown import check_unknown
+from gateway.openai.unknown import check_unknown, suggestion, unknown_field
 
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED)),
@@ -115,7 +115,7 @@ def to_struct(document: Any, kind: type[Body]) -> Body:
     try:
         return msgspec.convert(_with_integers(document), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from error
+        raise invalid_field(str(error), frozenset(kind.__struct_fields__)) from error
 
 
 def _with_integers(document: Any) -> Any:
@@ -138,16 +138,17 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
             raise unsupported_parameter(name)
 
 
-def invalid_field(message: str) -> ApiError:
+def invalid_field(message: str, known: frozenset[str] = frozenset()) -> ApiError:
     """Return the ApiError (INVALID_REQUEST) for a validation message of msgspec, such as "Expected `int`, got `str` -
-    at `$.max_tokens`". The field's path becomes the error's `param`."""
+    at `$.max_tokens`". The field's path becomes the error's `param`. For an unknown field of the body itself, the
+    message suggests the name in `known` that it is a misspelling of."""
     if len(message) > 2 * MAX_MESSAGE:  # it quotes the caller's value, and the pattern would take seconds
         message = f"{message[:MAX_MESSAGE]}...{message[-MAX_MESSAGE:]}"
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
     if unknown := _UNKNOWN.match(what):
         param = ".".join(filter(None, (path, unknown[1])))
-        return invalid_request(f"there is no field {param[:80]!r}", param)
+        return unknown_field(param, None if path else suggestion(param, known))
     missing = _MISSING.match(what)
     if missing:
         param = ".".join(filter(None, (path, missing[1])))

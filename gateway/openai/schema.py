@@ -239,23 +239,28 @@ class DetokenizeRequest(Struct, kw_only=True):
     """Required if the gateway serves several base models."""
 
 
-class LoadAdapterRequest(Struct, kw_only=True):
+class LoadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of /v1/load_lora_adapter, as in vLLM's API. `load_inplace` allows to replace an adapter of this name."""
 
     lora_name: str
     lora_path: str
     load_inplace: bool | None = None
+    is_3d_lora_weight: bool | None = None
+    """Accepted from vLLM's clients; the gateway reads the layout of experts from the adapter's own tensors."""
 
 
-class UnloadAdapterRequest(Struct, kw_only=True):
+class UnloadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of /v1/unload_lora_adapter, as in vLLM's API."""
 
     lora_name: str
+    lora_int_id: int | None = None
+    """Accepted from vLLM's clients; the name says which adapter is meant."""
 
 
-class NativeLoadRequest(Struct, kw_only=True):
+class NativeLoadRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/adapters. `replace` allows to replace an adapter of this name. Without `tenants`, a new
-    adapter is not restricted to tenants, and a replaced one stays as restricted as it was."""
+    adapter is not restricted to tenants, and a replaced one stays as restricted as it was. Unknown fields are refused,
+    so that a misspelling of `tenants` cannot give an adapter to all of them."""
 
     name: str
     source: str
@@ -265,14 +270,14 @@ class NativeLoadRequest(Struct, kw_only=True):
     tenants: list[str] = []
 
 
-class AliasRequest(Struct, kw_only=True):
+class AliasRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/adapters/NAME/aliases: add an alias to the adapter or, with `remove`, remove it."""
 
     alias: str
     remove: bool = False
 
 
-class AllowRequest(Struct, kw_only=True):
+class AllowRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/adapters/NAME/tenants: the tenants that may use the adapter, in place of the former list.
     An empty list permits every tenant whose configuration allows the adapter."""
 

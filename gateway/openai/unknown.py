@@ -87,10 +87,11 @@ def check_unknown(
             )
         nearest = suggestion(name, names)
         if nearest or policy == "refuse":
-            raise _refusal(param, nearest)
+            raise unknown_field(param, nearest)
 
 
-def _refusal(param: str, nearest: str | None) -> ApiError:
+def unknown_field(param: str, nearest: str | None) -> ApiError:
+    """Return the ApiError (INVALID_REQUEST) for a field that does not exist. `nearest` is the known name to suggest."""
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     return invalid_request(f"there is no field {param[:80]!r}{hint}", param[:80])
 

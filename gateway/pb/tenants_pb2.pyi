@@ -135,20 +135,22 @@ class DeleteTenantResponse(_message.Message):
     def __init__(self, keys: _Optional[int] = ...) -> None: ...
 
 class Key(_message.Message):
-    __slots__ = ("id", "tenant", "label", "disabled", "created", "updated")
+    __slots__ = ("id", "tenant", "label", "disabled", "created", "updated", "counts_as")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     UPDATED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_AS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant: str
     label: str
     disabled: bool
     created: float
     updated: float
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., label: _Optional[str] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ...) -> None: ...
+    counts_as: str
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., label: _Optional[str] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., counts_as: _Optional[str] = ...) -> None: ...
 
 class NewKey(_message.Message):
     __slots__ = ("key", "secret")

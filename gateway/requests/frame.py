@@ -63,6 +63,7 @@ class RequestFrame:
             request_id=request.request_id,
             tenant=principal.tenant.name,
             key_id=principal.key_id,
+            limits_key=principal.limits_key,
             model=request.model.model[:MAX_QUOTED],
             lane_asked=request.lane,
             lane=lane,
@@ -103,7 +104,7 @@ class RequestFrame:
         `ReserveRequest`. A run that an earlier one of the same request has counted already does not count again."""
         assert record.lane is not None, "its lane is known"
         lane, counted = lane_name(record.lane), run is not None and run.is_counted
-        owner, is_deferred = (record.tenant, record.key_id), record.deferred is not None
+        owner, is_deferred = (record.tenant, record.limits_key), record.deferred is not None
         used = _nothing if is_deferred else record.counts
         return ReserveRequest(
             record.request_id, *owner, tokens, record.served_name, lane, used, least, counted, is_deferred

@@ -70,6 +70,7 @@ class ArrivingRequest:
             request_id=self._request_id,
             tenant=self._principal.tenant.name if self._principal else "",
             key_id=self._principal.key_id if self._principal else "",
+            limits_key=self._principal.limits_key if self._principal else "",
             model="",
             lane_asked=None,
             lane=None,

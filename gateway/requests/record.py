@@ -33,6 +33,8 @@ class RequestRecord(Struct):
     ingress: Ingress = UNKNOWN
     trace_id: str = ""
     """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
+    limits_key: str = ""
+    """Id of the key under which the limits and use of the caller's key are kept (see `Principal.limits_key`)."""
     base_model: str = ""
     """Name of the base model that serves the request; empty if the request was refused before that was known."""
     adapter: str | None = None

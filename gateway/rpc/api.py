@@ -135,7 +135,7 @@ class GrpcServer:
         self._certificate = certificate
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters)
-        self._limits = LimitAdminService(LimitAdmin(gateway.limiter))
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter, accounts.counts_as if accounts else str))
         services = tuple(name for name in SERVICES if serves_service(surface, name))
         names = [name for model in gateway.models for name in model.names]
         self._health = EngineHealth(

@@ -152,7 +152,7 @@ async def built_gateway(
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
         await stack.enter_async_context(memory_kept_low())
-        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing, accounts.counts_as)
         disk = Disk.of_store(launch.data_dir)
         loop_metrics = LoopMetrics(asyncio.get_running_loop())
         for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):

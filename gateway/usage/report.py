@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -167,16 +167,19 @@ def _value(row: UsageRow, name: Dimension) -> str:
 
 
 class UsageAdmin:
-    def __init__(self, books: UsageBooks, billing: BillingConfig) -> None:
+    def __init__(self, books: UsageBooks, billing: BillingConfig, counts_as: Callable[[str], str] = str) -> None:
+        """`counts_as` returns the id under which the usage of the key with a given id is kept. The default is for keys
+        that are never rotated."""
         self._books = books
         self._billing = billing
+        self._counts_as = counts_as
         self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageSummary:
         """Read the rows that the query asks for and return their report. Rows are added up a few at a time, and the
         lines are made in a thread, so that a report delays no tokens. Callers that render many lines must do that in a
         thread, too. Raises ApiError: INVALID_REQUEST (more than MAX_LINES lines), LIMITER_UNAVAILABLE."""
-        tally = UsageTally(query, self._billing)
+        tally = UsageTally(replace(query, key=self._counts_as(query.key)), self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:
                 for start in range(0, len(rows), ROWS_AT_ONCE):

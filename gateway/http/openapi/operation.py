@@ -61,9 +61,13 @@ class Operation:
 
     @property
     def all_faults(self) -> frozenset[Fault]:
-        """All errors that the operation may return, including INTERNAL and those of authentication and of its body."""
+        """All errors that the operation may return, including INTERNAL and those of authentication and of its body. An
+        administrator's operation refuses unknown query parameters and, if it is a change, unknown fields of its body,
+        even if it takes none."""
         known = frozenset[Fault]() if self.who == "anyone" else KEYED
-        return self.faults | known | (BODY if self.body else frozenset()) | {Fault.INTERNAL}
+        is_admin = self.who == "admin"
+        checked = BODY if self.body or (is_admin and self.method != "GET") else frozenset()
+        return self.faults | known | checked | ({Fault.INVALID_REQUEST} if is_admin else set()) | {Fault.INTERNAL}
 
 
 def admin(method: str, path: str, summary: str, answer: Any, faults: frozenset[Fault], **more: Any) -> Operation:

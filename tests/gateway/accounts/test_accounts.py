@@ -312,6 +312,51 @@ async def test_a_tenants_life_over_http(gateway_app, caplog):
     await gateway_app.assert_empty()
 
 
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_rotation_keeps_a_keys_limits_and_what_it_used(gateway_app, keep):
+    gateway_app, accounts = gateway_app
+    await accounts.create(ACME)
+    first = await accounts.create_key("acme", "contractor")
+    async with gateway_app.client(ADMIN_KEY) as admin:
+
+        async def allowed(secret: str) -> int:
+            async with gateway_app.client(secret) as caller:
+                answers = [await caller.post("/v1/chat/completions", json=CHAT) for _ in range(4)]
+            return [answer.status_code for answer in answers].count(200)
+
+        async def limit(key: str) -> None:
+            body = {"tenant": "acme", "key": key, "requests_per_minute": 2}
+            assert (await admin.patch("/admin/v1/limits", json=body)).json()["key"] == first.account.key_id
+
+        await limit(first.account.key_id)
+        assert await allowed(first.secret) == 2
+        ids, secret = [first.account.key_id], ""
+        for _ in range(2):
+            new = (await admin.post(f"{KEYS}/{ids[-1]}/rotate", json={"keep": keep})).json()
+            assert (new["counts_as"], new["id"] in ids) == (ids[0], False)
+            ids, secret = [*ids, new["id"]], new["key"]
+            assert await allowed(secret) == 0
+        await limit(ids[-1])
+        forgotten = {"tenant": "acme", "key": ids[-1], "used": True}
+        assert (await admin.post("/admin/v1/limits/reset", json=forgotten)).status_code == 200
+        assert await allowed(secret) == 2
+        if keep:
+            assert await allowed(first.secret) == 0, "both keys use the same limits up"
+        entries = (await admin.get("/admin/v1/limits", params={"tenant": "acme"})).json()["limits"]
+    assert [entry["key"] for entry in entries if entry["key"] not in ("", "*")] == ids[:1]
+
+
+async def test_a_configuration_that_names_a_rotated_key_leaves_it_what_it_continues(make):
+    one = await make()
+    await one.seed(ACME, [CONFIGURED])
+    new = await one.rotate(key_id(CONFIGURED))
+    await one.seed(ACME, [CONFIGURED, new.account.key_hash])
+    assert one.key(new.account.key_id).counts_as == key_id(CONFIGURED)
+    principal = one.authenticate(new.secret)
+    assert (principal.key_id, principal.limits_key) == (new.account.key_id, key_id(CONFIGURED))
+    assert one.holder("acme", new.account.key_id) == principal, "for its batches, too"
+
+
 async def test_classes_of_a_tenants_requests(gateway_app):
     gateway_app, accounts = gateway_app
     gold = {"weight": 3.0, "priority": -5, "ttft_s": 0.2, "itl_s": None}

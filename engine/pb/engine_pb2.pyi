@@ -369,7 +369,7 @@ class LoadAdapterRequest(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds", "invocation")
+    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds", "invocation", "warnings")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +377,7 @@ class AdapterInfo(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     INVOCATION_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     rank: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
@@ -384,7 +385,8 @@ class AdapterInfo(_message.Message):
     bytes: int
     load_seconds: float
     invocation: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("adapter", "drain_seconds")

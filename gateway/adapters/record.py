@@ -47,6 +47,8 @@ class AdapterRecord:
     """Other names under which requests may ask for the adapter, sorted."""
     pinned: bool = False
     """True if the adapter is not evicted from the device once it is there."""
+    warnings: tuple[str, ...] = ()
+    """What operators should know of the adapter although it is served."""
     generation: int = 0
     """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
 
@@ -62,6 +64,7 @@ class AdapterRecord:
             pages=info.pages,
             bytes=info.bytes,
             updated=now,
+            warnings=tuple(info.warnings),
         )
 
 

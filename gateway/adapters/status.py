@@ -59,6 +59,8 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     generation: int
     error: str
     """Reason why this gateway does not serve the registry's version. Empty means that there is none."""
+    warnings: tuple[str, ...]
+    """What operators should know of the adapter although it is served."""
 
 
 def statuses_of(
@@ -110,6 +112,7 @@ def _status(
         updated=record.updated,
         generation=record.generation,
         error=error,
+        warnings=record.warnings,
     )
 
 

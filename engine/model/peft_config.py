@@ -19,6 +19,7 @@ from engine.model.peft_fields import (
     VERA,
     KindFields,
 )
+from engine.model.peft_hints import check_origin
 from engine.model.peft_settings import AdapterError, Override, PeftSettings, Selection, check_invocation, short
 
 MAX_PATTERNS = 4096
@@ -42,6 +43,7 @@ def parse_config(data: bytes) -> PeftSettings:
         ) from error
     if not isinstance(config, dict):
         raise AdapterError("adapter_config.json must hold a JSON object, as PEFT's save_pretrained writes it")
+    check_origin(config)
     fields = _fields(config.get("peft_type"))
     _refuse_unsupported(config, fields)
     return _settings(config, fields)

@@ -198,7 +198,7 @@ def test_what_is_not_served_in_another_kind_is_refused_by_name(key):
 
 
 def test_every_initialisation_of_peft_is_plain_or_changes_the_base():
-    """Those that PEFT refuses to convert back, since they change the base weights, and no others, are refused."""
+    """Initialisations that change the base weights are refused, and no others."""
     named = [name for part in get_args(get_type_hints(LoraConfig)["init_lora_weights"]) for name in get_args(part)]
     changing = {"olora", "pissa", "pissa_niter_[number of iters]", "corda", "loftq", "lora_ga"}
     assert {name for name in named if name not in PLAIN_INITIALISATIONS} == changing & {*named}

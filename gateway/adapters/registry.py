@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import structlog
@@ -56,6 +57,7 @@ class AdapterRegistry:
         base_names: tuple[str, ...],
         virtual_names: AbstractSet[str] = frozenset(),
         drain_seconds: float = 30.0,
+        compare: Callable[[Path], tuple[str, ...]] = lambda folder: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -66,6 +68,7 @@ class AdapterRegistry:
             base_names: names of the base model that the adapters belong to, the canonical one first.
             virtual_names: names of the virtual models that the base model stands for.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
+            compare: returns what operators should know of the other files in an adapter's folder. It may block.
             clock: returns the Unix time in seconds.
         """
         self._engine = engine
@@ -75,6 +78,7 @@ class AdapterRegistry:
         self._base_names = base_names
         self._virtual_names = virtual_names
         self._names = AdapterNames([self])
+        self._compare = compare
         self._clock = clock
         self._versions = AdapterVersions(engine)
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
@@ -315,7 +319,11 @@ class AdapterRegistry:
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
-            yield base.with_content(str(folder), info, now)
+            record = base.with_content(str(folder), info, now)
+            differences = await asyncio.to_thread(self._compare, folder)
+            for difference in differences:
+                log.warning("adapter_warning", adapter=name, reason=difference)
+            yield replace(record, warnings=(*record.warnings, *differences))
 
     async def _apply_seed(self, name: str, source: str) -> None:
         """Load an adapter that the configuration lists and write its record. If the configuration has moved the adapter

@@ -18,6 +18,7 @@ from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.names import NameLocks
+from gateway.adapters.own_text import comparison_with
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -190,6 +191,7 @@ class _Connecting:
             base_names=(name,),
             virtual_names=virtual_names(config.routes, config.served, name),
             drain_seconds=config.adapters.drain_seconds,
+            compare=comparison_with(place.folder, config.served[name].model.chat_template),
         )
         await adapters.start()
         engine.on_first = adapters.restore

@@ -277,7 +277,7 @@ async def test_a_flushed_store_is_written_back(cluster):
 
 
 def test_a_record_survives_its_encoding(cluster):
-    record = AdapterRecord("n", "s", "/p", "v", 8, ("q_proj",), 3, 5, 1.5, 2.5, ("acme",), ("a",), True, 0)
+    record = AdapterRecord("n", "s", "/p", "v", 8, ("q_proj",), 3, 5, 1.5, 2.5, ("acme",), ("a",), True, 0, ("told",))
     assert decode_record(encode_record(record), 7) == replace(record, generation=7)
     newer = encode_record(record)[:-1] + b',"colour":"red"}'
     assert decode_record(newer, 0) == record
@@ -441,6 +441,17 @@ async def test_what_was_kept_just_as_the_registry_came_back_is_registered(cluste
 
 
 # Names
+
+
+async def test_what_operators_should_know_of_an_adapter_is_in_its_record(cluster):
+    engine = FakeEngine()
+    engine.warnings = ("'x' is 1: PEFT does not know this field, so it has no effect",)
+    here = await cluster.open(engine, compare=lambda folder: (f"{folder.name} has another chat template",))
+    there = await cluster.open()
+    await here.load("pirate", "pirate")
+    for registry in (here, there):
+        await until(lambda registry=registry: "pirate" in registry.records)
+        assert (await registry.status("pirate")).warnings == (*engine.warnings, "pirate has another chat template")
 
 
 async def test_an_alias_is_one_adapters_alone(cluster):

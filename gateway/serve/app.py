@@ -292,8 +292,9 @@ async def _wait_for_engines(engines: Mapping[str, EnginePool], backends: Backend
 
 
 async def _preload(models: ServedModels, config: Config, bar: StartBar) -> None:
-    """Load the adapters that the configuration names, and show the progress on the bar. Raises StartError, whose
-    message lists them, if one or more cannot be served."""
+    """Load the adapters that the configuration names, and show the progress on the bar. Those that cannot be loaded are
+    listed with their error, and tried again. Raises StartError, whose message lists them, if one or more cannot have
+    their name."""
     count, loaded = len(config.preloaded()), 0
 
     def one_done() -> None:
@@ -301,6 +302,6 @@ async def _preload(models: ServedModels, config: Config, bar: StartBar) -> None:
         loaded += 1
         bar.report(StartStage.ADAPTERS, f"loading adapters: {loaded} of {count}", loaded / count)
 
-    failed = await seed_adapters(models, config, one_done)
-    if failed:
-        raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))
+    refused = (await seed_adapters(models, config, one_done)).refused
+    if refused:
+        raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in refused.items()))

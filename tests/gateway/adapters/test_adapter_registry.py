@@ -13,10 +13,11 @@ from grpc_app import until
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
+from gateway.adapters import waiting
 from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.redis.server import connect_server
 from gateway.registry.store import RedisRecordStore, StoreAway
 
@@ -53,6 +54,12 @@ def engine_of(registry: AdapterRegistry) -> FakeEngine:
 async def refusal(work) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await work
+    return caught.value
+
+
+def refused_pick(registry, name) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        registry.pick(name)
     return caught.value
 
 
@@ -345,11 +352,48 @@ async def test_a_gateway_that_seeds_just_after_another_waits_for_its_own_engine(
 
 async def test_what_is_configured_has_to_be_there(cluster):
     here = await cluster.open()
-    assert "not a folder" in (await refusal(here.seed("x", "missing"))).message
-    await here.seed("poet", "poet")
+    assert "not a folder" in await here.seed("x", "missing")
+    assert await here.seed("poet", "poet") == ""
     (cluster.root / "poet").rename(cluster.root / "elsewhere")
     again = await cluster.open()
-    assert "not a folder" in (await refusal(again.seed("poet", "poet"))).message
+    assert "not a folder" in await again.seed("poet", "poet")
+    assert "not a folder" in (await again.status("poet")).error
+
+
+async def test_a_configured_adapter_that_is_broken_is_listed_with_its_error_and_tried_again(cluster, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    here = await cluster.open()
+    assert "not a folder" in await here.seed("x", "x")
+    assert here.catalog.knows("x") and (await here.status("x")).served_version == ""
+    assert "not a folder" in (await here.status("x")).error
+    refused = refused_pick(here, "x")
+    assert refused.fault is Fault.ENGINE_UNAVAILABLE
+    assert "not a folder" in (await refusal(here.reload("x"))).message
+    write_adapter(cluster.root, "x")
+    await until(lambda: "x" in here._mirror.served)
+    await until(lambda: not here._waiting.records)
+    assert (await here.status("x")).error == "" and here.pick("x").version
+
+
+async def test_a_broken_adapter_that_is_configured_yields_to_operators_and_to_the_configuration(cluster):
+    here = await cluster.open()
+    for name in ("x", "y", "z", "w"):
+        await here.seed(name, "missing")
+    assert await here.unload("x") == 0
+    await here.load("y", "poet")
+    here.forget_waiting({"w"})
+    assert sorted(here.records) == ["w", "y"]
+    write_adapter(cluster.root, "missing")
+    assert await here.reload("w") and (await here.status("w")).error == ""
+    await here.seed("y", "missing")
+    assert (await here.status("y")).source == "missing", "the configuration wins where it changes"
+
+
+async def test_a_configured_adapter_of_another_models_name_is_refused(cluster):
+    here = await cluster.open()
+    assert (await refusal(here.seed(BASE, "poet"))).param == "lora_name"
+    assert (await refusal(here.seed("a/../b", "poet"))).param == "lora_name"
+    assert not here.records
 
 
 # Redis away

@@ -166,8 +166,8 @@ class AdapterRegistry:
         if record is None:
             raise model_not_found(name)
         hold = self._mirror.served.get(name)
-        if hold is None:
-            reason = self._errors.get(name, "it is being loaded")
+        if hold is None:  # the error, which may hold paths of the server, is for operators alone
+            reason = "it could not be loaded; its operator sees why" if self._errors.get(name) else "it is being loaded"
             raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
         return record if hold.adapter_hash == record.version else replace(record, version=hold.adapter_hash)
 
@@ -188,7 +188,7 @@ class AdapterRegistry:
         Raises:
             ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
                 is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
-                REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
+                ADAPTER_UNLOADED, it was unloaded at once; REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
         self._names.check(self, name, "lora_name")
         allowed = tenant_list(tenants)
@@ -196,7 +196,8 @@ class AdapterRegistry:
             previous = self._mirror.records.get(name)
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
-            return await self._load(name, source, previous, allowed)
+            await self._load(name, source, previous, allowed)
+            return self._kept(name)
 
     async def reload(self, name: str) -> bool:
         """Read an adapter's source again. Return whether its record changed; new requests then get the new content.
@@ -326,14 +327,26 @@ class AdapterRegistry:
         except EngineUnavailable:
             adapters = ()
         served = {name: hold.adapter_hash for name, hold in self._mirror.served.items()}
-        return statuses_of(self.base_model, self.records, served, self._errors, adapters)
+        facts = self.base_model, dict(self.records), served, dict(self._errors), tuple(adapters)
+        return await asyncio.to_thread(statuses_of, *facts)
 
     async def status(self, name: str) -> AdapterStatus:
         """Return the status of the adapter `name` (no alias). Raises ApiError: MODEL_NOT_FOUND."""
-        found = [status for status in await self.statuses() if status.name == name]
-        if not found:
+        found = await self._find(name)
+        if found is None:
             raise model_not_found(name)
-        return found[0]
+        return found
+
+    async def status_after_change(self, name: str) -> AdapterStatus:
+        """Return the status of an adapter that a call has just loaded or changed. Raises ApiError: ADAPTER_UNLOADED,
+        another call has unloaded it meanwhile."""
+        found = await self._find(name)
+        if found is None:
+            raise _unloaded(name)
+        return found
+
+    async def _find(self, name: str) -> AdapterStatus | None:
+        return next((status for status in await self.statuses() if status.name == name), None)
 
     async def _load(
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
@@ -398,7 +411,7 @@ class AdapterRegistry:
             record = change(previous)
             if record != previous:
                 await self._put(replace(record, updated=self._clock()), previous)
-            return self._known(name)
+            return self._kept(name)
 
     async def _restore_or_note(self, record: AdapterRecord) -> None:
         try:
@@ -425,6 +438,13 @@ class AdapterRegistry:
             if self._draining.get(name) is draining:
                 del self._draining[name]
 
+    def _kept(self, name: str) -> AdapterRecord:
+        """Return the record of an adapter that was just written. Raises ApiError: ADAPTER_UNLOADED, another gateway has
+        removed it meanwhile."""
+        if name not in self._mirror.records:
+            raise _unloaded(name)
+        return self._mirror.records[name]
+
     @property
     def _errors(self) -> Mapping[str, str]:
         """Reason, by adapter name, why this gateway does not serve what the registry or the configuration says."""
@@ -434,3 +454,8 @@ class AdapterRegistry:
         if name not in self._mirror.records:
             raise model_not_found(name)
         return self._mirror.records[name]
+
+
+def _unloaded(name: str) -> ApiError:
+    message = f"the adapter {name!r} was unloaded while it was being changed; load it again if it is wanted"
+    return ApiError(Fault.ADAPTER_UNLOADED, message, "lora_name")

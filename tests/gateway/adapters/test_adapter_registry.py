@@ -13,6 +13,7 @@ from grpc_app import until
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
+from engine.pb import engine_pb2 as pb
 from gateway.adapters import waiting
 from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
@@ -167,9 +168,8 @@ async def test_other_files_than_the_registry_names_are_not_served(cluster):
     store = adapter_store(cluster.client, BASE)
     await store.put(replace(here.records["poet"], name="twin", version="0" * 32), None)
     await until(lambda: "twin" in here._mirror.errors)
-    with pytest.raises(ApiError, match="reload it") as caught:
-        here.pick("twin")
-    assert caught.value.http_status == 503
+    assert "reload it" in (await here.status("twin")).error
+    assert refused_pick(here, "twin").http_status == 503
     await here.reload("twin")
     assert here.pick("twin").version == here.records["poet"].version
 
@@ -233,8 +233,7 @@ async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(cluster):
     shutil.rmtree(cluster.root / "cache-bard")
     await here.restore()
     assert here.pick("poet").version
-    with pytest.raises(ApiError, match="is away"):
-        here.pick("bard")
+    assert refused_pick(here, "bard") and "is away" in (await here.status("bard")).error
     sources.is_up = True
     await until(lambda: "bard" in here._mirror.served)
     assert sources.fetched == ["remote://poet", "remote://bard", "remote://bard"]
@@ -247,9 +246,8 @@ async def test_restoring_goes_on_after_an_adapter_that_is_lost(cluster):
     (cluster.root / "pirate").rename(cluster.root / "elsewhere")
     await here.restore()
     assert here.pick("poet").version
-    with pytest.raises(ApiError, match="not a folder") as caught:
-        here.pick("pirate")
-    assert caught.value.code == "engine_unavailable"
+    assert refused_pick(here, "pirate").code == "engine_unavailable"
+    assert "not a folder" in (await here.status("pirate")).error
     (cluster.root / "elsewhere").rename(cluster.root / "pirate")
     await until(lambda: "pirate" in here._mirror.served)
 
@@ -655,6 +653,20 @@ async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_agai
     assert engine.loads.count(version) == 3
 
 
+async def test_an_evicted_adapter_whose_folder_is_gone_has_an_error_until_it_is_back(cluster):
+    here = await cluster.open()
+    version, poet = (await here.load("poet", "poet")).version, cluster.root / "poet"
+    poet.rename(cluster.root / "elsewhere")
+    for state, words in (("host", ""), ("disk", f"{poet} is gone")):
+        engine_of(here).picture = pb.EngineStats(adapters=[pb.AdapterStats(adapter=version, state=state)])
+        error = (await here.status("poet")).error
+        assert words in error and bool(error) == bool(words)
+    (cluster.root / "elsewhere").rename(poet)
+    assert (await here.status("poet")).error == ""
+    engine_of(here).picture.adapters[0].error = "it has changed"
+    assert "could not read the adapter again: it has changed" in (await here.status("poet")).error
+
+
 async def test_a_load_during_which_the_version_went_is_made_again(cluster, monkeypatch):
     """The engine reads it, lets it go for another name's sake, and only then its answer gets through."""
     here = await cluster.open()
@@ -670,6 +682,25 @@ async def test_a_load_during_which_the_version_went_is_made_again(cluster, monke
     monkeypatch.setattr(engine, "load_adapter", answer_late)
     await here.load("twin", "poet")
     assert set(engine.paths) == {version}
+
+
+@pytest.mark.parametrize("change", ["load", "pin"])
+async def test_a_change_that_loses_against_an_unload_is_a_conflict_of_its_own(change, cluster, monkeypatch):
+    here, there = await cluster.open(), await cluster.open()
+    if change == "pin":
+        await here.load("poet", "poet")
+    put = here._log.put
+
+    async def then_unloaded(*args, **options):
+        await put(*args, **options)
+        await until(lambda: there.records.keys() == here.records.keys())
+        await there.unload("poet", 0.0)
+        await until(lambda: "poet" not in here.records)
+
+    monkeypatch.setattr(here._log, "put", then_unloaded)
+    refused = await refusal(here.load("poet", "poet") if change == "load" else here.pin("poet", True))
+    assert (refused.http_status, refused.code) == (409, "adapter_unloaded")
+    assert (await refusal(here.status_after_change("poet"))).fault is Fault.ADAPTER_UNLOADED
 
 
 async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(cluster, monkeypatch):

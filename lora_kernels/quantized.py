@@ -121,6 +121,12 @@ class QuantizedWeight:
             weights = torch.empty_like(weights).index_copy_(1, self.order, weights)
         return weights.to(dtype)
 
+    def steps(self) -> Tensor:
+        """Returns the distances from each weight to the next that its code can have, fp32 [out_features,
+        in_features]. Rounding to codes changes weights by half of that, except those that were clipped."""
+        steps = self.fp32_scales()[0].abs().repeat_interleave(self.coding.group, dim=1)
+        return steps if self.order is None else torch.empty_like(steps).index_copy_(1, self.order, steps)
+
     def fp32_scales(self) -> tuple[Tensor, Tensor | None]:
         """Returns scales and minima in fp32, each [out_features, in_features / group], with units multiplied in (and
         scales into minima, if these are multiples of them). Minima are None if the coding has a zero."""

@@ -51,6 +51,8 @@ class HostAdapter:
     invocation: tuple[int, ...] = ()
     """Token ids that activate the adapter: it applies from their last occurrence in a prompt on. Empty means that it
     applies to all tokens."""
+    warnings: tuple[str, ...] = ()
+    """What operators should know of the adapter although it is served."""
 
 
 class HostCopy(Enum):

@@ -102,9 +102,9 @@ def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: i
 
 
 def fetch_failed(adapter: Adapter, now: float) -> Refusal:
-    """Return the refusal for an adapter whose last fetch failed, with the reason and, as `retry_after`, the seconds
-    from `now` until the next attempt."""
-    reason = f"adapter {adapter.adapter_hash} cannot be read: {adapter.failure}"
+    """Return the refusal for an adapter whose last fetch failed, with, as `retry_after`, the seconds from `now` until
+    the next attempt. The reason, which may hold paths, is in the adapter's statistics, for operators."""
+    reason = f"adapter {adapter.adapter_hash} cannot be read; its operator sees why"
     return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
 
 

@@ -88,6 +88,7 @@ class Fetcher:
         except _CalledOff:
             return FetchCancelled(fetch.adapter_hash)
         except (ValueError, OSError) as error:
+            log.warning("adapter_not_read", adapter=fetch.adapter_hash, path=fetch.path, reason=str(error))
             return FetchFailed(fetch.adapter_hash, str(error))
         except Exception as error:  # a bug, but requests that wait must get an answer, or would wait for ever
             log.error("fetch_failed", adapter=fetch.adapter_hash, path=fetch.path, trace=traceback.format_exc())

@@ -145,7 +145,9 @@ class Packer:
         page_bytes = self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
         sizes = layout.num_pages, layout.num_pages * page_bytes + layout.num_bytes
         touched = touched_names(self._shapes.targets, ranks)
-        return HostAdapter(folder.adapter_hash, int(ranks.max()), touched, *sizes, folder.settings.invocation)
+        settings = folder.settings
+        largest = int(ranks.max())
+        return HostAdapter(folder.adapter_hash, largest, touched, *sizes, settings.invocation, settings.warnings)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether an adapter's weights file, whose structure has this recipe, has the right length, and numbers

@@ -12,16 +12,20 @@ from engine.model.peft_fields import (
     ACTIVE_WHEN_EMPTY,
     IA3,
     KINDS,
+    LATEST_PEFT,
     OTHER_KINDS,
     PLAIN_INITIALISATIONS,
     REFUSED,
     VERA,
     KindFields,
 )
+from engine.model.peft_hints import check_origin
 from engine.model.peft_settings import AdapterError, Override, PeftSettings, Selection, check_invocation, short
 
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
+MAX_WARNINGS = 16
+"""Maximum number of warnings of one configuration: a file that PEFT wrote has none, and a strange one a few."""
 MAX_TRAINED_TOKENS = 1024
 """Maximum number of tokens whose rows an adapter may replace: of a model of width 4,096, 8 MiB in 16 bits."""
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
@@ -39,6 +43,7 @@ def parse_config(data: bytes) -> PeftSettings:
         ) from error
     if not isinstance(config, dict):
         raise AdapterError("adapter_config.json must hold a JSON object, as PEFT's save_pretrained writes it")
+    check_origin(config)
     fields = _fields(config.get("peft_type"))
     _refuse_unsupported(config, fields)
     return _settings(config, fields)
@@ -56,17 +61,54 @@ def _fields(kind: Any) -> KindFields:
 def _refuse_unsupported(config: dict[str, Any], fields: KindFields) -> None:
     if config.get("bias") not in (None, "none"):
         raise AdapterError(f"bias is {short(config['bias'])}: only bias='none' is supported; retrain without biases")
-    if config.get("init_lora_weights") not in PLAIN_INITIALISATIONS:
+    if not _leaves_base(config.get("init_lora_weights")):
         raise AdapterError(
             f"init_lora_weights is {short(config['init_lora_weights'])}: it changes the base weights, which every "
             "adapter shares; save it with path_initial_model_for_weight_conversion to turn it into a plain LoRA"
         )
-    for key, value in config.items():
-        if key not in fields.handled and key not in fields.harmless and not _is_unset(key, value):
-            reason = REFUSED.get(
-                key, "not known here, and it may change the computation; set it to null if it does not"
-            )
+    for key, value in _unread(config, fields).items():
+        if reason := _refusal(key, config, fields):
             raise AdapterError(f"{short(key)} is {short(value)}: {reason}")
+
+
+def _leaves_base(initialisation: Any) -> bool:
+    """Returns whether a LoRA of this initialisation leaves the base weights as they are. PEFT reads names of some
+    initialisations in any case."""
+    name = initialisation.lower() if isinstance(initialisation, str) else initialisation
+    return name in PLAIN_INITIALISATIONS
+
+
+def _unread(config: dict[str, Any], fields: KindFields) -> dict[str, Any]:
+    """Returns the fields of a configuration that are set, and neither read nor known to be harmless."""
+    known = fields.handled | fields.harmless
+    return {key: value for key, value in config.items() if key not in known and not _is_unset(key, value)}
+
+
+def _refusal(key: str, config: dict[str, Any], fields: KindFields) -> str:
+    """Returns why an adapter that sets the field `key`, which is not read here, cannot be served. Empty means that PEFT
+    ignores the field."""
+    if key in REFUSED:
+        return REFUSED[key]
+    if key in fields.refused:
+        return f"it is not supported in adapters of the kind {config['peft_type']}; retrain without it"
+    written_by = re.match(r"(\d{1,4})\.(\d{1,4})", str(config.get("peft_version")))
+    if written_by and tuple(map(int, written_by.groups())) > LATEST_PEFT:
+        return (
+            f"it is not known here, and PEFT {short(config['peft_version'])} may change the computation by it; set it "
+            "to null if it does not"
+        )
+    return ""
+
+
+def _warnings(config: dict[str, Any], fields: KindFields) -> tuple[str, ...]:
+    """Returns what operators should know of a configuration that can be served: the fields in it that have no
+    effect."""
+    ignored = sorted(_unread(config, fields).items())
+    reason = "PEFT does not know this field, so it has no effect"
+    told = [f"{short(key)} is {short(value)}: {reason}" for key, value in ignored]
+    if config.get("fan_in_fan_out"):
+        told.append("'fan_in_fan_out' is True: it has no effect, because the model's projections are no Conv1D")
+    return tuple(told[:MAX_WARNINGS])
 
 
 def _is_unset(key: str, value: Any) -> bool:
@@ -101,6 +143,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
         tokens=_trained_tokens(config),
         saved=_saved_layers(config),
         has_version=bool(config.get("peft_version")),
+        warnings=_warnings(config, fields),
     )
 
 

@@ -13,44 +13,46 @@ from torch import Tensor
 
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource, parameter_shapes
-from lora_kernels.quantized import dense
+from lora_kernels.quantized import Weight, dense
 
 Block = tuple[Tensor, Tensor]
 """A and B of one projection: fp32 [rank, in_features] and fp32 [out_features, rank]."""
-BaseLinears = Callable[[str], tuple[Tensor, Tensor | None]]
-"""Maps a projection's path to its weight [out_features, in_features] and bias [out_features] or None, both fp32."""
+BaseLinears = Callable[[str], tuple[Weight, Tensor | None]]
+"""Maps a projection's path to its weight [out_features, in_features], as it is stored, and bias [out_features] or
+None."""
 
 
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
     """Returns a function that reads the weight and bias of a projection of the base model, by its path, from `source`
-    at each call, as fp32 on the CPU. DoRA needs them for its norms."""
+    at each call. DoRA needs them for its norms."""
     names = {spec.stored_name(name): name for name in parameter_shapes(spec)}
 
-    def read(module: str) -> tuple[Tensor, Tensor | None]:
+    def read(module: str) -> tuple[Weight, Tensor | None]:
         bias = names.get(f"{module}.bias")
-        return _fp32(dense(source(names[f"{module}.weight"]))), None if bias is None else _fp32(dense(source(bias)))
+        return source(names[f"{module}.weight"]), None if bias is None else dense(source(bias))
 
     return read
 
 
-def fold_magnitude(block: Block, magnitude: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Block, Tensor]:
+def fold_magnitude(block: Block, magnitude: Tensor, weight: Weight, bias: Tensor | None) -> tuple[Block, Tensor]:
     """Folds DoRA's g = magnitude / ||W + B A|| into B, and computes the scale tile that applies g to the base output.
 
     Args:
         block: A and B, where B is already multiplied by the LoRA scale.
         magnitude: fp32 [out_features].
-        weight, bias: W and the bias of the base projection, fp32.
+        weight, bias: W and the bias of the base projection.
 
     Returns:
         The folded block, and the scale tile, fp32 [2, out_features]: g - 1, and the shift that keeps the bias unscaled.
         Values are infinite or NaN where a norm is 0.
     """
     a, b = block
-    norm = torch.linalg.vector_norm(weight + b @ a, dim=1)
+    norm = torch.linalg.vector_norm(fp32(dense(weight)) + b @ a, dim=1)
     scale = (magnitude - norm) / norm
-    shift = torch.zeros_like(scale) if bias is None else -scale * bias
+    shift = torch.zeros_like(scale) if bias is None else -scale * fp32(bias)
     return (a, (magnitude / norm)[:, None] * b), torch.stack((scale, shift))
 
 
-def _fp32(tensor: Tensor) -> Tensor:
+def fp32(tensor: Tensor) -> Tensor:
+    """Returns a tensor in fp32 on the CPU."""
     return tensor.to(device="cpu", dtype=torch.float32)

@@ -15,15 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from engine.model.peft_folder import PeftFolder
 from engine.model.peft_fused import by_name
+from engine.model.peft_hints import load_tensors
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.model.spec import ExpertsSpec, ModelSpec
-from engine.process.adapter_files import WEIGHTS_FILE
 
 PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The experts' parameters, in the order in which PEFT wraps them, and the projections that lie in each."""
@@ -53,10 +52,7 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
     if not settings.parameters or experts is None:
         return folder
     exact = _exact(settings, spec, experts, modules)
-    try:
-        tensors = load(bytes(folder.data))
-    except (SafetensorError, KeyError) as error:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
+    tensors = load_tensors(folder.data)
     split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, settings, spec, experts))
     return replace(folder, settings=replace(settings, exact=exact), data=memoryview(save(split)))
 

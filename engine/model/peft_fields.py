@@ -35,8 +35,11 @@ REFUSED = {
 }
 ACTIVE_WHEN_EMPTY = frozenset(("arrow_config", "kasa_config", "use_bdlora"))
 """Fields that PEFT enables for any value except null, empty values included."""
-PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
+PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 """Initialisations that leave the base weights as they are, unlike PiSSA, OLoRA, CorDA, LoftQ and others."""
+LATEST_PEFT = (0, 21)
+"""The latest version of PEFT all of whose fields are known here. A file of a later one may have fields that change the
+computation."""
 
 
 _SELECTION = frozenset(("peft_type", "target_modules", "base_model_name_or_path"))
@@ -48,14 +51,15 @@ _LYCORIS_TRAINING = _BOOKKEEPING | {"rank_dropout", "module_dropout", "use_effec
 
 class KindFields(NamedTuple):
     """The fields of a kind's configuration that are read (`handled`) or do not affect the forward pass (`harmless`).
-    `rank` and `alpha` are the names of the fields with these numbers, and `default_rank` is PEFT's; empty means that
-    the kind has no such field."""
+    Beside these, PEFT knows only those that are `refused` or in `REFUSED`. `rank` and `alpha` are the names of the
+    fields with these numbers, and `default_rank` is PEFT's; empty means that the kind has no such field."""
 
     handled: frozenset[str]
     harmless: frozenset[str]
     rank: str = ""
     default_rank: int = 1
     alpha: str = ""
+    refused: frozenset[str] = frozenset()
 
 
 KINDS = {
@@ -68,6 +72,11 @@ KINDS = {
         "init_r",
         12,
         "lora_alpha",
+        frozenset(HANDLED)
+        - _SELECTION
+        - _LAYERS
+        - {"exclude_modules", "bias", "init_lora_weights", "lora_alpha"}
+        - {"r", "rank_pattern"},
     ),
     VERA: KindFields(
         _SELECTION | _LAYERS | {"bias", "r", "projection_prng_key", "save_projection"},

@@ -13,11 +13,11 @@ from blake3 import blake3
 
 from engine.model.gguf_adapter import GgufBase, from_gguf
 from engine.model.peft_config import parse_config
+from engine.model.peft_hints import missing
 from engine.model.peft_roots import find_root, renamed
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE, find_gguf
 
-PICKLE_FILE = "adapter_model.bin"
 DRAFT_FOLDER = "draft"
 """Subfolder of an adapter's folder with an adapter of the draft model, which is used for the adapter's requests."""
 MAX_CONFIG_BYTES = 1 << 20
@@ -138,7 +138,7 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
                 )
             return _fill(opened, buffer.of(size))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise AdapterError(_missing(folder, name)) from error
+        raise AdapterError(missing(folder, name)) from error
     except OSError as error:
         raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -158,16 +158,3 @@ def _roots(folder: Path) -> tuple[Path, ...]:
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         return root, root.parent.parent / "blobs"
     return (root,)
-
-
-def _missing(folder: Path, name: str) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or a GGUF file"
-    if name.endswith(GGUF_END):
-        return f"{folder / name} does not exist"
-    if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
-        return (
-            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
-            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
-        )
-    return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from engine.model.fused import FUSED
 from engine.model.peft_folder import PeftFolder
+from engine.model.peft_hints import load_tensors
 from engine.model.peft_settings import AdapterError
 from engine.process.adapter_files import WEIGHTS_FILE
 
@@ -29,10 +29,7 @@ def split_fused(folder: PeftFolder, widths: Mapping[str, int]) -> PeftFolder:
     Raises:
         AdapterError: the file is damaged, has a projection twice, or a fused one with another number of outputs.
     """
-    try:
-        tensors = load(bytes(folder.data))
-    except (SafetensorError, KeyError) as error:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
+    tensors = load_tensors(folder.data)
     split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, widths))
     return replace(folder, settings=replace(folder.settings, fused=True), data=memoryview(save(split)))
 

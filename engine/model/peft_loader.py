@@ -22,6 +22,7 @@ from engine.model.lora import FIRST_EXPERT, ROUTER, touched_names
 from engine.model.parallel.adapters import Place
 from engine.model.peft_dora import Block, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
+from engine.model.peft_hints import FROM_MLX, MLX_KEY, check_gathered, damaged
 from engine.model.peft_settings import AdapterError, PeftSettings, short
 from engine.model.peft_targets import TargetShapes
 from engine.model.peft_tokens import KnownRows, TrainedRows, read_rows, refuse_changed, split_stored, split_tokens
@@ -125,9 +126,11 @@ def _assemble(
 
 def _parse(data: memoryview) -> dict[str, Raw]:
     try:
-        return dict(sorted(deserialize(bytes(data))))  # the library's order differs from call to call
+        tensors = dict(sorted(deserialize(bytes(data))))  # the library's order differs from call to call
     except SafetensorError as error:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
+        raise damaged(data, error) from error
+    check_gathered({name: raw["shape"] for name, raw in tensors.items()})
+    return tensors
 
 
 def _wanted(settings: PeftSettings, shapes: TargetShapes, *, changes_experts: bool) -> dict[Place, str]:
@@ -199,6 +202,8 @@ def pair_tensors(
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
     """Returns the message of the error for a tensor, named `key`, that belongs to no projection of the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
+    if MLX_KEY.search(key):
+        return f"{WEIGHTS_FILE} has {shown}, which makes it {FROM_MLX}"
     if key.endswith(".bias"):
         return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
     if "lora_embedding_" in key or "embed_tokens" in key or "lm_head" in key:

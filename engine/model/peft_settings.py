@@ -121,6 +121,8 @@ class PeftSettings:
     has_version: bool = False
     """True means that the configuration says which PEFT wrote it, as PEFT does since 0.18 (huggingface/peft#2782), the
     first that works with transformers 5 (huggingface/transformers#41889)."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What operators should know of the adapter although it is served."""
     matching: Matching = field(default_factory=Matching, compare=False, repr=False)
     found: dict[str, tuple[int, float]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Rank and alpha by name, kept for each name that `rank_and_alpha` has matched with the overrides."""

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.model.peft_config import EMBEDDING, HEAD, MAX_TRAINED_TOKENS
-from engine.model.peft_dora import BaseLinears
+from engine.model.peft_dora import BaseLinears, fp32
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from lora_kernels.quantized import QuantizedWeight, Weight, dense
 from lora_kernels.token_rows import TokenIds
 
 KEY = re.compile(
@@ -29,6 +30,9 @@ KEY = re.compile(
 PATHS = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}
 STORED = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Types of weights files to which the base model's rows are rounded before they are compared with the file's."""
+MOST_ROUNDED = 0.5
+"""Root mean square of the differences between a row and its quantised form, in steps of the codes, up to which they
+are those of quantising: rounding alone makes 0.29, and a range that leaves out the largest weights a little more."""
 MOST_CHANGED = 256
 """Maximum number of layers whose changed tokens are remembered."""
 SLICE_ROWS = 4096
@@ -175,20 +179,20 @@ def _read_saved(raw: Raw, layer: str, path: str, base: KnownRows, convert: Conve
     return found
 
 
-def _changed_rows(raw: Raw, layer: str, base: Tensor, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
-    """Returns the tokens of which a saved layer has other rows than `base`, fp32 [vocab_size, hidden_size], beyond the
-    file's rounding, and these rows. Raises AdapterError if they are more than MAX_TRAINED_TOKENS."""
+def _changed_rows(raw: Raw, layer: str, base: Weight, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
+    """Returns the tokens of which a saved layer has other rows than `base` [vocab_size, hidden_size], beyond the file's
+    rounding and the base's quantisation, and these rows. Raises AdapterError if they are more than
+    MAX_TRAINED_TOKENS."""
     if list(raw["shape"]) != list(base.shape):
         raise AdapterError(
             f"{layer} is {list(raw['shape'])}, and the model's is {list(base.shape)}: serve the base model whose "
             "embedding was resized, or retrain without modules_to_save"
         )
+    base = base if isinstance(base, QuantizedWeight) else dense(base)
     ids, rows, count = [], [], 0
-    for first in range(0, len(base), SLICE_ROWS):
-        part = base[first : first + SLICE_ROWS]
-        saved = _slice(raw, first, len(part), layer, convert)
-        rounded = part.to(STORED[raw["dtype"]]).float() if raw["dtype"] in STORED else part
-        changed = (saved != rounded).any(dim=1).nonzero()[:, 0]
+    for first in range(0, base.shape[0], SLICE_ROWS):
+        saved = _slice(raw, first, min(SLICE_ROWS, base.shape[0] - first), layer, convert)
+        changed = _differ(saved, base, first, STORED.get(raw["dtype"])).nonzero()[:, 0]
         count += len(changed)
         if count <= MAX_TRAINED_TOKENS:
             ids += (changed + first).tolist()
@@ -196,11 +200,23 @@ def _changed_rows(raw: Raw, layer: str, base: Tensor, convert: Convert) -> tuple
     if count > MAX_TRAINED_TOKENS:
         size = count * base.shape[1] * 2 / 2**20
         raise AdapterError(
-            f"modules_to_save: {count} of {len(base)} rows of {layer} differ from the base model's, {size:.0f} MiB in "
-            f"16 bits for this adapter alone, and up to {MAX_TRAINED_TOKENS} rows are supported; retrain with "
+            f"modules_to_save: {count} of {base.shape[0]} rows of {layer} differ from the base model's, {size:.0f} MiB "
+            f"in 16 bits for this adapter alone, and up to {MAX_TRAINED_TOKENS} rows are supported; retrain with "
             "trainable_token_indices in its place"
         )
     return tuple(ids), torch.cat(rows)
+
+
+def _differ(saved: Tensor, base: Tensor | QuantizedWeight, first: int, stored: torch.dtype | None) -> Tensor:
+    """Returns which of the rows `saved`, fp32 [rows, hidden_size], differ from those of `base` from row `first` on,
+    bool [rows]. Rows of a quantised base differ if quantising alone does not explain it; other rows are first rounded
+    to `stored`, the file's dtype (None: fp32)."""
+    if isinstance(base, QuantizedWeight):
+        own = base.select(torch.arange(first, first + len(saved), device=base.device)).to(torch.device("cpu"))
+        steps = own.steps().clamp_(min=torch.finfo(torch.float32).tiny)
+        return ((saved - own.dequantize()) / steps).square().mean(dim=1).sqrt() > MOST_ROUNDED
+    own_rows = fp32(base[first : first + len(saved)])
+    return (saved != (own_rows if stored is None else own_rows.to(stored).float())).any(dim=1)
 
 
 def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Tensor:

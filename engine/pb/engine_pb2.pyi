@@ -369,7 +369,7 @@ class LoadAdapterRequest(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds", "invocation")
+    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds", "invocation", "warnings")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +377,7 @@ class AdapterInfo(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     INVOCATION_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     rank: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
@@ -384,7 +385,8 @@ class AdapterInfo(_message.Message):
     bytes: int
     load_seconds: float
     invocation: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("adapter", "drain_seconds")
@@ -552,7 +554,7 @@ class TenantStats(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., tenant: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., device_seconds: _Optional[float] = ..., served_seconds: _Optional[float] = ...) -> None: ...
 
 class AdapterStats(_message.Message):
-    __slots__ = ("adapter", "state", "pages", "running", "waiting", "rank", "bytes", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned")
+    __slots__ = ("adapter", "state", "pages", "running", "waiting", "rank", "bytes", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "error")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -567,6 +569,7 @@ class AdapterStats(_message.Message):
     LAST_FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     state: str
     pages: int
@@ -581,7 +584,8 @@ class AdapterStats(_message.Message):
     last_fetch_seconds: float
     idle_seconds: float
     pinned: bool
-    def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    error: str
+    def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class EngineStats(_message.Message):
     __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions", "max_resident_adapters", "late_steps", "host_bound_steps", "proposed_tokens", "accepted_tokens", "step_sequences", "step_tokens", "yield_seconds", "kv_pages_in", "kv_pages_out", "kv_seconds_in", "kv_fetches", "kv_fetching", "kv_leases")

@@ -9,6 +9,13 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PEFT_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 GGUF_END = ".gguf"
+TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, ADDED_TOKENS_FILE = (
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "added_tokens.json",
+)
+TEXT_FILES = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, ADDED_TOKENS_FILE)
+"""Small files of the tokenizer with which an adapter was trained, which may lie in its folder."""
 
 
 def is_place(path: Path) -> bool:

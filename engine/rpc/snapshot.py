@@ -100,6 +100,7 @@ def _adapter(adapter: Adapter, now: float) -> pb.AdapterStats:
         last_fetch_seconds=adapter.fetch_seconds,
         idle_seconds=None if adapter.last_used is None else max(0.0, now - adapter.last_used),
         pinned=adapter.pinned,
+        error=adapter.failure if adapter.failures else "",
     )
 
 

@@ -106,6 +106,7 @@ def adapter_to_pb(host: HostAdapter, load_seconds: float) -> pb.AdapterInfo:
         bytes=host.num_bytes,
         load_seconds=load_seconds,
         invocation=host.invocation,
+        warnings=host.warnings,
     )
 
 

@@ -12,12 +12,14 @@ from typing import BinaryIO
 
 import fsspec
 
-from engine.process.adapter_files import CONFIG_FILE, GGUF_END, PEFT_FILES, only_gguf
+from engine.process.adapter_files import CONFIG_FILE, GGUF_END, PEFT_FILES, TEXT_FILES, only_gguf
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.space import Disk, SpaceUse
 
 CHUNK_BYTES = 4 << 20
 REASON_CHARS = 300
+MOST_NAMED = 3
+"""Maximum number of a repository's folders that a message names."""
 INSTALL = "pip install 'loralane[remote]'"
 
 
@@ -45,10 +47,10 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download PEFT's two files, or else the only GGUF file, from the repository `repo` of the Hugging Face Hub at
-    `endpoint` (None: the default one), at `revision` (None: the default branch). Return the snapshot's folder below
-    `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure, or INSUFFICIENT_STORAGE.
-    `bounds` and the disk's room are checked only before the download."""
+    """Download PEFT's two files and the small ones of its tokenizer, or else the only GGUF file, from the repository
+    `repo` of the Hugging Face Hub at `endpoint` (None: the default one), at `revision` (None: the default branch).
+    Return the snapshot's folder below `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every
+    failure, or INSUFFICIENT_STORAGE. `bounds` and the disk's room are checked only before the download."""
     from huggingface_hub import HfApi, snapshot_download  # Imported here: it takes a tenth of a gateway's start.
 
     source = repo if revision is None else f"{repo}@{revision}"
@@ -77,8 +79,21 @@ def _files_of(source: str, names: list[str]) -> tuple[str, ...]:
     if CONFIG_FILE not in names and (gguf := only_gguf(source, names)):
         return (gguf.name,)
     if missing := [name for name in PEFT_FILES if name not in names]:
-        raise _failed(source, f"it has no {missing[0]}")
-    return PEFT_FILES
+        raise _failed(source, f"it has no {missing[0]}{_elsewhere(source, names) if CONFIG_FILE in missing else ''}")
+    return (*PEFT_FILES, *(name for name in TEXT_FILES if name in names))
+
+
+def _elsewhere(source: str, names: list[str]) -> str:
+    """Return what to do about a repository without an adapter at its top, whose subfolders have some. Empty means that
+    they have none."""
+    folders = [name.removesuffix(f"/{CONFIG_FILE}") for name in names if name.endswith(f"/{CONFIG_FILE}")]
+    if not folders:
+        return ""
+    repo = source.partition("@")[0]
+    return (
+        f" at its top, and its folders {', '.join(folders[:MOST_NAMED])} have one: download it with "
+        f"`hf download {repo} --include '{folders[0]}/*' --local-dir DIR`, and load DIR/{folders[0]}"
+    )
 
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:

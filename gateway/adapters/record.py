@@ -49,6 +49,8 @@ class AdapterRecord:
     """True if the adapter is not evicted from the device once it is there."""
     generation: int = 0
     """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
+    warnings: tuple[str, ...] = ()
+    """What operators should know of the adapter although it is served."""
 
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
         """Return a copy with `path`, the folder of the files, and what the engine says of their content. `now` is in
@@ -62,6 +64,7 @@ class AdapterRecord:
             pages=info.pages,
             bytes=info.bytes,
             updated=now,
+            warnings=tuple(info.warnings),
         )
 
 

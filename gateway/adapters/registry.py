@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import structlog
@@ -35,6 +37,7 @@ from gateway.adapters.record import (
 )
 from gateway.adapters.status import AdapterStatus, statuses_of
 from gateway.adapters.versions import AdapterVersions
+from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.core.routing import Catalog
 from gateway.registry.log import RegistryLog
@@ -56,6 +59,7 @@ class AdapterRegistry:
         base_names: tuple[str, ...],
         virtual_names: AbstractSet[str] = frozenset(),
         drain_seconds: float = 30.0,
+        compare: Callable[[Path], tuple[str, ...]] = lambda folder: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -66,6 +70,7 @@ class AdapterRegistry:
             base_names: names of the base model that the adapters belong to, the canonical one first.
             virtual_names: names of the virtual models that the base model stands for.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
+            compare: returns what operators should know of the other files in an adapter's folder. It may block.
             clock: returns the Unix time in seconds.
         """
         self._engine = engine
@@ -75,16 +80,21 @@ class AdapterRegistry:
         self._base_names = base_names
         self._virtual_names = virtual_names
         self._names = AdapterNames([self])
+        self._compare = compare
         self._clock = clock
         self._versions = AdapterVersions(engine)
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
         self._log = RegistryLog(store, self._mirror, "adapter")
         self._draining: dict[str, asyncio.Task[int]] = {}
+        self._waiting = WaitingSeeds(self.seed, clock)
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
-        """Read-only view of the registry's records by adapter name."""
-        return MappingProxyType(self._mirror.records)
+        """Read-only view of the registry's records by adapter name, and of those, without a version, of configured
+        adapters that could not be loaded yet."""
+        if not self._waiting.records:
+            return MappingProxyType(self._mirror.records)
+        return ChainMap(self._mirror.records, self._waiting.records)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -138,6 +148,7 @@ class AdapterRegistry:
         await self._log.start()
 
     async def close(self) -> None:
+        await self._waiting.close()
         await self._log.close()
         await self._mirror.close()
 
@@ -151,10 +162,12 @@ class AdapterRegistry:
 
         Raises ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have the adapter.
         """
-        record = self._known(name)
+        record = self.records.get(name)
+        if record is None:
+            raise model_not_found(name)
         hold = self._mirror.served.get(name)
-        if hold is None:
-            reason = self._mirror.errors.get(name, "it is being loaded")
+        if hold is None:  # the error, which may hold paths of the server, is for operators alone
+            reason = "it could not be loaded; its operator sees why" if self._errors.get(name) else "it is being loaded"
             raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
         return record if hold.adapter_hash == record.version else replace(record, version=hold.adapter_hash)
 
@@ -175,19 +188,24 @@ class AdapterRegistry:
         Raises:
             ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
                 is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
-                REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
+                ADAPTER_UNLOADED, it was unloaded at once; REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
         self._names.check(self, name, "lora_name")
         allowed = tenant_list(tenants)
         with self._names.changing(name):
-            previous = self.records.get(name)
+            previous = self._mirror.records.get(name)
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
-            return await self._load(name, source, previous, allowed)
+            await self._load(name, source, previous, allowed)
+            return self._kept(name)
 
     async def reload(self, name: str) -> bool:
         """Read an adapter's source again. Return whether its record changed; new requests then get the new content.
         Raises ApiError: MODEL_NOT_FOUND, and those of `load` except ADAPTER_EXISTS."""
+        if name in self._waiting.records:
+            if reason := await self.seed(name, self._waiting.records[name].source):
+                raise invalid_request(reason, "lora_path")
+            return True
         with self._names.changing(name):
             previous = self._known(name)
             return await self._load(name, previous.source, previous) is not previous
@@ -205,6 +223,8 @@ class AdapterRegistry:
             ApiError: INVALID_REQUEST (for `drain_seconds`), MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
         """
         check_drain(drain_seconds)
+        if self._waiting.drop(name) and name not in self.records:
+            return 0
         if name not in self.records and name in self._draining:
             return await asyncio.shield(self._draining[name])
         with self._names.changing(name):
@@ -242,13 +262,32 @@ class AdapterRegistry:
         allowed = tenant_list(tenants)
         return await self._amend(name, lambda record: replace(record, tenants=allowed))
 
-    async def seed(self, name: str, source: str) -> None:
+    async def seed(self, name: str, source: str) -> str:
         """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
         with the same source before, changes that operators have made since are kept. If it listed the adapter for
         another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
-        writes it to the registry later. Raises ApiError: INVALID_REQUEST, also if the registry has the adapter from
-        this source but this gateway's engine could not load it; otherwise as `load` does, except ADAPTER_EXISTS and
-        REGISTRY_UNAVAILABLE."""
+        writes it to the registry later.
+
+        Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
+        means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
+        """
+        try:
+            await self._seed(name, source)
+        except ApiError as error:
+            if error.fault is Fault.ADAPTER_CONFLICT or error.param == "lora_name":
+                raise
+            record, others = self._mirror.records.get(name), self._names.others(self)
+            is_tried = record is not None and record.source == source  # by the mirror
+            if not is_tried and not any(other.catalog.knows(name) for other in others):
+                self._waiting.add(name, source, error.message)
+            return error.message
+        self._waiting.drop(name)
+        return ""
+
+    async def _seed(self, name: str, source: str) -> None:
+        """Serve a configured adapter as `seed` does. Raises ApiError: INVALID_REQUEST, also if the registry has the
+        adapter from this source but this gateway's engine could not load it; otherwise as `load` does, except
+        ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
         check_name(name, "lora_name")
         try:
             with self._names.changing(name):
@@ -257,22 +296,28 @@ class AdapterRegistry:
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
                 raise
-            if name not in self.records:
+            if name not in self._mirror.records:
                 self._names.check(self, name, "lora_name")
                 async with self._content(name, source, None) as found:
                     self._log.keep(found)
-        record = self.records.get(name)
+        record = self._mirror.records.get(name)
         if record and record.source == source and name not in self._mirror.served:
             if name in self._mirror.errors:
                 raise invalid_request(self._mirror.errors[name], "lora_path")
             await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
+
+    def forget_waiting(self, listed: Collection[str]) -> None:
+        """Forget configured adapters that could not be loaded, except those that the configuration still has
+        `listed`."""
+        for name in self._waiting.records.keys() - set(listed):
+            self._waiting.drop(name)
 
     async def restore(self) -> None:
         """Load all adapters of the registry into a new engine. Returns after one attempt for each adapter. An adapter
         whose files have changed gets a new version. A failure is recorded for `statuses`, and the load is retried in
         the background; if the engine was unavailable, only the next engine's `restore` retries it."""
         self._mirror.restart()
-        await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
+        await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self._mirror.records.values())))
 
     async def statuses(self) -> list[AdapterStatus]:
         """Return the status of all adapters, sorted by name, with one call to the engine. While the engine is away, all
@@ -282,14 +327,26 @@ class AdapterRegistry:
         except EngineUnavailable:
             adapters = ()
         served = {name: hold.adapter_hash for name, hold in self._mirror.served.items()}
-        return statuses_of(self.base_model, self._mirror.records, served, self._mirror.errors, adapters)
+        facts = self.base_model, dict(self.records), served, dict(self._errors), tuple(adapters)
+        return await asyncio.to_thread(statuses_of, *facts)
 
     async def status(self, name: str) -> AdapterStatus:
         """Return the status of the adapter `name` (no alias). Raises ApiError: MODEL_NOT_FOUND."""
-        found = [status for status in await self.statuses() if status.name == name]
-        if not found:
+        found = await self._find(name)
+        if found is None:
             raise model_not_found(name)
-        return found[0]
+        return found
+
+    async def status_after_change(self, name: str) -> AdapterStatus:
+        """Return the status of an adapter that a call has just loaded or changed. Raises ApiError: ADAPTER_UNLOADED,
+        another call has unloaded it meanwhile."""
+        found = await self._find(name)
+        if found is None:
+            raise _unloaded(name)
+        return found
+
+    async def _find(self, name: str) -> AdapterStatus | None:
+        return next((status for status in await self.statuses() if status.name == name), None)
 
     async def _load(
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
@@ -305,7 +362,9 @@ class AdapterRegistry:
                     self._mirror.put(previous)
                 return previous
             await self._put(record, previous, seed=seed)
-        return self.records.get(name, record)
+        if not seed:  # an operator has given the name to an adapter that works
+            self._waiting.drop(name)
+        return self._mirror.records.get(name, record)
 
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
@@ -315,13 +374,17 @@ class AdapterRegistry:
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
-            yield base.with_content(str(folder), info, now)
+            record = base.with_content(str(folder), info, now)
+            differences = await asyncio.to_thread(self._compare, folder)
+            for difference in differences:
+                log.warning("adapter_warning", adapter=name, reason=difference)
+            yield replace(record, warnings=(*record.warnings, *differences))
 
     async def _apply_seed(self, name: str, source: str) -> None:
         """Load an adapter that the configuration lists and write its record. If the configuration has moved the adapter
         here from another base model, the record takes over the adapter's aliases, tenants and pin, and the registry of
         the other base model then removes the adapter."""
-        previous, former = self.records.get(name), await self._names.seeded_elsewhere(self, name)
+        previous, former = self._mirror.records.get(name), await self._names.seeded_elsewhere(self, name)
         if former is None:
             self._names.check(self, name, "lora_name")
             await self._load(name, source, previous, seed=source)
@@ -348,7 +411,7 @@ class AdapterRegistry:
             record = change(previous)
             if record != previous:
                 await self._put(replace(record, updated=self._clock()), previous)
-            return self._known(name)
+            return self._kept(name)
 
     async def _restore_or_note(self, record: AdapterRecord) -> None:
         try:
@@ -362,7 +425,7 @@ class AdapterRegistry:
         try:
             await self._mirror.load_record(record)
         except ApiError as error:
-            if error.fault is Fault.ENGINE_UNAVAILABLE or self.records.get(record.name) is not record:
+            if error.fault is Fault.ENGINE_UNAVAILABLE or self._mirror.records.get(record.name) is not record:
                 raise
             log.warning("adapter_changed_on_disk", adapter=record.name, reason=error.message)
             await self._load(record.name, record.source, record)
@@ -375,7 +438,24 @@ class AdapterRegistry:
             if self._draining.get(name) is draining:
                 del self._draining[name]
 
+    def _kept(self, name: str) -> AdapterRecord:
+        """Return the record of an adapter that was just written. Raises ApiError: ADAPTER_UNLOADED, another gateway has
+        removed it meanwhile."""
+        if name not in self._mirror.records:
+            raise _unloaded(name)
+        return self._mirror.records[name]
+
+    @property
+    def _errors(self) -> Mapping[str, str]:
+        """Reason, by adapter name, why this gateway does not serve what the registry or the configuration says."""
+        return ChainMap(self._mirror.errors, self._waiting.errors)
+
     def _known(self, name: str) -> AdapterRecord:
-        if name not in self.records:
+        if name not in self._mirror.records:
             raise model_not_found(name)
-        return self.records[name]
+        return self._mirror.records[name]
+
+
+def _unloaded(name: str) -> ApiError:
+    message = f"the adapter {name!r} was unloaded while it was being changed; load it again if it is wanted"
+    return ApiError(Fault.ADAPTER_UNLOADED, message, "lora_name")

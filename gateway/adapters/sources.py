@@ -21,6 +21,8 @@ HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})(?:@(?P<revision>\S{1,200}))?"
 )
 """`org/name`, or `org/name@revision`."""
+HUB_FOLDER = re.compile(r"(?P<repo>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})/(?P<folder>[\w-][\w./-]{0,200})")
+"""`org/name/folder`, a subfolder of a repository."""
 FILE_URL = "file://"
 FETCH_THREADS = 4
 """Maximum number of concurrent downloads."""
@@ -111,11 +113,14 @@ class AdapterSources:
 
     def _work(self, source: str) -> Work | None:
         """Return a blocking function that downloads `source`, or None for a local folder. Raises ApiError
-        (INVALID_REQUEST) if the configuration does not allow the URL or hub id."""
+        (INVALID_REQUEST) if the configuration does not allow the URL or hub id, or it names a hub repository's
+        subfolder."""
         if "://" in source and not source.startswith(FILE_URL):
             return self._url_work(source)
         if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_local(source):
             return self._hub_work(hub_id["repo"], hub_id["revision"])
+        if (inner := HUB_FOLDER.fullmatch(source)) and self._config.hub and not self._is_local(source):
+            raise _whole(inner["repo"], inner["folder"])
         return None
 
     def _url_work(self, url: str) -> Work:
@@ -153,6 +158,14 @@ class AdapterSources:
         del self._fetches[source]
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not log it as never retrieved
+
+
+def _whole(repo: str, folder: str) -> ApiError:
+    return _refused(
+        f"{_quoted(f'{repo}/{folder}')} is not a folder below a configured adapter root, and of the hub, whole "
+        f"repositories are loaded: download it with `hf download {repo} --include '{folder}/*' --local-dir DIR`, and "
+        f"load DIR/{folder}"
+    )
 
 
 def _quoted(source: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 
 from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
+from engine.process.adapter_files import is_place
 from gateway.adapters.record import AdapterRecord
 
 NOTHING = pb.AdapterStats(state="disk")
@@ -58,7 +60,10 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     updated: float
     generation: int
     error: str
-    """Reason why this gateway does not serve the registry's version. Empty means that there is none."""
+    """Reason why this gateway does not serve the registry's version, or could not once it is evicted. Empty means that
+    there is none."""
+    warnings: tuple[str, ...]
+    """What operators should know of the adapter although it is served."""
 
 
 def statuses_of(
@@ -70,7 +75,8 @@ def statuses_of(
 ) -> list[AdapterStatus]:
     """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` maps a name
     to the version that new requests get, and `errors` maps a name to the reason why its version is not served;
-    `adapters` are the engine's statistics, one entry for each version."""
+    `adapters` are the engine's statistics, one entry for each version. Blocks: looks whether the files of evicted
+    adapters are there."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
         _status(
@@ -109,8 +115,18 @@ def _status(
         created=record.created,
         updated=record.updated,
         generation=record.generation,
-        error=error,
+        error=error or _missing_files(record, engine),
+        warnings=record.warnings,
     )
+
+
+def _missing_files(record: AdapterRecord, engine: pb.AdapterStats) -> str:
+    """Return why the engine, which has evicted an adapter, could not read it again; empty if it has it, or could."""
+    if engine.state != "disk" or not engine.adapter:
+        return ""
+    if not is_place(Path(record.path)):
+        return f"{record.path} is gone, and the engine has evicted the adapter: put its files back, or load it again"
+    return f"the engine could not read the adapter again: {engine.error}" if engine.error else ""
 
 
 STATUS_FIELDS = AdapterStatus.__struct_fields__

@@ -139,6 +139,8 @@ class AdapterVersions:
         while True:
             info, gone = await self._read(folder)
             if info.adapter not in gone:
+                for warning in info.warnings:
+                    log.warning("adapter_warning", path=str(folder), version=info.adapter, reason=warning)
                 return info
             if dropped := self._dropping.get(info.adapter):
                 await dropped.wait()

@@ -121,6 +121,8 @@ def load(
     with _admin(url, key) as client:
         adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or (), base_model=base_model)
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
+    for warning in adapter.warnings:
+        console.print(Text(warning, style="yellow"))
 
 
 @app.command()
@@ -265,7 +267,7 @@ def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
 
 
 def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
-    yield Text(adapter.name, style="red" if adapter.error else "")
+    yield Text(adapter.name, style="red" if adapter.error else "yellow" if adapter.warnings else "")
     yield Text(adapter.base_model)
     yield ", ".join(adapter.aliases)
     yield f"{adapter.tier}, pinned" if adapter.pinned else adapter.tier

@@ -9,8 +9,8 @@
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
     │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT,
-    │   │       ENGINE_CONFLICT
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
+    │   │       BATCH_CONFLICT, ENGINE_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
     ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
@@ -83,6 +83,7 @@ class Fault(Enum):
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
     ADAPTER_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False)
+    ADAPTER_UNLOADED = (409, "ABORTED", "conflict_error", "adapter_unloaded", False)
     TENANT_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "tenant_conflict", False)
     TENANT_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False)
     FILE_IN_USE = (409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False)

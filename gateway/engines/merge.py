@@ -123,6 +123,7 @@ def merge_adapters(copies: Sequence[pb.AdapterStats]) -> pb.AdapterStats:
         last_fetch_seconds=max(copy.last_fetch_seconds for copy in copies),
         idle_seconds=min(idle, default=None),
         pinned=any(copy.pinned for copy in copies),
+        error=next((copy.error for copy in copies if copy.error), ""),
     )
 
 

@@ -132,19 +132,20 @@ class AdminApi:
         return json_response({"adapters": await self._adapters.statuses()})
 
     async def show(self, request: Request) -> Response:
-        return await self._shown(request.path_params["name"])
+        name = request.path_params["name"]
+        return json_response(await self._adapters.of(name).status(name))
 
     async def load(self, request: Request) -> Response:
         body = await self._body(request, NativeLoadRequest)
         registry = await self._adapters.to_load(body.name, body.source, body.base_model)
         await registry.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
-        return json_response(await registry.status(body.name))
+        return json_response(await registry.status_after_change(body.name))
 
     async def reload(self, request: Request) -> Response:
         name = request.path_params["name"]
         registry = self._adapters.of(name)
         changed = await registry.reload(name)
-        return json_response({"changed": changed, "adapter": await registry.status(name)})
+        return json_response({"changed": changed, "adapter": await registry.status_after_change(name)})
 
     async def unload(self, request: Request) -> Response:
         name, base_model = request.path_params["name"], request.query_params.get("base_model", "")
@@ -160,14 +161,16 @@ class AdminApi:
     async def alias(self, request: Request) -> Response:
         body = await self._body(request, AliasRequest)
         name = request.path_params["name"]
-        await self._adapters.of(name).alias(name, body.alias, remove=body.remove)
-        return await self._shown(name)
+        registry = self._adapters.of(name)
+        await registry.alias(name, body.alias, remove=body.remove)
+        return json_response(await registry.status_after_change(name))
 
     async def allow(self, request: Request) -> Response:
         body = await self._body(request, AllowRequest)
         name = request.path_params["name"]
-        await self._adapters.of(name).allow(name, body.tenants)
-        return await self._shown(name)
+        registry = self._adapters.of(name)
+        await registry.allow(name, body.tenants)
+        return json_response(await registry.status_after_change(name))
 
     async def check(self, request: Request) -> Response:
         """Run the integrity check of all engines, and return the violations found, as a JSON list of texts; empty means
@@ -181,11 +184,9 @@ class AdminApi:
 
     async def _pinned(self, request: Request, pinned: bool) -> Response:
         name = request.path_params["name"]
-        await self._adapters.of(name).pin(name, pinned)
-        return await self._shown(name)
-
-    async def _shown(self, name: str) -> Response:
-        return json_response(await self._adapters.of(name).status(name))
+        registry = self._adapters.of(name)
+        await registry.pin(name, pinned)
+        return json_response(await registry.status_after_change(name))
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         return parse(await read_body(request, self._max_body_bytes), kind)

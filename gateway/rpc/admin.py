@@ -31,14 +31,14 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         registry = await self._adapters.to_load(request.name, request.path, request.base_model)
         tenants = tuple(request.tenants)
         await self._finish(registry.load(request.name, request.path, replace=request.replace, tenants=tenants))
-        return adapter_to_pb(await registry.status(request.name))
+        return adapter_to_pb(await registry.status_after_change(request.name))
 
     async def Reload(  # noqa: N802
         self, request: pb.ReloadAdapterRequest, call: RpcCall
     ) -> pb.ReloadAdapterResponse:
         registry = self._adapters.of(request.name)
         changed = await self._finish(registry.reload(request.name))
-        adapter = adapter_to_pb(await registry.status(request.name))
+        adapter = adapter_to_pb(await registry.status_after_change(request.name))
         return pb.ReloadAdapterResponse(adapter=adapter, changed=changed)
 
     async def Unload(  # noqa: N802
@@ -92,7 +92,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         """Run a change of an adapter in the registry that has it, and return the adapter's new status."""
         registry = self._adapters.of(name)
         await self._finish(change(registry))
-        return adapter_to_pb(await registry.status(name))
+        return adapter_to_pb(await registry.status_after_change(name))
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, even if the caller disconnects, and return its result."""

@@ -18,6 +18,7 @@ from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.names import NameLocks
+from gateway.adapters.own_text import comparison_with
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -191,6 +192,7 @@ class _Connecting:
             base_names=(name,),
             virtual_names=virtual_names(config.routes, config.served, name),
             drain_seconds=config.adapters.drain_seconds,
+            compare=comparison_with(place.folder, config.served[name].model.chat_template),
         )
         await adapters.start()
         engine.on_first = adapters.restore
@@ -291,8 +293,9 @@ async def _wait_for_engines(engines: Mapping[str, EnginePool], backends: Backend
 
 
 async def _preload(models: ServedModels, config: Config, bar: StartBar) -> None:
-    """Load the adapters that the configuration names, and show the progress on the bar. Raises StartError, whose
-    message lists them, if one or more cannot be served."""
+    """Load the adapters that the configuration names, and show the progress on the bar. Those that cannot be loaded are
+    listed with their error, and tried again. Raises StartError, whose message lists them, if one or more cannot have
+    their name."""
     count, loaded = len(config.preloaded()), 0
 
     def one_done() -> None:
@@ -300,6 +303,6 @@ async def _preload(models: ServedModels, config: Config, bar: StartBar) -> None:
         loaded += 1
         bar.report(StartStage.ADAPTERS, f"loading adapters: {loaded} of {count}", loaded / count)
 
-    failed = await seed_adapters(models, config, one_done)
-    if failed:
-        raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))
+    refused = (await seed_adapters(models, config, one_done)).refused
+    if refused:
+        raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in refused.items()))

@@ -104,9 +104,13 @@ class Banner:
 def _model_facts(model: ServedModel, settings: ModelSettings | None) -> Iterator[tuple[str, str]]:
     """Yield the banner's lines about one base model, as pairs of topic and text. `settings` is None for a model that
     the configuration does not name."""
-    info, records = model.engine.info, model.adapters.records
+    info = model.engine.info
+    records = {name: record for name, record in model.adapters.records.items() if record.version}
+    waiting = sorted(model.adapters.records.keys() - records)
     yield "base model", f"{model.name}  ({info.architecture}, {info.weights}, {info.dtype} on {info.device})"
     yield "adapters", ", ".join(sorted(records)) or "none yet"
+    if waiting:
+        yield "not loaded", f"{', '.join(waiting)}; `loralane adapters show NAME` says why"
     yield "context", f"{info.max_model_len} tokens"
     capacity = capacity_of_info(info)
     if capacity is not None and settings is not None:
@@ -115,7 +119,7 @@ def _model_facts(model: ServedModel, settings: ModelSettings | None) -> Iterator
 
 def _example_model(model: ServedModel) -> str:
     """Return the model's first adapter by name, or the model itself if it has none."""
-    return next(iter(sorted(model.adapters.records)), model.name)
+    return next((name for name, record in sorted(model.adapters.records.items()) if record.version), model.name)
 
 
 def _url(host: str, port: int, tls: TlsConfig | None) -> str:

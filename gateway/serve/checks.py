@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from engine.process.adapter_files import CONFIG_FILE, find_gguf
 from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
@@ -25,10 +24,10 @@ that there is enough for the model."""
 
 def check_start(config: Config, data_dir: Path) -> None:
     """Create the data directory, and check it (also its free disk and lock), the place for temporary folders, the ports
-    (by binding them for a moment), the certificates, the models' sources, without asking a hub, and the folders of
-    preloaded adapters. Raises StartError, whose message lists all problems, one per line."""
+    (by binding them for a moment), the certificates, and the models' sources, without asking a hub. Raises StartError,
+    whose message lists all problems, one per line."""
     folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
-    problems = [*folders, *_port_problems(config), *_model_problems(config), *_adapter_problems(config)]
+    problems = [*folders, *_port_problems(config), *_model_problems(config)]
     if problems:
         raise StartError("\n".join(problems))
 
@@ -95,15 +94,3 @@ def _model_problems(config: Config) -> Iterator[str]:
             check_source(settings.model.source)
         except (OSError, ModelNotFound) as error:
             yield f"the model {settings.model.source} cannot be served: {error}"
-
-
-def _adapter_problems(config: Config) -> Iterator[str]:
-    for name, place in config.preloaded().items():
-        try:
-            file = find_gguf(place) or place / CONFIG_FILE
-        except (OSError, ValueError) as error:
-            yield f"adapter {name}: {error}"
-            continue
-        if not file.is_file():
-            what = f"has no {CONFIG_FILE}" if place.is_dir() else "is no folder and no GGUF file"
-            yield f"adapter {name}: {place} {what}"

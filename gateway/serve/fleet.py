@@ -217,7 +217,7 @@ class Fleet(Listening):
             await member.apply_settings(config)
         first = next((member for member in self.members if member.serving.is_set()), None)
         failed = await first.seed() if first else {}
-        # An adapter that cannot be served would keep a gateway from starting. Its previous source is still served.
+        # A name that another adapter has would keep a gateway from starting. Its previous source is still served.
         kept = {name: (before if name in failed else after).get(name) for name in after}
         for member in self.members:
             member.preload = {name: path for name, path in kept.items() if path is not None}

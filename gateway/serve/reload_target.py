@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.core.config import LaneGoals
 from engine.core.types import Lane
@@ -61,7 +62,8 @@ class ReloadTarget:
         adapter -> reason for adapters that cannot be served."""
         for entry in config.tenants.values():
             await self.accounts.seed(entry.tenant, entry.keys)
-        return await seed_adapters(self.models, config)
+        failed, refused = await seed_adapters(self.models, config)
+        return failed | refused
 
 
 async def _promise(model: ServedModel, lanes: LanesConfig) -> None:
@@ -88,23 +90,34 @@ def adapter_cache(config: Config, data_dir: Path) -> Path:
     return config.adapters.cache or data_dir / "fetched"
 
 
-async def seed_adapters(
-    models: ServedModels, config: Config, one_done: Callable[[], None] = lambda: None
-) -> dict[str, str]:
+class Seeded(NamedTuple):
+    """Why configured adapters are not served, by their names: those that `failed` to load are listed with their error
+    and tried again, and those that were `refused` cannot have their name."""
+
+    failed: dict[str, str]
+    refused: dict[str, str]
+
+
+async def seed_adapters(models: ServedModels, config: Config, one_done: Callable[[], None] = lambda: None) -> Seeded:
     """Load the configured adapters of all base models, several at a time, and call `one_done` after each, even if it
-    failed. Returns adapter -> reason for adapters that cannot be served."""
-    turns, failed = asyncio.Semaphore(CONCURRENT_LOADS), {}
+    failed. Returns those that are not served."""
+    turns, failed, refused = asyncio.Semaphore(CONCURRENT_LOADS), dict[str, str](), dict[str, str]()
 
     async def seed(model: ServedModel, name: str, path: Path) -> None:
         async with turns:
             try:
-                await model.adapters.seed(name, str(path))
+                reason = await model.adapters.seed(name, str(path))
             except ApiError as error:
-                failed[name] = error.message
+                refused[name] = error.message
+            else:
+                if reason:
+                    failed[name] = reason
         one_done()
 
     async with asyncio.TaskGroup() as group:
         for model in models:
-            for name, path in config.served[model.name].preload.items():
+            preload = config.served[model.name].preload
+            model.adapters.forget_waiting(preload.keys())
+            for name, path in preload.items():
                 group.create_task(seed(model, name, path))
-    return failed
+    return Seeded(failed, refused)

@@ -185,7 +185,7 @@ def test_a_fetch_that_fails_fails_its_own_waiters():
     for name in "12":
         refusal = stepped.ends[name].refusal
         assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE
-        assert refusal.message == "adapter a cannot be read: it is gone"
+        assert refusal.message == "adapter a cannot be read; its operator sees why"
         assert refusal.retry_after == pytest.approx(1.0, abs=0.05)
     stepped.submit("5", 20, 4, adapter_hash="a")
     stepped.finish()

@@ -183,6 +183,7 @@ class FakeEngine:
         self.paths: dict[str, str] = {}
         """Loaded adapters: version to path."""
         self.rejected: str = ""
+        self.warnings: tuple[str, ...] = ()
         self.loads: list[str] = []
         self.unloaded: list[str] = []
         self.pinned: set[str] = set()
@@ -379,7 +380,8 @@ class FakeEngine:
         version = content_hash(Path(path))
         self.paths[version] = path
         self.loads.append(version)
-        return pb.AdapterInfo(adapter=version, rank=8, target_modules=["q_proj", "v_proj"], pages=3, bytes=1000)
+        fields = {"rank": 8, "target_modules": ["q_proj", "v_proj"], "pages": 3, "bytes": 1000}
+        return pb.AdapterInfo(adapter=version, warnings=self.warnings, **fields)
 
     async def unload_adapter(self, adapter: str, drain_seconds: float) -> int:
         if not self.ready:

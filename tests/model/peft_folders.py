@@ -94,6 +94,7 @@ VARIANTS = {
     "excluded names": {"target_modules": list(TARGETS), "exclude_modules": ["k_proj", "layers.1.mlp.up_proj"]},
     "excluded expression": {"target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*"},
     "gaussian": {"init_lora_weights": "gaussian"},
+    "minor components": {"init_lora_weights": "mica"},
     "bf16": {"dtype": torch.bfloat16},
     "fp16": {"dtype": torch.float16},
 }

@@ -67,7 +67,7 @@ def test_what_has_no_form_as_a_lora(options, words, tmp_path):
     ("options", "changes", "words"),
     [
         (LOHA, {"modules_to_save": ["lm_head"]}, ["modules_to_save"]),
-        (LOHA, {"use_dora": True}, ["use_dora", "not known"]),
+        (LOHA, {"use_dora": True, "peft_version": "1.0.0"}, ["use_dora", "not known"]),
         (LOHA, {"layers_to_transform": [3]}, ["layer 3", "layers 0 to 2"]),
         (LOHA, {"target_modules": ["k_proj"]}, [QUERY, "does not target"]),
         (LOHA, {"target_modules": ["q_proj", "k_proj"]}, ["k_proj", "no weights"]),

@@ -7,21 +7,25 @@ import math
 import os
 import shutil
 import struct
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peft import PeftModel
-from peft.tuners.lora import LoraLayer
+from peft import PeftConfig, PeftModel, PeftType
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.tuners.lora import LoraConfig, LoraLayer
 from peft_folders import DORA, TARGETS, VARIANTS, base_model, save_adapter
 from safetensors.torch import load_file, save_file
 
 from engine.model.gguf_adapter import MAX_HEADER_BYTES
-from engine.model.peft_fields import HANDLED, HARMLESS, REFUSED
+from engine.model.peft_config import parse_config
+from engine.model.peft_fields import HANDLED, HARMLESS, KINDS, PLAIN_INITIALISATIONS, REFUSED
 from engine.model.peft_folder import read_adapter
 from engine.model.peft_loader import LoadedAdapter, load_peft
 from engine.model.peft_settings import AdapterError
@@ -159,6 +163,47 @@ def test_a_field_unknown_here_is_accepted_while_it_is_off(folder):
     assert load_peft(folder, SHAPES).rank == 4
 
 
+def test_a_field_that_peft_does_not_know_is_a_warning_as_in_peft(folder):
+    before = load_peft(folder, SHAPES).adapter_hash
+    edit_config(folder, loraplus_lr_ratio=16, lorap_emb_lr=1e-06, enable_lora=[True, False], fan_in_fan_out=True)
+    with pytest.warns(UserWarning, match=r"\['enable_lora', 'lorap_emb_lr', 'loraplus_lr_ratio'\].* ignored"):
+        PeftConfig.from_pretrained(str(folder))
+    assert load_peft(folder, SHAPES).adapter_hash == before
+    settings = read_adapter(folder, 1 << 20, NO_GGUF).settings
+    assert [warning.split()[0] for warning in settings.warnings] == [
+        "'enable_lora'",
+        "'lorap_emb_lr'",
+        "'loraplus_lr_ratio'",
+        "'fan_in_fan_out'",
+    ]
+
+
+def test_what_peft_writes_has_no_warnings(folder):
+    assert read_adapter(folder, 1 << 20, NO_GGUF).settings.warnings == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_pefts_configurations_is_read_harmless_or_refused(kind):
+    known = KINDS[kind]
+    fields = {field.name for field in fields_of(PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)])}
+    assert fields - known.handled - known.harmless - known.refused - REFUSED.keys() == set()
+    assert known.refused <= fields
+
+
+@pytest.mark.parametrize("key", sorted(KINDS["ADALORA"].refused - REFUSED.keys()))
+def test_what_is_not_served_in_another_kind_is_refused_by_name(key):
+    config = {"peft_type": "ADALORA", "target_modules": ["q_proj"], key: [1]}
+    with pytest.raises(AdapterError, match=f"'{key}' is .* retrain without it"):
+        parse_config(json.dumps(config).encode())
+
+
+def test_every_initialisation_of_peft_is_plain_or_changes_the_base():
+    """Initialisations that change the base weights are refused, and no others."""
+    named = [name for part in get_args(get_type_hints(LoraConfig)["init_lora_weights"]) for name in get_args(part)]
+    changing = {"olora", "pissa", "pissa_niter_[number of iters]", "corda", "loftq", "lora_ga"}
+    assert {name for name in named if name not in PLAIN_INITIALISATIONS} == changing & {*named}
+
+
 # --- identity -----------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +263,7 @@ def test_options_that_an_empty_value_switches_on_are_refused(folder):
         ({"bias": "lora_only"}, ["bias", "lora_only"]),
         ({"init_lora_weights": "pissa_niter_4"}, ["init_lora_weights", "pissa_niter_4", "base weights"]),
         ({"init_lora_weights": "loftq"}, ["init_lora_weights", "loftq"]),
-        ({"brand_new_option": 3}, ["brand_new_option", "3", "not known"]),
+        ({"brand_new_option": 3, "peft_version": "0.22.0"}, ["brand_new_option", "3", "not known", "0.22.0"]),
         ({"target_modules": None}, ["target_modules is missing"]),
         ({"target_modules": []}, ["target_modules is missing"]),
         ({"target_modules": 7}, ["target_modules must be"]),

@@ -20,6 +20,7 @@ from engine.core.types import Lane, Request, SamplingParams
 from engine.model import peft_tokens
 from engine.model.peft_loader import load_peft
 from engine.model.peft_tokens import Ends
+from lora_kernels.quantized import INT4, INT8, quantize
 
 TOKENS = [60, 5, 33]
 ADAPTERS = {
@@ -148,6 +149,27 @@ def test_trained_rows_of_saved_layers_are_those_that_differ(dtype, tmp_path):
     assert (trained.ids.embedding.tolist(), trained.ids.head.tolist()) == ([5, 33, 42], [5, 31, 33])
     edit_weights(tmp_path, lambda tensors: [tensors[name].copy_(weight) for name, weight in saved_of(base_model())])
     assert load_peft(tmp_path, shapes()).tokens is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("coding", [INT8, INT4], ids=["8 bits", "4 bits"])
+def test_rows_over_a_quantised_base_are_compared_within_its_steps(coding, dtype, tmp_path):
+    """Rows that were trained differ from the base; those that quantising alone has changed do not."""
+
+    def train(tensors):
+        [embedding] = [tensor for name, tensor in tensors.items() if "embed_tokens" in name]
+        embedding.copy_(base_model().model.embed_tokens.weight.detach())
+        embedding[[5, 33]] *= 1.4
+
+    save_adapter(tmp_path, dtype=dtype, modules_to_save=["embed_tokens"])
+    edit_weights(tmp_path, train)
+    quantised = replace(
+        shapes(), base_linears=lambda path: (quantize(base_model().get_submodule(path).weight.detach(), coding), None)
+    )
+    trained = load_peft(tmp_path, quantised).tokens
+    assert trained is not None and trained.ids.embedding.tolist() == [5, 33]
+    edit_config(tmp_path, modules_to_save=None)
+    assert "has embed_tokens whole, of which 2 rows differ" in refusal(tmp_path, quantised)
 
 
 def test_the_base_models_rows_are_read_once_for_each_content(tmp_path):

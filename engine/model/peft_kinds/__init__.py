@@ -59,6 +59,7 @@ def as_lora(folder: PeftFolder, widths: Widths) -> PeftFolder:
     settings = replace(
         settings_of_ranks({path: len(parts["A"]) for path, parts in converted.items()}),
         base_model=folder.settings.base_model,
+        warnings=folder.settings.warnings,
         scales_outputs=folder.settings.kind == IA3,
     )
     tensors = {

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from engine.model.peft_folder import PeftFolder
+from engine.model.peft_hints import load_tensors
 from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_kernels.layout import MAX_RANK
@@ -103,7 +102,7 @@ def group_tensors(folder: PeftFolder, names: Names, widths: Widths) -> Adapter:
     shared: dict[str, Tensor] = {}
     modules: dict[str, dict[str, Tensor]] = {}
     seen: set[str] = set()
-    for key, tensor in sorted(_load(folder.data).items()):  # the library's order differs from call to call
+    for key, tensor in sorted(load_tensors(folder.data).items()):  # the library's order differs from call to call
         found = names.find(key)
         if found is None or (found[0] and found[0] not in widths):
             raise AdapterError(f"{key[:200]!r} matches no module of the model that {settings.kind} adapters change")
@@ -115,13 +114,6 @@ def group_tensors(folder: PeftFolder, names: Names, widths: Widths) -> Adapter:
         parts[part] = tensor
     _check_coverage(modules, wanted, settings)
     return Adapter(settings, tuple(Module(path, *widths[path], modules[path]) for path in wanted), shared, widths)
-
-
-def _load(data: memoryview) -> dict[str, Tensor]:
-    try:
-        return load(bytes(data))
-    except (SafetensorError, KeyError) as error:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
 
 
 def _wanted(settings: PeftSettings, widths: Widths) -> list[str]:

@@ -92,7 +92,7 @@ LIVE_OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", FILE, "Get a file of the console.", "anyone", "*/*", faults=frozenset({Fault.ROUTE_NOT_FOUND})),
 )
 REGISTRY = ENGINE | {Fault.INVALID_REQUEST, Fault.REGISTRY_UNAVAILABLE}
-CHANGES = REGISTRY | {Fault.ADAPTER_EXISTS, Fault.ADAPTER_CONFLICT}
+CHANGES = REGISTRY | {Fault.ADAPTER_EXISTS, Fault.ADAPTER_CONFLICT, Fault.ADAPTER_UNLOADED}
 
 
 def _adapter(method: str, action: str, summary: str, answer: Any = AdapterStatus, **more: Any) -> Operation:

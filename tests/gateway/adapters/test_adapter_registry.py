@@ -13,10 +13,12 @@ from grpc_app import until
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
+from engine.pb import engine_pb2 as pb
+from gateway.adapters import waiting
 from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.redis.connect import connect_server
 from gateway.registry.store import RedisRecordStore, StoreAway
 
@@ -53,6 +55,12 @@ def engine_of(registry: AdapterRegistry) -> FakeEngine:
 async def refusal(work) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await work
+    return caught.value
+
+
+def refused_pick(registry, name) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        registry.pick(name)
     return caught.value
 
 
@@ -160,9 +168,8 @@ async def test_other_files_than_the_registry_names_are_not_served(cluster):
     store = adapter_store(cluster.client, BASE)
     await store.put(replace(here.records["poet"], name="twin", version="0" * 32), None)
     await until(lambda: "twin" in here._mirror.errors)
-    with pytest.raises(ApiError, match="reload it") as caught:
-        here.pick("twin")
-    assert caught.value.http_status == 503
+    assert "reload it" in (await here.status("twin")).error
+    assert refused_pick(here, "twin").http_status == 503
     await here.reload("twin")
     assert here.pick("twin").version == here.records["poet"].version
 
@@ -226,8 +233,7 @@ async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(cluster):
     shutil.rmtree(cluster.root / "cache-bard")
     await here.restore()
     assert here.pick("poet").version
-    with pytest.raises(ApiError, match="is away"):
-        here.pick("bard")
+    assert refused_pick(here, "bard") and "is away" in (await here.status("bard")).error
     sources.is_up = True
     await until(lambda: "bard" in here._mirror.served)
     assert sources.fetched == ["remote://poet", "remote://bard", "remote://bard"]
@@ -240,9 +246,8 @@ async def test_restoring_goes_on_after_an_adapter_that_is_lost(cluster):
     (cluster.root / "pirate").rename(cluster.root / "elsewhere")
     await here.restore()
     assert here.pick("poet").version
-    with pytest.raises(ApiError, match="not a folder") as caught:
-        here.pick("pirate")
-    assert caught.value.code == "engine_unavailable"
+    assert refused_pick(here, "pirate").code == "engine_unavailable"
+    assert "not a folder" in (await here.status("pirate")).error
     (cluster.root / "elsewhere").rename(cluster.root / "pirate")
     await until(lambda: "pirate" in here._mirror.served)
 
@@ -277,7 +282,7 @@ async def test_a_flushed_store_is_written_back(cluster):
 
 
 def test_a_record_survives_its_encoding(cluster):
-    record = AdapterRecord("n", "s", "/p", "v", 8, ("q_proj",), 3, 5, 1.5, 2.5, ("acme",), ("a",), True, 0)
+    record = AdapterRecord("n", "s", "/p", "v", 8, ("q_proj",), 3, 5, 1.5, 2.5, ("acme",), ("a",), True, 0, ("told",))
     assert decode_record(encode_record(record), 7) == replace(record, generation=7)
     newer = encode_record(record)[:-1] + b',"colour":"red"}'
     assert decode_record(newer, 0) == record
@@ -345,11 +350,48 @@ async def test_a_gateway_that_seeds_just_after_another_waits_for_its_own_engine(
 
 async def test_what_is_configured_has_to_be_there(cluster):
     here = await cluster.open()
-    assert "not a folder" in (await refusal(here.seed("x", "missing"))).message
-    await here.seed("poet", "poet")
+    assert "not a folder" in await here.seed("x", "missing")
+    assert await here.seed("poet", "poet") == ""
     (cluster.root / "poet").rename(cluster.root / "elsewhere")
     again = await cluster.open()
-    assert "not a folder" in (await refusal(again.seed("poet", "poet"))).message
+    assert "not a folder" in await again.seed("poet", "poet")
+    assert "not a folder" in (await again.status("poet")).error
+
+
+async def test_a_configured_adapter_that_is_broken_is_listed_with_its_error_and_tried_again(cluster, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    here = await cluster.open()
+    assert "not a folder" in await here.seed("x", "x")
+    assert here.catalog.knows("x") and (await here.status("x")).served_version == ""
+    assert "not a folder" in (await here.status("x")).error
+    refused = refused_pick(here, "x")
+    assert refused.fault is Fault.ENGINE_UNAVAILABLE
+    assert "not a folder" in (await refusal(here.reload("x"))).message
+    write_adapter(cluster.root, "x")
+    await until(lambda: "x" in here._mirror.served)
+    await until(lambda: not here._waiting.records)
+    assert (await here.status("x")).error == "" and here.pick("x").version
+
+
+async def test_a_broken_adapter_that_is_configured_yields_to_operators_and_to_the_configuration(cluster):
+    here = await cluster.open()
+    for name in ("x", "y", "z", "w"):
+        await here.seed(name, "missing")
+    assert await here.unload("x") == 0
+    await here.load("y", "poet")
+    here.forget_waiting({"w"})
+    assert sorted(here.records) == ["w", "y"]
+    write_adapter(cluster.root, "missing")
+    assert await here.reload("w") and (await here.status("w")).error == ""
+    await here.seed("y", "missing")
+    assert (await here.status("y")).source == "missing", "the configuration wins where it changes"
+
+
+async def test_a_configured_adapter_of_another_models_name_is_refused(cluster):
+    here = await cluster.open()
+    assert (await refusal(here.seed(BASE, "poet"))).param == "lora_name"
+    assert (await refusal(here.seed("a/../b", "poet"))).param == "lora_name"
+    assert not here.records
 
 
 # Redis away
@@ -441,6 +483,17 @@ async def test_what_was_kept_just_as_the_registry_came_back_is_registered(cluste
 
 
 # Names
+
+
+async def test_what_operators_should_know_of_an_adapter_is_in_its_record(cluster):
+    engine = FakeEngine()
+    engine.warnings = ("'x' is 1: PEFT does not know this field, so it has no effect",)
+    here = await cluster.open(engine, compare=lambda folder: (f"{folder.name} has another chat template",))
+    there = await cluster.open()
+    await here.load("pirate", "pirate")
+    for registry in (here, there):
+        await until(lambda registry=registry: "pirate" in registry.records)
+        assert (await registry.status("pirate")).warnings == (*engine.warnings, "pirate has another chat template")
 
 
 async def test_an_alias_is_one_adapters_alone(cluster):
@@ -600,6 +653,20 @@ async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_agai
     assert engine.loads.count(version) == 3
 
 
+async def test_an_evicted_adapter_whose_folder_is_gone_has_an_error_until_it_is_back(cluster):
+    here = await cluster.open()
+    version, poet = (await here.load("poet", "poet")).version, cluster.root / "poet"
+    poet.rename(cluster.root / "elsewhere")
+    for state, words in (("host", ""), ("disk", f"{poet} is gone")):
+        engine_of(here).picture = pb.EngineStats(adapters=[pb.AdapterStats(adapter=version, state=state)])
+        error = (await here.status("poet")).error
+        assert words in error and bool(error) == bool(words)
+    (cluster.root / "elsewhere").rename(poet)
+    assert (await here.status("poet")).error == ""
+    engine_of(here).picture.adapters[0].error = "it has changed"
+    assert "could not read the adapter again: it has changed" in (await here.status("poet")).error
+
+
 async def test_a_load_during_which_the_version_went_is_made_again(cluster, monkeypatch):
     """The engine reads it, lets it go for another name's sake, and only then its answer gets through."""
     here = await cluster.open()
@@ -615,6 +682,25 @@ async def test_a_load_during_which_the_version_went_is_made_again(cluster, monke
     monkeypatch.setattr(engine, "load_adapter", answer_late)
     await here.load("twin", "poet")
     assert set(engine.paths) == {version}
+
+
+@pytest.mark.parametrize("change", ["load", "pin"])
+async def test_a_change_that_loses_against_an_unload_is_a_conflict_of_its_own(change, cluster, monkeypatch):
+    here, there = await cluster.open(), await cluster.open()
+    if change == "pin":
+        await here.load("poet", "poet")
+    put = here._log.put
+
+    async def then_unloaded(*args, **options):
+        await put(*args, **options)
+        await until(lambda: there.records.keys() == here.records.keys())
+        await there.unload("poet", 0.0)
+        await until(lambda: "poet" not in here.records)
+
+    monkeypatch.setattr(here._log, "put", then_unloaded)
+    refused = await refusal(here.load("poet", "poet") if change == "load" else here.pin("poet", True))
+    assert (refused.http_status, refused.code) == (409, "adapter_unloaded")
+    assert (await refusal(here.status_after_change("poet"))).fault is Fault.ADAPTER_UNLOADED
 
 
 async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(cluster, monkeypatch):

@@ -193,6 +193,22 @@ async def test_what_the_hub_has_not(make, hub):
     assert f"'{REPO}' cannot be fetched: it has no adapter_model.safetensors" == await refusal(sources, REPO)
 
 
+async def test_a_subfolder_of_a_repository_is_refused_with_what_to_do(make, hub):
+    del hub.revisions["main"]["adapter_config.json"]
+    command = f"`hf download {REPO} --include 'nested/*' --local-dir DIR`, and load DIR/nested"
+    told = await refusal(make(hub.url), REPO)
+    assert "it has no adapter_config.json at its top, and its folders nested have one" in told and command in told
+    told = await refusal(make(hub.url), f"{REPO}/nested")
+    assert "whole repositories are loaded" in told and command in told
+    assert "hf download" not in await refusal(make(hub.url, hub=()), f"{REPO}/nested")
+
+
+async def test_small_files_of_the_tokenizer_are_fetched_too(make, hub):
+    hub.revisions["main"] |= {"chat_template.jinja": b"{{ messages }}", "tokenizer.json": b"{}"}
+    folder = await make(hub.url).fetch(REPO)
+    assert files_of(folder) == {**CONTENT, "chat_template.jinja": b"{{ messages }}"}
+
+
 async def test_the_only_gguf_file_of_a_repository_is_fetched(make, hub):
     gguf = {"tone-f16.gguf": b"GGUF", "README.md": b"# Tone", "more/other.gguf": b"GGUF"}
     hub.revisions |= {"one": gguf, "several": {**gguf, "tone-q8_0.gguf": b"GGUF"}, "both": {**CONTENT, **gguf}}

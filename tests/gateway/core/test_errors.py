@@ -35,6 +35,7 @@ CONTRACT = [
     ("METHOD_NOT_ALLOWED", 405, "UNIMPLEMENTED", "invalid_request_error", None, None),
     ("ADAPTER_EXISTS", 409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False),
     ("ADAPTER_CONFLICT", 409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False),
+    ("ADAPTER_UNLOADED", 409, "ABORTED", "conflict_error", "adapter_unloaded", False),
     ("TENANT_EXISTS", 409, "ALREADY_EXISTS", "conflict_error", "tenant_conflict", False),
     ("TENANT_CONFLICT", 409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False),
     ("FILE_IN_USE", 409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False),

@@ -18,7 +18,7 @@ from fakes import BASE, GatewayApp, build_gateway_app, principal
 
 from engine.model.prepare import NoSpace, prepare_model
 from engine.process.files import filling, partial_prefix, partials, remove_abandoned
-from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig, TlsConfig
+from gateway.config.sections import GrpcConfig, HttpConfig, RedisConfig, TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
@@ -183,15 +183,12 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
         wrong = config(
             http=HttpConfig(port=port),
             grpc=GrpcConfig(port=0, tls=TlsConfig(tmp_path / "absent.pem", tmp_path / "absent.key")),
-            adapters=AdaptersConfig(preload={"a": tmp_path / "absent", "b": tmp_path}),
         )
         with pytest.raises(StartError) as caught:
             check_start(wrong, tmp_path)
-    one, two, three, four = str(caught.value).splitlines()
+    one, two = str(caught.value).splitlines()
     assert one.startswith(f"cannot listen on 127.0.0.1:{port}: ")
     assert two.startswith("grpc.tls.cert: cannot read ")
-    assert three == f"adapter a: {tmp_path}/absent is no folder and no GGUF file"
-    assert four == f"adapter b: {tmp_path} has no adapter_config.json"
 
 
 def test_one_port_cannot_serve_both_protocols(tmp_path):

@@ -19,7 +19,7 @@ from engine.core.proposals import count_proposed, count_refused, note_proposals
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step import Admission, PromptRows, SampledToken, StepPlan, StepResult
-from engine.core.types import AdapterHash, ErrorCode, FinishReason, Lane, PageId, Refusal, TokenEvent
+from engine.core.types import AdapterHash, FinishReason, Lane, PageId, Refusal, TokenEvent
 from engine.core.under_way import StepUnderWay, follow
 
 
@@ -87,7 +87,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
     """Apply the result of the oldest step under way, and remove and return all events in the outbox. Logprobs of
     prompts are passed on and sampled tokens are appended to their sequences if these still live, the device time is
-    charged to tenants, sequences that reached their end or whose grammar failed are ended, unused dropped adapters are
+    charged to tenants, sequences that reached their end or failed are ended, unused dropped adapters are
     forgotten, and the ledger learns from the duration. `now` is in seconds on the engine's clock."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
@@ -123,10 +123,10 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[pooled.request_id]
         if state.sequences.get(seq.id) is seq:
             _end_pooled(state, seq, pooled.vector, now)
-    for request_id, reason in result.failed:
+    for request_id, refusal in result.failed:
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
-            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
+            finish_early(state, seq, refusal)
     await_masks(state, step, result)
     if state.config.speculation:
         note_proposals(state, step, refused, result)

@@ -163,7 +163,7 @@ def _gains(seq: Sequence, guess: Guess) -> Iterator[float]:
 
 def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
     """Return the number of refused proposals, by request id, of each request that has proposals in a plan. If the
-    request's grammar failed, the number is one too high, because no token was sampled after the accepted proposals."""
+    request failed, the number is one too high, because no token was sampled after the accepted proposals."""
     refused = {chunk.request_id: 1 + len(chunk.proposals) for chunk in plan.chunks if chunk.proposals}
     if refused:
         for sample in result.sampled:
@@ -203,7 +203,7 @@ def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str,
 
 def _note_accepted(seq: Sequence, sources: tuple[str, ...], refused: int) -> None:
     """Update the acceptances of a sequence after a step with proposals from `sources`, of which the last `refused` were
-    refused: one more than there are if its grammar failed. Tokens that the grammar forced do not count, because they
+    refused: one more than there are if it failed. Tokens that the grammar forced do not count, because they
     say nothing about a proposer."""
     guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.drafting
     if sources[-1:] == (DRAFT,):

@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from engine.core.grammars import Grammar
 from engine.core.step_time import NOTHING, StepFeatures
-from engine.core.types import AdapterHash, Cause, HostPageId, PageId, Pooling, PrefixKey, SamplingParams, TokenLogprobs
+from engine.core.types import (
+    AdapterHash,
+    Cause,
+    HostPageId,
+    PageId,
+    Pooling,
+    PrefixKey,
+    Refusal,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +211,8 @@ class SampledToken(NamedTuple):
     request_id: str
     token: int
     logprobs: TokenLogprobs | None = None
+    is_sound: bool = True
+    """False means that the row's logits are NaN or infinite, so that the token is arbitrary and ends its request."""
 
 
 class PooledVector(NamedTuple):
@@ -225,12 +237,13 @@ class StepResult:
     `max_tokens` of 0 and asks for no vector: then it has one in `scored`, which may have no rows. A chunk with
     proposals has one more entry in `sampled`, in order, for each proposal that was accepted, also before an entry in
     `failed`. A chunk whose prompt logprobs are wanted has an entry in `scored`, too. An entry in `failed` holds the
-    request id and the reason why the request's grammar cannot be followed any further."""
+    request id and why the request cannot go on: its grammar cannot be followed any further, or the model's output for
+    it is NaN or infinite."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()
     scored: tuple[PromptRows, ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, Refusal], ...] = ()
     unsampled: tuple[str, ...] = ()
     """Ids of requests whose mask was not there, so that no token was sampled: the newest token is computed again."""
     masking: tuple[str, ...] = ()
@@ -242,7 +255,7 @@ class StepResult:
     """Id of a request with a grammar that sampled a token, and the tokens that the grammar forces to follow, if there
     are any. Executors whose plans have no proposals leave it empty."""
     drafted: tuple[Drafted, ...] = ()
-    """Results of the plan's `drafts`, except for requests that have ended or whose grammar failed."""
+    """Results of the plan's `drafts`, except for requests that have ended or are in `failed`."""
     draft_seconds: float = 0.0
     """The part of the step's device time, in seconds, that drafting took."""
     load_seconds: tuple[float, ...] = ()

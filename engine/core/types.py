@@ -51,6 +51,8 @@ class ErrorCode(Enum):
     CANCELLED = "preempted"
     """An administrator cancelled the request."""
     INVALID_GRAMMAR = "invalid_grammar"
+    MODEL_OUTPUT_INVALID = "model_output_invalid"
+    """The model's output for the request is NaN or infinite."""
 
 
 class Cause(Enum):

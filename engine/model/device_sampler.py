@@ -108,7 +108,7 @@ class DeviceSample:
         ids: int64 [len(request_ids)], on the device.
         ready: event after the kernels, which also store to host memory, and after the copy of logprobs. None means that
             there is nothing to wait for.
-        host_ids: the same tokens in host memory.
+        host_ids: the same tokens in host memory, in unsound rows as -1 minus the token (see `sample`).
         host_logprobs: None means that no request wants logprobs.
         results: the block with `host_ids` and `host_logprobs`, which later steps use again.
     """
@@ -129,7 +129,7 @@ class DeviceSample:
         tokens = self.host_ids.tolist()
         found = {} if self.host_logprobs is None else self.host_logprobs.read()
         pairs = enumerate(zip(self.request_ids, tokens, strict=True))
-        return [SampledToken(request_id, token, found.get(row)) for row, (request_id, token) in pairs]
+        return [SampledToken(name, max(code, -1 - code), found.get(row), code >= 0) for row, (name, code) in pairs]
 
 
 @dataclass(frozen=True, slots=True)

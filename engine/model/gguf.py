@@ -95,4 +95,4 @@ def _write(file: Path, out: Path, on_progress: OnProgress) -> None:
     on_progress(f"reading the tokenizer of {file.name}", 0.0)
     AutoTokenizer.from_pretrained(**where).save_pretrained(out)
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    (out / GGUF_NAME).symlink_to(file.resolve())
+    (out / GGUF_NAME).symlink_to(file.absolute())  # a link's own target may have another name than a part's

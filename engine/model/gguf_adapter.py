@@ -24,7 +24,8 @@ from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.gguf_header import ARCHITECTURES, Header, StoredTensor, read_header
-from engine.model.gguf_weights import FLOATS, hub_name, is_turned, turned_back
+from engine.model.gguf_names import hub_name
+from engine.model.gguf_weights import FLOATS, is_turned, turned_back
 from engine.model.peft_settings import AdapterError, PeftSettings, check_invocation, settings_of_ranks
 
 MAX_HEADER_BYTES = 16 << 20

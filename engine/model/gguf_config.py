@@ -8,22 +8,30 @@ and `ggml_rope_ext`, for how the scaling of rotary embeddings is computed.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.model.gguf_header import Header, StoredTensor, Value, read_header
+from engine.model.gguf_gemma import GEMMA_KEYS, gemma_config
+from engine.model.gguf_header import Header, StoredTensor, Value, read_model
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency: how files of Llama 3.1 and later have their scaling."""
 F32 = 0
 """Number of fp32 among ggml's types."""
-KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""`model_type` of config.json, by llama.cpp's name of the architecture."""
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+KINDS = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+"""`model_type` and class of config.json, by llama.cpp's name of the architecture."""
+MIXTRAL = ("mixtral", "MixtralForCausalLM")
+"""The same of a model of the architecture `llama` that has experts."""
 SHAPE = frozenset(
     (
         *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
@@ -37,7 +45,15 @@ SHAPE = frozenset(
 """Keys of an architecture that are read."""
 HARMLESS = frozenset(("rope.scaling.finetuned", "tensor_data_layout", "pooling_type"))
 """Keys of an architecture that change no logits."""
+EXPERTS = frozenset(("expert_count", "expert_used_count"))
+"""Keys of a `llama` with experts that are read."""
 NEUTRAL: Mapping[str, frozenset[object]] = {
+    "expert_shared_count": frozenset((0,)),
+    "expert_group_count": frozenset((0, 1)),
+    "expert_group_used_count": frozenset((0, 1)),
+    "expert_gating_func": frozenset((0, 1)),
+    "expert_weights_norm": frozenset((True,)),
+    "expert_weights_scale": frozenset((0.0, 1.0)),
     "attention.causal": frozenset((True,)),
     "use_parallel_residual": frozenset((False,)),
     "expert_count": frozenset((0,)),
@@ -59,8 +75,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: the file is damaged, of another architecture than those of KINDS, or has a key that is not
             understood and would change results. The message names the file and the key.
     """
-    with path.open("rb") as file:
-        header = read_header(file, os.fstat(file.fileno()).st_size, path.name)
+    header = read_model(path)
     try:
         return _Metadata(header, path).config()
     except KeyError as error:
@@ -82,14 +97,16 @@ class _Metadata:
                 f"{self._path.name} is of architecture {self._kind!r}, and GGUF files are read of {supported}; use the "
                 "model's Hugging Face folder"
             )
-        self._check_keys()
+        has_experts = self._kind == "llama" and bool(self._get("expert_count"))
+        self._check_keys(GEMMA_KEYS.get(self._kind, EXPERTS if has_experts else frozenset()))
+        model_type, architecture = MIXTRAL if has_experts else KINDS[self._kind]
         heads, head_dim = int(self._number("attention.head_count")), self._head_dim()
         vocabulary = self._tensors.get("token_embd.weight")
         if vocabulary is None:
             raise ValueError(f"{self._path.name} has no tensor token_embd.weight")
-        return {
-            "architectures": [CLASSES[self._kind]],
-            "model_type": KINDS[self._kind],
+        found = {
+            "architectures": [architecture],
+            "model_type": model_type,
             "vocab_size": vocabulary.shape[0],
             "hidden_size": int(self._number("embedding_length")),
             "intermediate_size": int(self._number("feed_forward_length")),
@@ -105,12 +122,20 @@ class _Metadata:
             "hidden_act": "silu",
             **self._special_tokens(),
         }
+        if self._kind in GEMMA_KEYS:
+            found |= gemma_config(self._kind, found, self._number, self._get("attention.sliding_window_pattern"))
+        return found | (self._experts() if has_experts else {})
 
-    def _check_keys(self) -> None:
-        """Raise ValueError for the first key of the architecture that would change results and is not understood."""
+    def _experts(self) -> dict[str, Any]:
+        count, used = (int(self._number(key)) for key in ("expert_count", "expert_used_count"))
+        return {"num_local_experts": count, "num_experts_per_tok": used, "sliding_window": None}
+
+    def _check_keys(self, more: frozenset[str]) -> None:
+        """Raise ValueError for the first key of the architecture that would change results and is not understood.
+        `more` are keys that are read of this architecture alone."""
         for key, value in self._values.items():
             own = key.removeprefix(f"{self._kind}.")
-            if own == key or own in SHAPE or own in HARMLESS or value in NEUTRAL.get(own, ()):
+            if own == key or own in SHAPE | HARMLESS | more or value in NEUTRAL.get(own, ()):
                 continue
             if own == "attention.sliding_window" and self._covers_context(value):
                 continue
@@ -203,7 +228,8 @@ class _Metadata:
         stored: StoredTensor | None = self._tensors.get(ROPE_FACTORS)
         if stored is None:
             return []
-        divisors = np.fromfile(self._path, np.float32, head_dim // 2, offset=stored.place)
+        file = stored.file or self._path
+        divisors = np.fromfile(file, np.float32, head_dim // 2, offset=stored.place)
         if stored.kind != F32 or stored.shape != (head_dim // 2,) or len(divisors) < head_dim // 2:
             raise ValueError(f"{self._path.name}: {ROPE_FACTORS} must have {head_dim // 2} numbers of type F32")
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):

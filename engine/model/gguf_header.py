@@ -11,6 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from engine.process.model_source import gguf_parts
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 BEGINNINGS = [MAGIC + struct.pack("<I", version) for version in VERSIONS]
@@ -21,9 +23,18 @@ STRING, ARRAY = 8, 9
 MOST_DIMENSIONS = 4
 ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 """Default of the alignment of tensors, in bytes, and the key of the metadata that changes it."""
+SPLIT_COUNT, SPLIT_TENSORS = "split.count", "split.tensors.count"
+"""Keys of the number of a model's parts, and of the tensors in all of them."""
 MOST_READ = 1024
 """Maximum length of the metadata arrays that are read. Longer ones, such as a tokenizer's, are skipped."""
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
 """llama.cpp's name of an architecture, by the `model_type` of config.json: those of the GGUF files that are read."""
 Value = str | int | float | tuple[float, ...] | None
 """A metadata value, where an array of numbers is a tuple. None means an array that was skipped, because it is longer
@@ -32,11 +43,12 @@ than MOST_READ or does not hold numbers."""
 
 class StoredTensor(NamedTuple):
     """A tensor of a GGUF file: its shape, with the outputs first, its ggml type, and the offset of its data in the
-    file, in bytes."""
+    file, in bytes. `file` is the part that has it, of a model in several; None means the only file."""
 
     shape: tuple[int, ...]
     kind: int
     place: int
+    file: Path | None = None
 
 
 class Header(NamedTuple):
@@ -47,9 +59,32 @@ class Header(NamedTuple):
 
 
 def read_tensors(gguf: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file by their names. Raises ValueError as `read_header` does."""
-    with gguf.open("rb") as file:
-        return read_header(file, os.fstat(file.fileno()).st_size, str(gguf)).tensors
+    """Return the tensors of a GGUF file, and of all other parts of its model, by their names. Raises ValueError as
+    `read_model` does."""
+    return read_model(gguf).tensors
+
+
+def read_model(gguf: Path) -> Header:
+    """Return the values of a GGUF file, the first part of its model, and the tensors of all parts. Raises ValueError as
+    `read_header` does, and if a part is missing or does not belong to the others."""
+    first, *others = parts = gguf_parts(gguf)
+    header = _open_header(first, gguf.name)
+    for part in others:
+        tensors = _open_header(part, part.name).tensors
+        if twice := header.tensors.keys() & tensors.keys():
+            raise ValueError(f"{part.name} has tensor {min(twice)}, which another part has, too: fetch all parts again")
+        header.tensors.update({name: stored._replace(file=part) for name, stored in tensors.items()})
+    count, total = header.values.get(SPLIT_COUNT, 0), header.values.get(SPLIT_TENSORS)
+    if count not in (0, len(parts)):
+        raise ValueError(f"{first.name} is one of {count} parts: name the first, and give all of them their own names")
+    if count and total not in (None, len(header.tensors)):
+        raise ValueError(f"the parts of {first.name} have {len(header.tensors)} of {total} tensors: fetch them again")
+    return header
+
+
+def _open_header(path: Path, name: str) -> Header:
+    with path.open("rb") as file:
+        return read_header(file, os.fstat(file.fileno()).st_size, name)
 
 
 def read_header(file: BinaryIO, size: int, name: str) -> Header:

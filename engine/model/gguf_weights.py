@@ -13,36 +13,22 @@ from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, BlockType, read_blocks
 from engine.model.gguf_config import ROPE_FACTORS
+from engine.model.gguf_experts import unstacked
 from engine.model.gguf_header import ARCHITECTURES, StoredTensor, read_tensors
+from engine.model.gguf_names import gguf_name, hub_name
 from engine.model.spec import ModelSpec
 from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Dtypes of tensors that are not quantised, by their numbers in ggml."""
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-IN_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-FROM_WHOLE = {name: module for module, name in WHOLE.items()}
-FROM_LAYER = {name: module for module, name in IN_LAYER.items()}
-GGUF_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 IGNORED = (ROPE_FACTORS,)
 """Names of tensors that are not weights: the divisors of rotary frequencies, which config.json has."""
 TURNED = re.compile(r"self_attn\.[qk]_proj")
 """Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
 that a rotation turns side by side, whereas Hugging Face has them half a head apart."""
-TURNED_TYPES = ("llama", "mistral")
+TURNED_TYPES = ("llama", "mistral", "mixtral")
+SHIFTED_TYPES = ("gemma", "gemma2", "gemma3_text")
+"""Families whose norms add 1 to their weights: llama.cpp's converter stores the sums."""
 
 
 class GgufFile:
@@ -55,29 +41,36 @@ class GgufFile:
                 f"{path.name}: {spec.model_type} models are not read from GGUF files; use the Hugging Face folder"
             )
         self._path, self._spec = path, spec
-        self._tensors = read_tensors(path)
+        self._tensors = unstacked(read_tensors(path))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors, by Hugging Face's names; those that have none there keep their own."""
-        return {hub_name(name): stored.shape for name, stored in self._tensors.items() if name not in IGNORED}
+        return {
+            hub_name(name, self._spec.model_type): stored.shape
+            for name, stored in self._tensors.items()
+            if name not in IGNORED
+        }
+
+    def _name(self, name: str) -> str:
+        return gguf_name(name, self._spec.model_type)
 
     def coding(self, name: str) -> Coding | None:
         """Returns how a tensor's weights are coded once they are read; None means that they are not quantised, or that
         there is no such tensor."""
-        stored = self._tensors.get(gguf_name(name))
+        stored = self._tensors.get(self._name(name))
         kind = _block_type(stored) if stored else None
         return kind.coding if kind else None
 
     def is_bf16(self, name: str) -> bool:
         """Returns whether bf16 holds all numbers of a tensor exactly, because the tensor is stored in bf16."""
-        stored = self._tensors.get(gguf_name(name))
+        stored = self._tensors.get(self._name(name))
         return stored is not None and FLOATS.get(stored.kind) is torch.bfloat16
 
     def form(self, name: str) -> str | None:
         """Returns the name in ggml of a tensor's type; None means that it is not quantised, or that there is no such
         tensor."""
-        stored = self._tensors.get(gguf_name(name))
+        stored = self._tensors.get(self._name(name))
         if stored is None or stored.kind in FLOATS:
             return None
         known = BLOCK_TYPES.get(stored.kind)
@@ -86,8 +79,10 @@ class GgufFile:
     def read(self, name: str) -> Weight:
         """Reads a tensor of the GGUF file by its Hugging Face name, with rows in Hugging Face's order. Raises
         ValueError, which names it, if the file ends before it or it is of an unknown type."""
-        stored = self._tensors[gguf_name(name)]
+        stored = self._tensors[self._name(name)]
         weight = self._read(name, stored)
+        if name.endswith("norm.weight") and self._spec.model_type in SHIFTED_TYPES:
+            return dense(weight, torch.float32) - 1.0
         if not is_turned(name, self._spec.model_type):
             return weight
         rows = turned_back(stored.shape[0], self._spec.head_dim)
@@ -121,9 +116,10 @@ class GgufFile:
             raise ValueError(unknown) from error
 
     def _bytes(self, name: str, stored: StoredTensor, size: int) -> Tensor:
-        data = np.fromfile(self._path, np.uint8, size, offset=stored.place)
+        path = stored.file or self._path
+        data = np.fromfile(path, np.uint8, size, offset=stored.place)
         if len(data) < size:
-            raise ValueError(f"{self._path.name} ends before tensor {name} does: it is damaged")
+            raise ValueError(f"{path.name} ends before tensor {name} does: it is damaged")
         return torch.from_numpy(data)
 
 
@@ -138,23 +134,6 @@ def _block_type(stored: StoredTensor) -> BlockType | None:
     the tensor is not quantised, or has to be dequantised."""
     kind = BLOCK_TYPES.get(stored.kind)
     return kind if kind and len(stored.shape) == 2 and stored.shape[1] % kind.inputs == 0 else None
-
-
-def gguf_name(name: str) -> str:
-    """Returns the name that GGUF files give to the tensor that Hugging Face calls `name`."""
-    if found := LAYER.fullmatch(name):
-        return f"blk.{found[1]}.{IN_LAYER[found[2]]}.{found[3]}"
-    module, _, kind = name.rpartition(".")
-    return f"{WHOLE[module]}.{kind}"
-
-
-def hub_name(name: str) -> str:
-    """Returns Hugging Face's name of a tensor that GGUF files call `name`, or `name` if it has none."""
-    if found := GGUF_LAYER.fullmatch(name):
-        module = FROM_LAYER.get(found[2])
-        return f"model.layers.{found[1]}.{module}.{found[3]}" if module else name
-    module, _, kind = name.rpartition(".")
-    return f"{FROM_WHOLE[module]}.{kind}" if module in FROM_WHOLE else name
 
 
 def is_turned(name: str, model_type: str) -> bool:

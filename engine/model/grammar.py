@@ -23,7 +23,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from engine.core.commands import MaskReady
 from engine.core.grammars import Grammar
 from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
+from engine.core.types import ErrorCode, Refusal, SamplingParams
 from engine.executor.base import Report
 from engine.model.grammar_cache import GrammarCache
 from engine.model.grammar_compiler import Compiler, reason
@@ -31,6 +31,7 @@ from engine.model.mask_cost import MaskCost, step_share
 from engine.model.mask_thread import MaskThread
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.sampler import stops_of
+from engine.model.soundness import AnswerEnd
 
 AHEAD_SECONDS = 0.005
 """Maximum processor time in seconds for following a request's proposals in a step. Once it is exceeded, no more
@@ -165,13 +166,6 @@ class _GrammarRow:
         return tuple(islice(self.forced, MOST_FORCED))
 
 
-class GrammarEnd(NamedTuple):
-    """Why a request's grammar cannot be followed any further, and how many of the step's tokens still followed it."""
-
-    reason: str
-    num_followed: int
-
-
 class StepMasks(NamedTuple):
     """The masks of a step: None if no request of it follows a grammar. `proposals` has those of each request that may
     be kept; `unsampled` has the requests whose masks are not there, which have no rows in `masks`."""
@@ -302,12 +296,12 @@ class GrammarRoom:
         found = {name: self._rows[name].following() for name in request_ids if name in self._rows}
         return tuple((name, tokens) for name, tokens in found.items() if tokens)
 
-    def advance(self, sampled: Sequence[SampledToken]) -> dict[str, GrammarEnd]:
+    def advance(self, sampled: Sequence[SampledToken]) -> dict[str, AnswerEnd]:
         """Advances matchers by the sampled tokens, each up to its first failure. Returns id -> end for the requests
         that cannot continue; their grammars will not be cached."""
-        ends: dict[str, GrammarEnd] = {}
+        ends: dict[str, AnswerEnd] = {}
         taken: Counter[str] = Counter()
-        for request_id, token, _ in sampled:
+        for request_id, token, *_ in sampled:
             row = self._rows.get(request_id)
             if row is None or request_id in ends:
                 continue
@@ -318,6 +312,6 @@ class GrammarRoom:
             self._seconds += seconds
             if why:
                 self._cache.discard(row.grammar)
-                ends[request_id] = GrammarEnd(why, taken[request_id])
+                ends[request_id] = AnswerEnd(Refusal(ErrorCode.INVALID_GRAMMAR, why), taken[request_id])
             taken[request_id] += 1
         return ends

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,11 +42,16 @@ class Vectors:
     host: Tensor
     results: StepResults
 
-    def read(self) -> tuple[PooledVector, ...]:
-        """Returns the step's embedding vectors. The device must have finished the step."""
+    def read(self) -> dict[str, PooledVector | None]:
+        """Returns the step's embedding vectors by request id; None for one with NaN or infinite elements. The device
+        must have finished the step."""
         self.results.check()
         rows = zip(self.request_ids, self.host.numpy(), self.dimensions, strict=True)
-        return tuple(PooledVector(request_id, row[:count].tobytes()) for request_id, row, count in rows)
+        return {name: _vector(name, row[:count]) for name, row, count in rows}
+
+
+def _vector(request_id: str, row: npt.NDArray[np.float32]) -> PooledVector | None:
+    return PooledVector(request_id, row.tobytes()) if np.isfinite(row).all() else None
 
 
 class Pooler:

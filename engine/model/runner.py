@@ -59,6 +59,7 @@ from engine.model.sizes import (
     stores_fp8,
     warn_of_dequantised,
 )
+from engine.model.soundness import unsound_ends
 from engine.model.steps import make_steps, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
@@ -341,13 +342,14 @@ class ModelRunner:
     def _read(self, step: SubmittedStep) -> None:
         """Waits for a submitted step's tokens, unless the host has them already. Appends them to the requests, reports
         them to `on_tokens`, and advances grammars by them, except for requests that were released after the step was
-        submitted."""
+        submitted, or failed."""
         if step.is_read:
             return
         kept = [token for token in step.read() if token.request_id not in step.released]
         self.append([(token.request_id, token.token) for token in kept])
         self.on_tokens([(token.request_id, token.token) for token in kept])
-        step.failed = self._grammars.advance(kept)
+        unsound = unsound_ends(kept)
+        step.failed = unsound | self._grammars.advance([token for token in kept if token.request_id not in unsound])
 
     def append(self, tokens: Iterable[tuple[str, int]]) -> None:
         """Appends tokens (request id, token id) to running requests, for which they have been sampled, here or on
@@ -357,17 +359,18 @@ class ModelRunner:
 
     def collect(self) -> StepResult:
         """Waits for the oldest plan that was submitted and not collected, and returns its result. The result also holds
-        the tokens of requests that were released after the plan was submitted. For a request whose grammar cannot
-        continue, the result has the reason in `failed` in place of the token that did not follow it."""
+        the tokens of requests that were released after the plan was submitted. For a request that cannot go on, the
+        result has the reason in `failed` in place of the token with which it failed."""
         step = self._submitted.popleft()
         self._read(step)
+        pooled, scored = step.read_outputs()
         seconds = self._clock.seconds(step.begun, step.ended)
         drafted, draft_seconds = self._draft_model.follow(step, self._batch)
         return StepResult(
             sampled=step.followed,
-            pooled=step.vectors.read() if step.vectors else (),
-            scored=step.scores.read() if step.scores else (),
-            failed=tuple((name, end.reason) for name, end in step.failed.items()),
+            pooled=pooled,
+            scored=scored,
+            failed=tuple((name, end.refusal) for name, end in step.failed.items()),
             unsampled=step.unsampled,
             masking=self._masking(step),
             mask_seconds=0.0 if self.overlaps else self._grammars.take_seconds(),

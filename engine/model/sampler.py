@@ -24,6 +24,7 @@ from engine.core.step import SampledToken
 from engine.core.types import SamplingParams, TokenLogprobs
 from engine.model.draws import Filters, draw, ranked, uniforms
 from engine.model.masks import TokenMasks
+from engine.model.soundness import sound_rows
 
 GREEDY_BELOW = 1e-5
 """Requests with a temperature below this are greedy, because dividing by it would overflow."""
@@ -143,7 +144,8 @@ class Sampler:
         rows = list(self._follow(request_ids)) if proposals else [self._rows[name] for name in request_ids]
         tokens = self._choose(logits, rows, masks)
         logprobs = _logprobs(logits, [row.params.logprobs for row in rows], tokens)
-        sampled = [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
+        results = zip(request_ids, tokens.tolist(), logprobs, sound_rows(logits), strict=True)
+        sampled = [SampledToken(*result) for result in results]
         if proposals:
             sampled = verified(sampled, proposals)
         for one in sampled:

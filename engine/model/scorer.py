@@ -30,6 +30,9 @@ RESULT_BYTES = 1 << 20
 """Size of a block for the results of a step. Those of 8,192 rows with 5 alternatives take 0.4 MB; where a step has
 more, the host waits for the copy."""
 
+NAN_BITS = 0x7FC00000
+"""Bits of NaN in fp32, as an int32."""
+
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 Logits = Callable[[Tensor, TrainedTokens | None, Longs], Tensor]
@@ -73,15 +76,20 @@ class Scores:
     host: Tensor
     results: StepResults
 
-    def read(self) -> tuple[PromptRows, ...]:
-        """Returns the step's logprobs of prompt tokens. The device must have finished the step."""
+    def read(self) -> dict[str, PromptRows | None]:
+        """Returns the step's logprobs of prompt tokens by request id; None for those of logits that are NaN or +inf.
+        The device must have finished the step."""
         self.results.check()
         ends = np.cumsum([0, *(span.end - span.first for span in self.spans)]).tolist()
         rows = self.host.numpy()
-        return tuple(
-            PromptRows(span.request_id, span.start, _cut(rows[first:end], span.prompt.width).tobytes())
-            for span, (first, end) in zip(self.spans, pairwise(ends), strict=True)
-        )
+        parts = zip(self.spans, pairwise(ends), strict=True)
+        return {span.request_id: _prompt_rows(span, rows[first:end]) for span, (first, end) in parts}
+
+
+def _prompt_rows(span: _Span, rows: Ints) -> PromptRows | None:
+    if np.isnan(rows[:, 0].view(np.float32)).any():
+        return None
+    return PromptRows(span.request_id, span.start, _cut(rows, span.prompt.width).tobytes())
 
 
 class PromptScorer:
@@ -172,12 +180,14 @@ def slice_bytes(vocab_size: int, dtype: torch.dtype) -> int:
 
 def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
     """Returns logprobs of the tokens `ids` (int64 [num_rows]) and of the `width` likeliest ones under `logits`
-    ([num_rows, vocab_size]), in the format of prompt_logprobs.py: int32 [num_rows, 2 + 2 * width]."""
+    ([num_rows, vocab_size]), in the format of prompt_logprobs.py: int32 [num_rows, 2 + 2 * width]. They are NaN in rows
+    that have no distribution, because a logit is NaN or +inf."""
     scores = logits.float()
     top = ranked(scores, width)
     values = scores.gather(1, torch.cat((ids[:, None], top), 1))
     ranks = _ranks(scores, values[:, :1])
-    bits = (values - scores.logsumexp(-1, keepdim=True)).view(torch.int32)
+    total = scores.logsumexp(-1, keepdim=True)
+    bits = (values - torch.where(total.isfinite(), total, torch.nan)).view(torch.int32)
     return torch.cat((bits[:, :1], ranks, top.int(), bits[:, 1:]), 1)
 
 
@@ -189,6 +199,7 @@ def pack_on_gpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
 
     rows = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
     packed = logprobs(logits, rows, ids, width)
+    packed[:, 0].masked_fill_(~logits.amax(-1).isfinite(), NAN_BITS)
     return torch.cat((packed[:, :1], _ranks(logits, logits.gather(1, ids[:, None])), packed[:, 1:]), 1)
 
 

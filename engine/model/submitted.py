@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.core.step import DraftAsk, SampledToken
+from engine.core.step import DraftAsk, PooledVector, PromptRows, SampledToken
 from engine.model.arena import PageUses
-from engine.model.grammar import GrammarEnd
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
 from engine.model.scorer import Scores
+from engine.model.soundness import UNSOUND, AnswerEnd
 
 Mark = Any
 """A point in a device's work, for example a CUDA event."""
@@ -77,7 +77,7 @@ class SubmittedStep:
         tokens: the sampled tokens, once they have been read (`is_read`).
         vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
         scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
-        failed: the requests whose grammars these tokens cannot continue, once they have been read.
+        failed: the requests that cannot go on (see `StepResult.failed`), once their tokens have been read.
         unsampled: the requests of the step whose masks were not there, so that it samples none of their tokens.
         drafts: what the draft model is asked for once the tokens have been read.
     """
@@ -89,7 +89,7 @@ class SubmittedStep:
     launched: bool = False
     released: set[str] = field(default_factory=set)
     tokens: tuple[SampledToken, ...] = ()
-    failed: dict[str, GrammarEnd] = field(default_factory=dict)
+    failed: dict[str, AnswerEnd] = field(default_factory=dict)
     is_read: bool = False
     vectors: Vectors | None = None
     scores: Scores | None = None
@@ -101,16 +101,25 @@ class SubmittedStep:
         self.tokens, self.is_read = tuple(self.sample.to_host()) if self.sample else (), True
         return self.tokens
 
+    def read_outputs(self) -> tuple[tuple[PooledVector, ...], tuple[PromptRows, ...]]:
+        """Return the step's vectors and its logprobs of prompts, without those of requests for which they are NaN or
+        infinite: these fail. The device must have finished the step."""
+        vectors = self.vectors.read() if self.vectors else {}
+        scores = self.scores.read() if self.scores else {}
+        for name in [name for name, one in (*vectors.items(), *scores.items()) if one is None]:
+            self.failed[name] = AnswerEnd(UNSOUND)
+        return tuple(filter(None, vectors.values())), tuple(filter(None, scores.values()))
+
     @property
     def followed(self) -> tuple[SampledToken, ...]:
-        """The sampled tokens, without those of each request from the first one that its grammar did not allow."""
+        """The sampled tokens, without those of each request from the first one with which it failed."""
         if not self.failed:
             return self.tokens
         seen: Counter[str] = Counter()
         kept = []
         for one in self.tokens:
             end = self.failed.get(one.request_id)
-            if end is None or seen[one.request_id] < end.num_followed:
+            if end is None or seen[one.request_id] < end.num_good:
                 kept.append(one)
             seen[one.request_id] += 1
         return tuple(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ FOLDER_VERSION = "3"
 """Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
 GGUF_NAME = "model.gguf"
 """Name, in such a folder, of the link to the GGUF file, which holds the weights."""
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""Matches the names of the parts in which llama.cpp's `gguf-split` stores a model."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
@@ -25,11 +28,12 @@ class ModelNotFound(ValueError):
 
 def find_local(model: str) -> Path | None:
     """Return the path of what `model` names: `embedded`, a Hugging Face folder (has config.json), a GGUF file that is
-    the only one of its folder, or any file, whose type is not checked. None means that no such path exists here.
+    the only one of its folder (of a model in parts, the first), or any file, whose type is not checked. None means that
+    no such path exists here.
 
     Raises:
-        ModelNotFound: the folder has no model or several GGUF files, the home folder of `~` is unknown, or the package
-            of the embedded model is not installed. The message says which.
+        ModelNotFound: the folder has no model or several GGUF files, a part of a model is missing, the home folder of
+            `~` is unknown, or the package of the embedded model is not installed. The message says which.
     """
     if model == EMBEDDED:
         return _embedded_gguf()
@@ -39,7 +43,21 @@ def find_local(model: str) -> Path | None:
         raise ModelNotFound(f"{model}: {error}") from error
     if path.is_dir():
         return path if (path / "config.json").is_file() else _only_gguf(path)
-    return path if path.is_file() else None
+    return gguf_parts(path)[0] if path.is_file() else None
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return all parts of the model in a GGUF file, or in the file that a link of a prepared folder names, in order:
+    those that are named after it, or the file alone. Raises ModelNotFound, which names it, if a part is missing."""
+    named = Path(os.readlink(file)) if file.name == GGUF_NAME and file.is_symlink() else file
+    found = PART.fullmatch(named.name)
+    if found is None:
+        return [file]
+    parts = [named.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf") for number in range(1, int(found[3]) + 1)]
+    missing = next((part for part in parts if not part.is_file()), None)
+    if missing is not None:
+        raise ModelNotFound(f"{named} is one of {len(parts)} files of a model, and {missing.name} is not beside it")
+    return parts or [file]
 
 
 def check_source(model: str) -> None:
@@ -91,6 +109,8 @@ def _embedded_gguf() -> Path:
 
 def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
+    if files and PART.fullmatch(files[0].name) and files == gguf_parts(files[0]):
+        return files[0]
     if not files:
         raise ModelNotFound(f"{folder} has neither a config.json nor a GGUF file: not a model folder")
     if len(files) > 1:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.model.checkpoints.folder import quantisation_section
-from engine.model.gguf_header import ARCHITECTURES, read_header
+from engine.model.gguf_config import read_config
+from engine.model.gguf_header import read_tensors
 from engine.model.gguf_weights import FLOATS
 from engine.model.spec import ModelSpec, parse_spec
 
@@ -249,33 +249,13 @@ def _has_integers(config: dict[str, Any]) -> bool:
 
 
 def _gguf_shape(path: Path, name: str) -> Shape:
-    with path.open("rb") as file:
-        header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
-    kind = header.values["general.architecture"]
-    if kind not in ARCHITECTURES.values():
-        supported = ", ".join(sorted(set(ARCHITECTURES.values())))
-        raise ValueError(f"{path}: {str(kind)[:40]!r} models are not read from GGUF files; supported: {supported}")
-
-    def size(key: str) -> int:
-        return _positive(header.values[f"{kind}.{key}"], f"{path}: {kind}.{key}")
-
-    if header.values.get(f"{kind}.expert_count"):
-        raise ValueError(f"{path}: models with experts are not read from GGUF files; give the model's config.json")
-    heads, hidden = size("attention.head_count"), size("embedding_length")
-    has_dim, is_tied = f"{kind}.attention.key_length" in header.values, "output.weight" not in header.tensors
-    return Shape(
-        name,
-        size("block_count"),
-        hidden,
-        size("feed_forward_length"),
-        heads,
-        size("attention.head_count_kv"),
-        size("attention.key_length") if has_dim else hidden // heads,
-        header.tensors["token_embd.weight"].shape[0],
-        is_tied,
-        size("context_length"),
-        is_quantised=any(tensor.kind not in FLOATS for tensor in header.tensors.values()),
-    )
+    """Return the shape that a GGUF file describes. Raises ValueError if the file is damaged, a size is not a positive
+    integer, or the engine refuses the model."""
+    config = read_config(path)
+    for field in filter(config.__contains__, SIZES):
+        _positive(config[field], f"{path}: {field}", MOSTS.get(field, MOST))
+    is_quantised = any(tensor.kind not in FLOATS for tensor in read_tensors(path).values())
+    return replace(shape_of(parse_spec(config, {}), name), is_quantised=is_quantised)
 
 
 def _positive(value: Any, name: str, most: int = MOST) -> int:

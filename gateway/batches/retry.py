@@ -11,7 +11,7 @@ from gateway.core.errors import ApiError, Fault
 FEW_TRIES: Mapping[Fault, int] = {Fault.MODEL_NOT_FOUND: 4, Fault.INTERNAL: 5}
 """Faults that may be transient, with the number of tries after which they are final. A gateway may learn of an adapter
 a moment after the gateway that validated the line, and a bug may occur only beside other requests."""
-FINAL = (Fault.CANCELLED, Fault.ENGINE_CRASHED)
+FINAL = (Fault.CANCELLED, Fault.ENGINE_CRASHED, Fault.MODEL_OUTPUT_INVALID)
 """Faults that are never tried again, because another try would change nothing or do more harm."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 QUOTA_PAUSE_S = 60.0

@@ -15,7 +15,7 @@
     ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── errors of the gateway
-        ├── 500 INTERNAL, ENGINE_CRASHED
+        ├── 500 INTERNAL, ENGINE_CRASHED, MODEL_OUTPUT_INVALID
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
         │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE,
         │       UPSTREAM_UNAVAILABLE, OVERLOADED
@@ -94,6 +94,7 @@ class Fault(Enum):
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
     INTERNAL = (500, "INTERNAL", "server_error", "internal_error")
     ENGINE_CRASHED = (500, "INTERNAL", "server_error", "engine_crashed", False)
+    MODEL_OUTPUT_INVALID = (500, "INTERNAL", "server_error", "model_output_invalid", False)
     LANE_QUEUE_FULL = (503, "UNAVAILABLE", "service_unavailable", "lane_queue_full")
     QUEUE_TIMEOUT = (503, "UNAVAILABLE", "service_unavailable", "queue_timeout")
     PREEMPTED = (503, "UNAVAILABLE", "service_unavailable", "preempted")

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.pb import engine_pb2 as pb
+from gateway.core.errors import Fault
 from gateway.observe.vllm_requests import MODEL
 from gateway.requests.record import RequestRecord
 
@@ -21,8 +22,9 @@ VERSION_DIGITS = 12
 
 
 class AdapterTraffic:
-    """Counts ended requests, charged tokens and proposed tokens by adapter name: of the first `MAX_ADAPTERS` names
-    seen, and of all others together. Of requests of the base model, it counts only proposed tokens."""
+    """Counts ended requests, charged tokens, proposed tokens and invalid outputs by adapter name: of the first
+    `MAX_ADAPTERS` names seen, and of all others together. Of requests of the base model, it counts only proposed tokens
+    and invalid outputs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seen: set[str] = set()
@@ -38,7 +40,12 @@ class AdapterTraffic:
             [MODEL, "adapter", "direction"],
             registry=registry,
         )
-
+        self._invalid = Counter(
+            "loralane_invalid_outputs",
+            "Requests that ended because the model's output was NaN or infinite.",
+            [MODEL, "adapter"],
+            registry=registry,
+        )
         self._proposals = Counter(
             "loralane_speculated_tokens",
             "Proposed tokens that steps computed for requests that have ended, by proposer and outcome.",
@@ -47,9 +54,11 @@ class AdapterTraffic:
         )
 
     def finished(self, record: RequestRecord) -> None:
-        """Count the proposed tokens of an ended request. If it used an adapter, also count the request itself and, if
-        the caller is charged for them, its tokens."""
+        """Count the proposed tokens and the invalid output of an ended request. If it used an adapter, also count the
+        request itself and, if the caller is charged for them, its tokens."""
         self._count_proposals(record)
+        if record.error_code == Fault.MODEL_OUTPUT_INVALID.row.code:
+            self._invalid.labels(record.base_model, self._label(record.adapter) if record.adapter else "").inc()
         if not record.adapter:
             return
         labels = (record.base_model, self._label(record.adapter))

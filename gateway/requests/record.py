@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import structlog
 from msgspec import Struct, field
 
 from engine.core.prediction import PREDICTION
@@ -16,6 +17,8 @@ from gateway.core.errors import ApiError, Fault, internal, invalid_request, mode
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts, DeferredUsage
 from gateway.requests.types import GenerateRequest, TokenUsage
+
+log = structlog.get_logger("gateway")
 
 
 class RequestRecord(Struct):
@@ -265,6 +268,9 @@ def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateReq
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:
         raise internal(record.request_id)
+    if event.refusal.code is ErrorCode.MODEL_OUTPUT_INVALID:
+        served = {"model": record.base_model, "adapter": record.adapter, "adapter_version": record.adapter_hash or None}
+        log.error("model_output_invalid", **served, request_id=record.request_id, reason=event.refusal.message)
     if event.refusal.code is ErrorCode.INVALID_GRAMMAR:
         field = request.grammar_field
         raise invalid_request(f"{field} cannot be followed: {event.refusal.message}", field)

@@ -50,6 +50,7 @@ from lora_kernels.gpu.triton_scores import (
     SEEN,
     TOP_K,
     TOP_P,
+    load_chunk,
     shape_chunk,
 )
 
@@ -123,14 +124,16 @@ def sample(
     `position` and `num_generated`, and counts the token at `seen`.
 
     Args:
-        logits: [num_rows, vocab_size], of any floating dtype; not modified. A row of NaN yields an arbitrary token.
+        logits: [num_rows, vocab_size], of any floating dtype; not modified. The token of an unsound row is arbitrary:
+            one with a logit that is NaN or +inf, or in which no token has any probability.
         rows: request and allowed tokens of each row. The token of a padding row is 0.
         words: int64 [num_slots, 16]. See `SlotWords`.
         last: int64 [num_slots]. Receives each slot's token.
-        host: int64 [num_rows], contiguous in host memory, pinned for a GPU. Receives the chosen tokens, which the host
-            may read once an event that is recorded after this call has passed. Memory that is registered with the
-            driver is mapped for the device, perhaps at another address. Triton's launcher asks the driver for that
-            (CU_POINTER_ATTRIBUTE_DEVICE_POINTER), as for every pointer, so that the tensor is an argument like others.
+        host: int64 [num_rows], contiguous in host memory, pinned for a GPU. Receives the chosen tokens, in unsound
+            rows as -1 minus the token, which the host may read once an event that is recorded after this call has
+            passed. Memory that is registered with the driver is mapped for the device, perhaps at another address.
+            Triton's launcher asks the driver for that (CU_POINTER_ATTRIBUTE_DEVICE_POINTER), as for every pointer, so
+            that the tensor is an argument like others.
         any_filters: must be True if any row is FILTERED, because such rows need more memory.
 
     Returns:
@@ -187,8 +190,9 @@ def score_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Shapes the scores of one (row, chunk), and stores the chunk's entries in `Work`: highest score and its token, for
-    rows that draw the sum of exponentials, and for rows with filters the scores."""
+    """Shapes the scores of one (row, chunk), and stores the chunk's entries in `Work`: highest score and its token (-1
+    minus the token if a logit is NaN or +inf), for rows that draw the sum of exponentials, and for rows with filters
+    the scores."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
@@ -196,11 +200,13 @@ def score_kernel(
         word_ptr = words_ptr + slot * NUM_WORDS
         first = chunk * CHUNK
         line = tl.load(row_lines_ptr + row)
-        scores = shape_chunk(logits_ptr + row * logits_stride, word_ptr, masks_ptr, line, first, vocab, CHUNK)
+        logits = load_chunk(logits_ptr + row * logits_stride, first, vocab, CHUNK)
+        unsound = tl.sum(((logits != logits) | (logits == float("inf"))).to(tl.int32), 0) > 0
+        scores = shape_chunk(logits, word_ptr, masks_ptr, line, first, vocab, CHUNK)
         peak, best = tl.max(scores, 0, return_indices=True)
         place = row * num_chunks + chunk
         tl.store(peaks_ptr + place, peak)
-        tl.store(best_ptr + place, first + best)
+        tl.store(best_ptr + place, tl.where(unsound, -1 - first - best, first + best))
         kind = tl.load(word_ptr + KIND)
         if kind != IS_GREEDY:
             masses = weigh(scores, tl.where(peak == float("-inf"), 0.0, peak), CHUNK_ONE)
@@ -232,11 +238,12 @@ def choose_kernel(
     HAS_FILTERS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Chooses the token of one row, stores it at `ids_ptr`, `last_ptr` and, in host memory, `host_ptr`, and updates the
-    row's words."""
+    """Chooses the token of one row, stores it at `ids_ptr`, `last_ptr` and, in host memory, `host_ptr` (there -1 minus
+    the token if the row is unsound), and updates the row's words."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
     token = tl.full((), 0, tl.int64)
+    told = token
     if slot >= 0:
         word_ptr = words_ptr + slot * NUM_WORDS
         kind = tl.load(word_ptr + KIND)
@@ -244,8 +251,10 @@ def choose_kernel(
         is_chunk = chunk < num_chunks
         peaks = tl.load(peaks_ptr + row * num_chunks + chunk, mask=is_chunk, other=float("-inf"))
         peak, first_best = tl.max(peaks, 0, return_indices=True)
+        bests = tl.load(best_ptr + row * num_chunks + chunk, mask=is_chunk, other=0)
         if (kind == IS_GREEDY) | (peak == float("-inf")):
-            token = tl.load(best_ptr + row * num_chunks + first_best).to(tl.int64)
+            best = tl.load(best_ptr + row * num_chunks + first_best).to(tl.int64)
+            token = tl.where(best < 0, -1 - best, best)
         else:
             masses = tl.load(masses_ptr + row * num_chunks + chunk, mask=is_chunk, other=0)
             fades = tl.exp(peaks - peak)
@@ -263,6 +272,8 @@ def choose_kernel(
                     scores_ptr + row * 2 * padded, bins_ptr + row * BINS, word_ptr, peak, scale, padded, TILE
                 )
         token = tl.minimum(token, vocab - 1)
+        unsound = (tl.min(bests, 0) < 0) | (peak == float("-inf"))
+        told = tl.where(unsound, -1 - token, token)
         tl.store(last_ptr + slot, token)
         tl.store(word_ptr + POSITION, tl.load(word_ptr + POSITION) + 1)
         tl.store(word_ptr + NUM_GENERATED, tl.load(word_ptr + NUM_GENERATED) + 1)
@@ -271,7 +282,7 @@ def choose_kernel(
             seen_ptr = seen_address.to(tl.pointer_type(tl.int32)) + token
             tl.store(seen_ptr, tl.load(seen_ptr) + 2)
     tl.store(ids_ptr + row, token)
-    tl.store(host_ptr + row, token)
+    tl.store(host_ptr + row, told)
 
 
 @triton.jit
@@ -289,7 +300,8 @@ def draw(logits_ptr, word_ptr, masks_ptr, line, masses, fades, peaks, vocab, CHU
     before = tl.max(tl.where(here, through - masses, 0), 0)
     fade = tl.max(tl.where(here, fades, 0.0), 0)
     peak = tl.max(tl.where(here, peaks, float("-inf")), 0)
-    scores = shape_chunk(logits_ptr, word_ptr, masks_ptr, line, chosen * CHUNK, vocab, CHUNK)
+    logits = load_chunk(logits_ptr, chosen * CHUNK, vocab, CHUNK)
+    scores = shape_chunk(logits, word_ptr, masks_ptr, line, chosen * CHUNK, vocab, CHUNK)
     weights = weigh(scores, peak, CHUNK_ONE)
     within = ((point - before).to(tl.float64) / fade.to(tl.float64)).to(tl.int64)
     within = tl.minimum(within, tl.sum(weights, 0) - 1)

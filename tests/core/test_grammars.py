@@ -9,9 +9,11 @@ from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.commit import finish_reason
 from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams
 from tests.core.memory import expected_tokens
 from tests.core.virtual import SteppedEngine
+
+TOO_MANY = Refusal(ErrorCode.INVALID_GRAMMAR, "too many states")
 
 
 def grammar(name):
@@ -33,7 +35,7 @@ class School(SteppedEngine):
         def failing():
             result = collect()
             sampled = tuple(one for one in result.sampled if one.request_id not in names)
-            failed = tuple((one.request_id, "too many states") for one in result.sampled if one.request_id in names)
+            failed = tuple((one.request_id, TOO_MANY) for one in result.sampled if one.request_id in names)
             return replace(result, sampled=sampled, failed=failed)
 
         self.executor.collect = failing

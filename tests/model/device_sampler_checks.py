@@ -133,12 +133,20 @@ def broken_logits_still_give_tokens() -> None:
     kinds = SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_p=0.5, top_k=3)
     for broken in (torch.nan, torch.inf, -torch.inf):
         ours, _ = Pair(90, kinds).step(torch.full((3, 90), broken))
-        assert all(0 <= one.token < 90 for one in ours)
+        assert all(0 <= one.token < 90 and not one.is_sound for one in ours)
     logits = random_logits(3, 90)
     logits[:, 40] = torch.inf
     logits[:, 41] = torch.nan
     ours, _ = Pair(90, kinds).step(logits)
-    assert [one.token for one in ours] == [40] * 3
+    assert [(one.token, one.is_sound) for one in ours] == [(40, False)] * 3
+
+
+def one_broken_row_is_told_apart() -> None:
+    logits = random_logits(4, 200)
+    logits[1, 150], logits[2, 3], logits[3, 7] = torch.nan, torch.inf, -torch.inf
+    for params in (SamplingParams(temperature=0), SamplingParams(seed=3), SamplingParams(top_k=4)):
+        for sampled in Pair(200, [params] * 4).step(logits):
+            assert [one.is_sound for one in sampled] == [True, False, False, True]
 
 
 def extreme_temperatures() -> None:
@@ -313,6 +321,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         equal_tokens_are_cut_by_id,
         a_single_possible_token,
         broken_logits_still_give_tokens,
+        one_broken_row_is_told_apart,
         extreme_temperatures,
         histories_are_counted,
         stops_are_banned_until_min_tokens,

@@ -19,6 +19,7 @@ NAMES = (
     "equal_tokens_are_cut_by_id",
     "a_single_possible_token",
     "broken_logits_still_give_tokens",
+    "one_broken_row_is_told_apart",
     "extreme_temperatures",
     "histories_are_counted",
     "stops_are_banned_until_min_tokens",

@@ -113,7 +113,7 @@ def test_an_answer_ends_at_the_end_of_the_text_and_of_a_turn(tmp_path):
     [
         ("falcon", {}, "architecture 'falcon'"),
         ("llama", {"attention.temperature_scale": 0.5}, "llama.attention.temperature_scale = 0.5"),
-        ("llama", {"expert_count": 8}, "llama.expert_count = 8"),
+        ("qwen2", {"expert_count": 8}, "qwen2.expert_count = 8"),
         ("llama", {"logit_scale": 8.0}, "llama.logit_scale = 8.0"),
         ("llama", {"attention.sliding_window": 4096}, "llama.attention.sliding_window = 4096"),
         ("llama", {"attention.causal": False}, "llama.attention.causal = False"),

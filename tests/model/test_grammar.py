@@ -544,7 +544,7 @@ def test_what_followed_a_grammar_before_it_failed_in_a_step_is_kept(byte_model):
     step = SubmittedStep(HostSample(tokens), 0.0, 0.0, PageUses(()))
     assert step.read() == step.followed == tuple(tokens)
     step.failed = room.advance(tokens)
-    assert step.failed.keys() == {"r"} and step.failed["r"].num_followed == 2
+    assert step.failed.keys() == {"r"} and step.failed["r"].num_good == 2
     assert step.followed == (*tokens[:3], tokens[5])
 
 

@@ -170,7 +170,7 @@ def test_a_sum_keeps_no_memory_of_the_other_requests_of_its_step():
     pooler.start(torch.ones(4, 8), (PooledChunk("whole", 0, 1, True), PooledChunk("part", 1, 4, False)))
     [kept] = pooler._sums.values()
     assert kept.untyped_storage().nbytes() == kept.nbytes == 8 * 4
-    [vector] = pooler.start(torch.full((1, 8), 5.0), (PooledChunk("part", 0, 1, True),)).read()
+    [vector] = pooler.start(torch.full((1, 8), 5.0), (PooledChunk("part", 0, 1, True),)).read().values()
     assert np.frombuffer(vector.vector, "<f4").tolist() == [2.0] * 8 and not pooler._sums
 
 

@@ -162,9 +162,9 @@ def test_only_rows_that_predict_prompt_tokens_have_logits():
     scores.add("part", SamplingParams(prompt_logprobs=2), [1, 2, 3, 4, 5, 6], 1)
     scores.add("decode", SamplingParams(prompt_logprobs=20), [1, 2])
     chunks = (ScoredChunk("decode", 0, 1, 5, True), ScoredChunk("part", 1, 5, 0, False))
-    [part] = scores.start(torch.randn(5, 8), chunks).read()
+    [part] = scores.start(torch.randn(5, 8), chunks).read().values()
     assert (part.request_id, part.start, len(part.rows), seen) == ("part", 1, 3 * row_bytes(2), [3])
     assert scores.start(torch.randn(1, 8), chunks[:1]) is None
     scores.add("one", SamplingParams(0, prompt_logprobs=2), [1])
-    [one] = scores.start(torch.randn(1, 8), (ScoredChunk("one", 0, 1, 0, True),)).read()
+    [one] = scores.start(torch.randn(1, 8), (ScoredChunk("one", 0, 1, 0, True),)).read().values()
     assert (one.start, one.rows, seen) == (0, b"", [3])

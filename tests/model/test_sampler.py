@@ -244,7 +244,7 @@ def test_impossible_tokens_are_never_drawn():
 def test_broken_logits_still_give_tokens_of_the_vocabulary():
     logits = torch.full((3, 300), torch.nan)
     sampler, names = sampler_of(300, SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_p=0.5))
-    assert all(0 <= token < 300 for token in tokens_of(sampler, logits, names))
+    assert all(0 <= one.token < 300 and not one.is_sound for one in sampler.sample(logits, names))
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(top_k=3, min_p=0.1)])
@@ -254,6 +254,15 @@ def test_an_infinite_logit_wins_and_a_nan_is_never_chosen(params):
     logits[1, 7] = torch.inf
     sampler, names = sampler_of(300, params, params)
     assert tokens_of(sampler, logits, names) == [int(logits[0, 1:].argmax()) + 1, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_only_rows_without_a_distribution_are_unsound(dtype):
+    logits = torch.zeros(5, 300, dtype=dtype)
+    logits[0] = 60_000  # whose sum is beyond fp16
+    logits[1, 150], logits[2, 3], logits[3, 7], logits[4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    sampler, names = sampler_of(300, *[SamplingParams(temperature=0)] * 5)
+    assert [one.is_sound for one in sampler.sample(logits, names)] == [True, False, False, True, False]
 
 
 # --- reproducibility --------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_a_gguf_file_of_an_architecture_that_is_not_read_is_refused(tmp_path):
     key, kind = b"general.architecture", b"phi3"
     value = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(kind)) + kind
     (tmp_path / "phi.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + value)
-    with pytest.raises(ValueError, match="'phi3' models are not read from GGUF files; supported: llama"):
+    with pytest.raises(ValueError, match="architecture 'phi3', and GGUF files are read of llama"):
         find_shape(str(tmp_path / "phi.gguf"))
 
 

@@ -46,6 +46,7 @@ CONTRACT = [
     ("INSUFFICIENT_QUOTA", 429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False),
     ("INTERNAL", 500, "INTERNAL", "server_error", "internal_error", None),
     ("ENGINE_CRASHED", 500, "INTERNAL", "server_error", "engine_crashed", False),
+    ("MODEL_OUTPUT_INVALID", 500, "INTERNAL", "server_error", "model_output_invalid", False),
     ("LANE_QUEUE_FULL", 503, "UNAVAILABLE", "service_unavailable", "lane_queue_full", None),
     ("QUEUE_TIMEOUT", 503, "UNAVAILABLE", "service_unavailable", "queue_timeout", None),
     ("PREEMPTED", 503, "UNAVAILABLE", "service_unavailable", "preempted", None),

@@ -3,6 +3,7 @@ import json
 import pytest
 from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, ids_of
 from httpx import Response
+from structlog.testing import capture_logs
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 
@@ -252,6 +253,24 @@ async def test_a_grammar_that_fails_in_the_middle_of_a_stream_ends_it(gateway_ap
     *_, last = events(response)
     assert last["error"]["param"] == "guided_regex" and "became too much" in last["error"]["message"]
     assert response.text.endswith("}\n\ndata: [DONE]\n\n")
+    await gateway_app.assert_empty()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+async def test_an_output_that_is_nan_is_an_error_that_names_the_adapter_to_the_operator(gateway_app, path):
+    refusal = Refusal(ErrorCode.MODEL_OUTPUT_INVALID, "the output is NaN")
+    gateway_app.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    bodies = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/embeddings": {"input": "a"}}
+    with capture_logs() as logs:
+        response = await post(gateway_app, path, {**bodies[path], "model": "captain"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (500, "model_output_invalid", "server_error")
+    assert "NaN" in error["message"] and response.headers["x-should-retry"] == "false"
+    [line] = [line for line in logs if line["event"] == "model_output_invalid"]
+    assert (line["model"], line["adapter"], line["log_level"]) == (BASE, "pirate", "error")
+    counted = [sample for family in gateway_app.metrics.collect() for sample in family.samples]
+    [count] = [one for one in counted if one.name == "loralane_invalid_outputs_total"]
+    assert (count.labels, count.value) == ({"model_name": BASE, "adapter": "pirate"}, 1)
     await gateway_app.assert_empty()
 
 

@@ -17,6 +17,7 @@ def record(adapter, **fields):
         "prompt_tokens": 3,
         "completion_tokens": 5,
         "proposals": {},
+        "error_code": "",
     }
     return SimpleNamespace(base_model="tiny", adapter=adapter, **known | fields)
 

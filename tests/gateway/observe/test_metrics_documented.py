@@ -79,7 +79,8 @@ async def gateway_app(tmp_path) -> GatewayApp:
             for version in gateway_app.engine.paths
         ],
     )
-    gateway_app.metrics.finished(moved_record())
+    for record in (moved_record(), broken_record()):
+        gateway_app.metrics.finished(record)
     tokens, price = MemberTokens("tiny", 1, 1), Costs(Decimal(1), Decimal(2))
     gateway_app.metrics.routed(RouteOutcome("auto", "tiny", "first", [tokens], price))
     await gateway_app.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
@@ -97,6 +98,12 @@ def moved_record() -> RequestRecord:
     record.note_move(0.5)
     record.proposals[0] = (ProposalCount("prompt", 2, 1),)
     record.end("stop", 200)
+    return record
+
+
+def broken_record() -> RequestRecord:
+    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
+    record.end("error", 500, "model_output_invalid")
     return record
 
 

@@ -197,10 +197,11 @@ def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "mess
     """Return the error for a request that needs `num_tokens` tokens where the model's context holds `max_tokens`.
 
     The first half of the message is the wording of OpenAI and vLLM, by which litellm and other clients tell this error
-    from any other 400. `param` is the request field to blame.
+    from any other 400. `param` is the request field to blame. The metadata has both numbers, for other wordings.
     """
     message = f"This model's maximum context length is {max_tokens} tokens, and the request needs {num_tokens}"
-    return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
+    numbers = {"tokens": str(num_tokens), "max_tokens": str(max_tokens)}
+    return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param, metadata=numbers)
 
 
 def invalid_api_key() -> ApiError:

@@ -147,12 +147,11 @@ def request_id(request: Request) -> str:
 
 
 def api_key(request: Request) -> str | None:
-    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none, in `x-api-key`, where
-    Anthropic's clients send it. None means that there is neither."""
+    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none or it is empty, in `x-api-key`,
+    where Anthropic's clients send it. None means that there is neither."""
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return header(request.scope, b"x-api-key").strip() or None
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or header(request.scope, b"x-api-key").strip() or None
 
 
 def hold_of(request: Request) -> WireHold:

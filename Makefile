@@ -20,6 +20,8 @@ PACKAGE := .[gpu]
 endif
 
 CLIENTS_VENV := $(VENV)/clients
+JAVASCRIPT := $(VENV)/javascript
+JAVASCRIPT_TESTS := tests/clients/javascript
 GPU_VENV := $(VENV)/gpu-versions
 GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter_copies arena device_sampler graphs \
   grammar_ahead overlap warm_up))
@@ -91,8 +93,8 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	  -c configs/constraints-gpu.txt -e '.[gpu,train]' $(GPU_TEST_TOOLS)
 	@touch $@
 
-test-clients: setup-dev $(CLIENTS_VENV)/.setup  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
-	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile \
+test-clients: setup-dev $(CLIENTS_VENV)/.setup javascript  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
+	LITELLM_LOCAL_MODEL_COST_MAP=True LORALANE_JAVASCRIPT=$(JAVASCRIPT) $(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile \
 	  -k 'clients or langchain or litellm' tests/clients tests/e2e/behaviour/test_behaviour.py $(ARGS)
 
 # These libraries bring pytest plugins, and need other versions of some libraries that the tests use: they have an
@@ -103,6 +105,18 @@ $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
 	@echo "Installing client libraries ..."
 	@$(PIP) --python $(CLIENTS_VENV)/bin/python install -q --no-deps -r configs/constraints-clients.txt
 	$(call find_rest_in_venv,$(CLIENTS_VENV))
+	@touch $@
+
+# Node's tests are left out where the machine has no Node or npm.
+.PHONY: javascript
+javascript:
+	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) -s $(JAVASCRIPT)/.setup; \
+	  else echo "JavaScript's client libraries are left out: install Node 20 and npm"; fi
+
+$(JAVASCRIPT)/.setup: $(JAVASCRIPT_TESTS)/package.json $(JAVASCRIPT_TESTS)/package-lock.json
+	@echo "Installing JavaScript's client libraries ..." && mkdir -p $(JAVASCRIPT)
+	@cp $^ $(JAVASCRIPT) && ln -sfn $(abspath $(JAVASCRIPT_TESTS)) $(JAVASCRIPT)/cases
+	@npm ci --prefix $(JAVASCRIPT) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # These tests need no numbers from Triton's interpreter, which needs an older numpy, as test-gpu-versions has. Triton 3.9

@@ -112,6 +112,12 @@ class SamplingParams(NamedTuple):
     """True means that steps may compute proposed tokens for the request, if the engine proposes any."""
 
     @property
+    def with_greedy(self) -> SamplingParams:
+        """Return these parameters with `temperature` 0 in place of a `top_p` of 0, which also leaves only the likeliest
+        token."""
+        return self if self.top_p else self._replace(temperature=0.0, top_p=1.0)
+
+    @property
     def penalties(self) -> tuple[float, float, float]:
         """The repetition, frequency and presence penalties."""
         return self.repetition_penalty, self.frequency_penalty, self.presence_penalty

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_check.json_schema import REWRITTEN, followable
 
 MAX_CHARACTERS = 65_536
 """Maximum length of a grammar's text in characters. Sound grammars of this length compile in 0.2 s on a slow core and
@@ -67,7 +68,7 @@ def inline_schema(schema: Mapping[str, Any]) -> str:
     that is a grammar of its own. Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested
     too deeply."""
     return "%json " + json.dumps(
-        {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
+        {**followable(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     )
 
 
@@ -88,16 +89,16 @@ def _json_source(schema: str) -> str:
         raise ValueError(f"it is not a JSON document: {error}") from error
     if not isinstance(document, dict):
         raise ValueError("a schema must be a JSON object")
-    if "uniqueItems" in schema:
-        schema = json.dumps(_without_idle_keywords(document))
+    if any(keyword in schema for keyword in REWRITTEN):
+        schema = json.dumps(_followable(document))
     return LLMatcher.grammar_from_json_schema(
         schema, defaults={"whitespace_pattern": WHITESPACE}, overrides={"lenient": False}
     )
 
 
-def _without_idle_keywords(document: dict[str, Any]) -> Any:
+def _followable(document: dict[str, Any]) -> Any:
     try:
-        return without_idle_keywords(document)
+        return followable(document)
     except RecursionError as error:
         raise ValueError(str(error)) from error
 
@@ -116,54 +117,3 @@ _SOURCES: Mapping[GrammarKind, Callable[[str], str]] = {
     GrammarKind.REGEX: LLMatcher.grammar_from_regex,
     GrammarKind.CONTEXT_FREE: _context_free_source,
 }
-
-
-_SCHEMA = frozenset(
-    [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
-"""Keywords whose value is a schema, or a list of schemas."""
-_LIST = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
-_BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
-"""Keywords whose value maps names to schemas."""
-
-
-def without_idle_keywords(schema: Any) -> Any:
-    """Return a copy of a JSON schema without `uniqueItems` where it demands nothing: where it is false, or `maxItems`
-    is at most 1. Raises ValueError where it demands something, which no grammar can express."""
-    if not isinstance(schema, Mapping):
-        return schema
-    kept = {}
-    for keyword, value in schema.items():
-        if keyword == "uniqueItems" and isinstance(value, bool):
-            _check_unique_items(schema)
-        else:
-            kept[keyword] = _below(keyword, value)
-    return kept
-
-
-def _below(keyword: str, value: Any) -> Any:
-    """Apply `without_idle_keywords` to the schemas in the value of a schema's keyword, and return the new value. Values
-    without schemas, such as those of `enum`, are returned unchanged. Raises ValueError like `without_idle_keywords`."""
-    if keyword in _BY_NAME and isinstance(value, Mapping):
-        return {name: without_idle_keywords(schema) for name, schema in value.items()}
-    if keyword in _SCHEMA | _LIST and isinstance(value, list):
-        return [without_idle_keywords(schema) for schema in value]
-    return without_idle_keywords(value) if keyword in _SCHEMA else value
-
-
-def _check_unique_items(schema: Mapping[str, Any]) -> None:
-    most = schema.get("maxItems")
-    if schema["uniqueItems"] and not (isinstance(most, int) and most <= 1):
-        raise ValueError("uniqueItems is not supported: leave it out and check the answer, or set maxItems to 1")

@@ -63,7 +63,8 @@ def _counted(text: bytes, tenant: Tenant) -> tuple[CountTokensRequest, Chat]:
 
 
 def _needs_thinking(body: Prompted) -> bool:
-    return body.thinking is not None and body.thinking.type != "disabled"
+    """Return whether the answer must reason. `adaptive`, which Claude Code always sends, leaves that to the model."""
+    return body.thinking is not None and body.thinking.type == "enabled"
 
 
 def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:

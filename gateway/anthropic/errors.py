@@ -46,15 +46,26 @@ def error_status(fault: Fault) -> int:
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the JSON body of an error, also for the event `error` of a stream. It has no field for the parameter that
-    caused the error, so that is put before the message."""
+    """Return the JSON body of an error, also for the event `error` of a stream."""
+    message = _too_long(error) if error.fault is Fault.CONTEXT_LENGTH_EXCEEDED else _message(error)
+    kind = TYPES.get(error_status(error.fault), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _too_long(error: ApiError) -> str:
+    """Return the message of a prompt that does not fit, in Anthropic's words: by them Claude Code knows that it has to
+    shorten the conversation."""
+    numbers = error.metadata
+    told = f"{numbers['tokens']} tokens > {numbers['max_tokens']} maximum" if "tokens" in numbers else error.message
+    return f"prompt is too long: {told}"
+
+
+def _message(error: ApiError) -> str:
+    """Return the message of an error, after the parameter that caused it, for which the body has no field."""
     message, param = _named(error.message), _named(error.param or "")
     if param == "stop":
         message, param = message.removeprefix("stop: "), "stop_sequences"
-    if param and param not in message:
-        message = f"{param}: {message}"
-    kind = TYPES.get(error_status(error.fault), "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return f"{param}: {message}" if param and param not in message else message
 
 
 def _named(text: str) -> str:

@@ -11,6 +11,7 @@ from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import Body, decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
+from gateway.text.tools.results import left_out
 
 UNSUPPORTED = {
     "container": "is not supported",
@@ -45,7 +46,7 @@ KNOWN = {
 }
 """Known field names of each object in the body, by the object's path; the body itself has an empty path."""
 TEXT = frozenset(("text",))
-BLOCKS = TEXT | {"thinking", "tool_use", "tool_result"}
+BLOCKS = TEXT | {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 
 
 def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
@@ -59,7 +60,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
             there are too many or too deeply nested values; UNSUPPORTED_PARAMETER, the body asks for tools that a server
-            runs, or has images, documents or other blocks that are not text.
+            runs or, outside results of tools, has images, documents or other blocks that are not text.
     """
     document = decode_json(body, kind)
     if isinstance(document, dict):
@@ -67,6 +68,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
         check_unknown(document, KNOWN, unknown)
         _refuse_fields(document)
         _refuse_blocks(document)
+        _describe_results(document)
     return to_struct(document, kind)
 
 
@@ -85,16 +87,27 @@ def _refuse_blocks(document: dict[str, Any]) -> None:
             raise unsupported_parameter(f"{place}.type", f"{kind[:80]!r} is not supported here; this model reads text")
 
 
+def _describe_results(document: dict[str, Any]) -> None:
+    """Replace what is no text in the results of tools by a sentence that says so. To refuse it would end the session:
+    an agent sends all results again with each request."""
+    for _, block, _ in _blocks(document):
+        content = block.get("content") if isinstance(block, dict) and block.get("type") == "tool_result" else None
+        if isinstance(content, list):
+            block["content"] = [_described(part) for part in content]
+
+
+def _described(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return part if not isinstance(kind, str) or kind in TEXT else {"type": "text", "text": left_out(kind)}
+
+
 def _blocks(document: dict[str, Any]) -> Iterator[tuple[str, Any, frozenset[str]]]:
-    """Yield each content block of a body: its path for errors, its value, and the block types that are allowed
-    there."""
+    """Yield each content block of a body, except those in results of tools: its path for errors, its value, and the
+    block types that are allowed there."""
     yield from _listed(document.get("system"), "system", TEXT)
     for place, message, _ in _listed(document.get("messages"), "messages", frozenset()):
         content = message.get("content") if isinstance(message, dict) else None
-        for inner, block, allowed in _listed(content, f"{place}.content", BLOCKS):
-            yield inner, block, allowed
-            if isinstance(block, dict) and block.get("type") == "tool_result":
-                yield from _listed(block.get("content"), f"{inner}.content", TEXT)
+        yield from _listed(content, f"{place}.content", BLOCKS)
 
 
 def _listed(value: Any, place: str, allowed: frozenset[str]) -> Iterator[tuple[str, Any, frozenset[str]]]:

@@ -15,6 +15,7 @@ from gateway.anthropic.schema import (
     InputMessage,
     InputTool,
     Prompted,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -105,18 +106,19 @@ class _Conversation:
     def _add_block(self, role: str, block: Block, place: str) -> None:
         if isinstance(block, TextBlock):
             self.say(role, block.text)
-        elif isinstance(block, ThinkingBlock):
+        elif isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             self._think(role, block, place)
         elif isinstance(block, ToolUseBlock):
             self._call(role, block, place)
         else:
             self._result(role, block, place)
 
-    def _think(self, role: str, block: ThinkingBlock, place: str) -> None:
+    def _think(self, role: str, block: ThinkingBlock | RedactedThinkingBlock, place: str) -> None:
         if role != "assistant":
             raise invalid_request("only an assistant's message may have a thinking block", f"{place}.type")
         self.say(role, "")
-        self.messages[-1].setdefault(REASONING, []).append(block.thinking)
+        if isinstance(block, ThinkingBlock):
+            self.messages[-1].setdefault(REASONING, []).append(block.thinking)
 
     def _call(self, role: str, block: ToolUseBlock, place: str) -> None:
         if role != "assistant":

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.core.routing import ModelQuery
-from gateway.openai.schema import Count, Extended
+from gateway.openai.schema import Count, Extended, Fraction
 
 ROLES = ("user", "assistant", "system")
 CHOICES = ("auto", "any", "tool", "none")
@@ -53,7 +53,13 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     signature: str | None = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    """Reasoning of an earlier answer of another service, which has encrypted it. The model does not see it."""
+
+    data: str | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(Struct):
@@ -131,6 +137,6 @@ class MessagesRequest(Prompted, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     service_tier: Tier | None = None

@@ -309,6 +309,7 @@ def demo_config() -> Config:
             tenant.name: TenantConfig(tenant, (hash_key(key),))
             for tenant, key in zip((acme, globex), DEMO_KEYS[:2], strict=True)
         },
+        responses=ResponsesConfig("by_default"),  # because clients such as the AI SDK expect it without asking
         http=HttpConfig(cors_origins=LOOPBACK),
         admin=AdminConfig((hash_key(DEMO_KEYS[2]),)),
     )

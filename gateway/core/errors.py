@@ -9,9 +9,10 @@
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
     │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
-    │   │       BATCH_CONFLICT, ENGINE_CONFLICT
-    │   └── 413 REQUEST_TOO_LARGE
+     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
+     │   │       BATCH_CONFLICT, ENGINE_CONFLICT
+     │   ├── 413 REQUEST_TOO_LARGE
+     │   └── 415 UNSUPPORTED_CODING
     ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── errors of the gateway
@@ -90,6 +91,7 @@ class Fault(Enum):
     BATCH_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False)
     ENGINE_CONFLICT = (409, "ALREADY_EXISTS", "conflict_error", "engine_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
+    UNSUPPORTED_CODING = (415, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_coding")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
     INTERNAL = (500, "INTERNAL", "server_error", "internal_error")
@@ -199,10 +201,11 @@ def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "mess
     """Return the error for a request that needs `num_tokens` tokens where the model's context holds `max_tokens`.
 
     The first half of the message is the wording of OpenAI and vLLM, by which litellm and other clients tell this error
-    from any other 400. `param` is the request field to blame.
+    from any other 400. `param` is the request field to blame. The metadata has both numbers, for other wordings.
     """
     message = f"This model's maximum context length is {max_tokens} tokens, and the request needs {num_tokens}"
-    return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
+    numbers = {"tokens": str(num_tokens), "max_tokens": str(max_tokens)}
+    return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param, metadata=numbers)
 
 
 def invalid_api_key() -> ApiError:
@@ -251,6 +254,13 @@ def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
 
 def request_too_large(max_bytes: int) -> ApiError:
     return ApiError(Fault.REQUEST_TOO_LARGE, f"the request body is larger than {max_bytes} bytes")
+
+
+def unsupported_coding(name: str, known: str) -> ApiError:
+    """Return the error for a body that is compressed in an unsupported way. `known` holds the codings that are
+    supported, separated by commas."""
+    message = f"content-encoding {name[:80]!r} is not supported; send the body uncompressed, or in one of {known}"
+    return ApiError(Fault.UNSUPPORTED_CODING, message, extra_headers={"accept-encoding": known})
 
 
 def unavailable(fault: Fault, message: str, retry_after: float = 1.0) -> ApiError:

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     route_not_found,
 )
 from gateway.core.trace_context import request_id_from
+from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
 from gateway.openai.unknown import replacement_hint
@@ -33,6 +34,7 @@ HEAD_BYTES = "head_bytes"
 HOLD = "hold"
 """Name in a request's state under which its `WireHold` is."""
 CHUNKED = b"transfer-encoding"
+ENCODING = b"content-encoding"
 LONG_BODY_BYTES = 64 * 2**10
 """Bytes of a body beyond which its tenant's limits of requests are asked before it is read, not only afterwards."""
 PIECE_BYTES = 64 * 2**10
@@ -147,12 +149,11 @@ def request_id(request: Request) -> str:
 
 
 def api_key(request: Request) -> str | None:
-    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none, in `x-api-key`, where
-    Anthropic's clients send it. None means that there is neither."""
+    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none or it is empty, in `x-api-key`,
+    where Anthropic's clients send it. None means that there is neither."""
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return header(request.scope, b"x-api-key").strip() or None
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or header(request.scope, b"x-api-key").strip() or None
 
 
 def hold_of(request: Request) -> WireHold:
@@ -162,18 +163,21 @@ def hold_of(request: Request) -> WireHold:
 
 
 def has_long_body(request: Request) -> bool:
-    """Return whether the body of a request does not come together with its headers: it has more than LONG_BODY_BYTES,
-    or comes in chunks."""
+    """Return whether the body of a request does not come together with its headers, because it has more than
+    LONG_BODY_BYTES or comes in chunks, or is compressed and may become as long."""
     declared = header(request.scope, b"content-length")
+    if header(request.scope, ENCODING):
+        return True
     return int(declared) > LONG_BODY_BYTES if declared.isdecimal() else bool(header(request.scope, CHUNKED))
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body of a request, which stays counted in `hold_of`. A declared length is reserved there before
-    the first byte is awaited, and other bytes count as they arrive.
+    """Return the whole body of a request, decoded if it is compressed, which stays counted in `hold_of`. A declared
+    length is reserved there before the first byte is awaited, and other bytes count as they arrive.
 
     Raises ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`; RATE_LIMIT_EXCEEDED,
-    OVERLOADED, there is no room for it. Raises ClientGone if the client disconnects before the body is complete.
+    OVERLOADED, there is no room for it; UNSUPPORTED_CODING, INVALID_REQUEST, it cannot be decoded. Raises ClientGone if
+    the client disconnects before the body is complete.
     """
     hold, reserved = hold_of(request), _declared_bytes(request, max_bytes)
     hold.take(REQUEST_BYTES + request.scope["state"].get(HEAD_BYTES, 0) + reserved)
@@ -197,24 +201,31 @@ def _declared_bytes(request: Request, max_bytes: int) -> int:
 
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known
-    that the body exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
+    """Yield the pieces of a request's body, decoded if it is compressed, as they arrive. Raises what `read_body` does,
+    but counts nothing."""
     _declared_bytes(request, max_bytes)
     async for piece in _pieces(request, max_bytes):
         yield piece
 
 
 async def _pieces(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    received, more = 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("the client hung up before its request was whole")
-        piece, more = message.get("body", b""), message.get("more_body", False)
+    received, coding = 0, check_coding(header(request.scope, ENCODING))
+    pieces = _arriving(request)
+    async for piece in decoded(pieces, coding) if coding else pieces:
         received += len(piece)
         if received > max_bytes:
             raise request_too_large(max_bytes)
         yield piece
+
+
+async def _arriving(request: Request) -> AsyncGenerator[bytes, None]:
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client hung up before its request was whole")
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
 
 
 def _error_response(scope: Scope, error: ApiError) -> Response:

@@ -20,6 +20,7 @@ from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import Message, effort_variables, template_options
+from gateway.text.tools.results import left_out
 
 COMPLETION_TOKENS = 16
 """Default maximum of output tokens of /v1/completions, as OpenAI documents it."""
@@ -118,8 +119,8 @@ def _calls(message: ChatMessage, place: str, count: JsonCount) -> Message:
 
 def content_text(content: str | Sequence[ContentPart] | None, role: str, place: str) -> str:
     """Return the text of the field `content` in `place`, its parts joined by newlines. An assistant's refusal
-    counts as text. Raises ApiError: INVALID_REQUEST, a part lacks its text; UNSUPPORTED_PARAMETER, a part is not
-    text."""
+    counts as text, and a sentence stands for what is no text in a tool's result. Raises ApiError: INVALID_REQUEST, a
+    part lacks its text; UNSUPPORTED_PARAMETER, another part is not text."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(_part(part, role, f"{place}.content[{index}]") for index, part in enumerate(content))
@@ -130,6 +131,8 @@ def _part(part: ContentPart, role: str, place: str) -> str:
         if part.refusal is None:
             raise invalid_request("a refusal part needs a refusal", f"{place}.refusal")
         return part.refusal
+    if role == "tool" and part.type != "text":  # which an agent sends again with each request of its session
+        return left_out(part.type)
     if part.type != "text":
         raise unsupported_parameter(f"{place}.type", f"{part.type[:80]!r} is not supported; this model reads text")
     if part.text is None:

@@ -145,7 +145,8 @@ class Sampled(Extended, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: int | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
+    """0 means greedy: only the likeliest token is left to sample from."""
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None

@@ -264,7 +264,7 @@ class RequestIntake:
         max_tokens = room if asked is None else min(room, asked)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return request.sampling._replace(max_tokens=max_tokens, seed=seed, speculates=request.speculates)
+        return request.sampling.with_greedy._replace(max_tokens=max_tokens, seed=seed, speculates=request.speculates)
 
 
 @lru_cache(maxsize=4)

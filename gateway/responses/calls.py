@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from msgspec import Struct
 
 from engine.core.types import SamplingParams
@@ -23,6 +24,11 @@ from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
 from gateway.responses.render import AnswerReader, Keep, ResponseRenderer, echo_of
 from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, TextFormat
+
+MOST_LOGGED = 8
+"""Maximum number of skipped tools that the log names for one request."""
+
+log = structlog.get_logger("responses")
 
 if TYPE_CHECKING:  # the process that validates a batch needs no gateway, which imports numpy and Redis' client
     from gateway.requests.service import Gateway
@@ -83,10 +89,13 @@ def response_call(
     keep: Keep | None = None,
 ) -> ResponseCall:
     """Convert a parsed body to a call. `history` is the conversation that it continues; `keep` stores the response
-    (None: it is not stored). Raises ApiError: INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is
-    not supported, such as tools whose calls the gateway cannot parse."""
+    (None: it is not stored). Tools that the model cannot call are skipped and named in the log. Raises ApiError:
+    INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is not supported, such as tools whose calls the
+    gateway cannot parse."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
+    if skipped := [f"{tool.type} {tool.name or ''}".strip()[:80] for tool in body.tools or () if not tool.is_function]:
+        log.info("tools_skipped", request_id=request_id, tools=skipped[:MOST_LOGGED])
     return ResponseCall(body, request, echo_of(body), keep)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.core.errors import ApiError, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.schema import Slo
-from gateway.openai.unknown import check_unknown
+from gateway.openai.unknown import check_unknown, suggestion
 from gateway.responses.schema import (
     NO_EFFECT,
     REFUSED,
@@ -22,6 +22,8 @@ from gateway.responses.schema import (
     TextConfig,
     TextFormat,
 )
+
+FUNCTION = "function"
 
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ResponsesRequest.__struct_fields__, *REFUSED, *NO_EFFECT)),
@@ -53,9 +55,24 @@ def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
     """
     document = decode_json(text, ResponsesRequest)
     if isinstance(document, dict):
+        tools = document.get("tools")
+        if isinstance(tools, list):
+            document["tools"] = [_skipped(tool, f"tools[{index}]") or tool for index, tool in enumerate(tools)]
         check_unknown(document, KNOWN, unknown)
         _refuse_unsupported(document)
     return to_struct(document, ResponsesRequest)
+
+
+def _skipped(tool: Any, place: str) -> dict[str, Any] | None:
+    """Return what is kept of a tool that the model cannot call, because the caller expects the server to run it: its
+    type and its name. None means that it is no such tool. Raises ApiError: INVALID_REQUEST, its type is misspelled."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind == FUNCTION:
+        return None
+    if suggestion(kind, frozenset((FUNCTION,))):
+        raise invalid_request(f"{place}.type: there is no {kind[:80]!r}; did you mean {FUNCTION!r}?", f"{place}.type")
+    name = tool.get("name")
+    return {"type": kind, "name": name if isinstance(name, str) else None}
 
 
 def _refuse_unsupported(document: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat
 from gateway.responses.schema import InputItem, InputPart, NamedTool, ResponsesRequest, ResponseTool
 from gateway.text.chat_template import Message, effort_variables, template_options
+from gateway.text.tools.results import left_out
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
     """Return the chat of a request. Instructions come first, as a message of the role `system`, then `history`, the
     items of the conversation that the request continues. Raises ApiError: INVALID_REQUEST, an item, a tool or the
     choice of a tool is invalid; UNSUPPORTED_PARAMETER, it is of an unsupported kind."""
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()) if tool.is_function]
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)
     variables = effort_variables(body.reasoning.effort if body.reasoning else None)
@@ -35,8 +36,6 @@ def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
 
 
 def _tool(tool: ResponseTool, place: str) -> Tool:
-    if tool.type != "function":
-        return Tool(tool.type)
     if tool.name is None:
         raise invalid_request(f"{place}.name is required", f"{place}.name")
     return Tool(tool.type, Function(tool.name, tool.description, tool.parameters, tool.strict))
@@ -67,7 +66,7 @@ def _messages(body: ResponsesRequest, history: Sequence[InputItem]) -> tuple[Mes
 def _append(messages: list[Message], item: InputItem, place: str, count: JsonCount) -> None:
     """Append an item to the messages. Reasoning, the text after it and calls are one message of the assistant, as they
     were in one answer. `count` bounds the arguments of all calls together."""
-    match item.type or "message":
+    match "item_reference" if item.is_reference else item.type or "message":
         case "message":
             message = _message(item, place)
             if message["role"] == "assistant" and messages and _only_reasons(messages[-1]):
@@ -80,7 +79,7 @@ def _append(messages: list[Message], item: InputItem, place: str, count: JsonCou
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_call(item, place, count))
         case "function_call_output":
-            output = _text(item.output, "tool", f"{place}.output")
+            output = _output(item.output, f"{place}.output")
             call_id = _given(item.call_id, f"{place}.call_id")
             messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
         case kind:
@@ -128,6 +127,16 @@ def _text(content: str | Sequence[InputPart] | None, role: str, place: str) -> s
         return content
     parts: Sequence[InputPart] = _given(content, place)
     return "\n".join(_part(part, role, f"{place}[{index}]") for index, part in enumerate(parts))
+
+
+def _output(output: str | Sequence[InputPart] | None, place: str) -> str:
+    """Return the text of a tool's result. Parts that are no text, such as an image that an agent has looked at, do not
+    end the session, in which they are sent again and again."""
+    if isinstance(output, str):
+        return output
+    parts: Sequence[InputPart] = _given(output, place)
+    texts = [part if part.type in TEXTS else InputPart("text", left_out(part.type)) for part in parts]
+    return _text(texts, "tool", place)
 
 
 def _part(part: InputPart, role: str, place: str) -> str:

@@ -94,6 +94,7 @@ def count_parts(items: Sequence[Mapping[str, Any]]) -> int:
 def _item(response_id: str, index: int, item: InputItem) -> Json:
     kind = item.type or "message"
     given = {**dict(_given(item)), "type": kind, "status": "completed"}
+    given.pop("id", None)  # the caller's: an id has one item only
     if kind == "message" and isinstance(item.content, str):
         text = "output_text" if item.role == "assistant" else "input_text"
         given["content"] = [{"type": text, "text": item.content}]

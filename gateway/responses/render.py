@@ -201,7 +201,7 @@ def echo_of(body: ResponsesRequest) -> Json:
         "reasoning": msgspec.structs.asdict(body.reasoning) if body.reasoning else None,
         "text": {"format": _given(text_format)},
         "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
-        "tools": Raw(encode_json([_tool(tool) for tool in body.tools or ()])),
+        "tools": Raw(encode_json([_tool(tool) for tool in body.tools or () if tool.is_function])),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.openai.messages import Choice
-from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Effort, Extended, Tier
+from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Effort, Extended, Fraction, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -38,10 +38,14 @@ class InputPart(Struct):
 
 
 class InputItem(Struct):
-    """An item of the input: a message, a tool call or reasoning of an earlier answer, or the result of a call."""
+    """An item of the input: a message, a tool call or reasoning of an earlier answer, or the result of a call; or a
+    reference to an item of a stored response."""
 
     type: str | None = None
-    """`message`, `reasoning`, `function_call` or `function_call_output`. None means a message."""
+    """`message`, `reasoning`, `function_call`, `function_call_output` or `item_reference`. None means a message or, if
+    there is nothing but an id, a reference."""
+    id: str | None = None
+    """Id of the item that a reference stands for. Other items have ids without effect."""
     role: str | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
@@ -50,15 +54,25 @@ class InputItem(Struct):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
 
+    @property
+    def is_reference(self) -> bool:
+        """Return whether the item only names another one."""
+        return self.type == "item_reference" or (self.type is None and self.role is None and self.id is not None)
+
 
 class ResponseTool(Struct):
-    """A function that the model may call. Calls follow the schema if `strict` is true."""
+    """A function that the model may call. Calls follow the schema if `strict` is true. A tool of another type, which
+    the caller expects the server to run, is skipped: the model does not learn of it."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def is_function(self) -> bool:
+        return self.type == "function"
 
 
 class NamedTool(Struct):
@@ -111,7 +125,7 @@ class ResponsesRequest(Extended, kw_only=True):
     thinking_token_budget: Count | None = None
     """Maximum tokens of the reasoning, which OpenAI's API has no field for."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction | None = None
     top_logprobs: Alternatives | None = None
     include: list[Includable] | None = None
     max_output_tokens: Count | None = None
@@ -128,6 +142,7 @@ class ResponsesRequest(Extended, kw_only=True):
 
 NO_EFFECT = frozenset(
     (
+        "client_metadata",
         "max_tool_calls",
         "prompt_cache_key",
         "prompt_cache_options",

@@ -27,6 +27,7 @@ from gateway.responses.calls import ResponseCall, response_call
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, ResponseEntry, checked_id, item_number, new_entry
+from gateway.responses.references import references, resolved
 from gateway.responses.render import Keep
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.store import MAX_STORED_BYTES, Conversation, ResponseStore
@@ -71,8 +72,8 @@ class Responses:
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
     ) -> ResponseCall:
-        """Parse `text`, the JSON body of /v1/responses, and read the conversation that it continues. The tenant's
-        settings decide about unknown fields.
+        """Parse `text`, the JSON body of /v1/responses, and read the conversation that it continues and the items of
+        stored responses to which its input refers. The tenant's settings decide about unknown fields.
 
         Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
         UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, the
@@ -80,28 +81,44 @@ class Responses:
         that would be stored only by default is not stored if there is no room for it or Redis is away.
         """
         body = await gateway.parsing.run(tenant.name, len(text), partial(parse, text, tenant.unknown_fields))
-        stores, previous = self._stores(body), body.previous_response_id
-        before = Conversation()
-        if stores or previous is not None:
-            try:
-                if stores:
-                    self._check_disk(SpaceUse.UPLOAD)
-                before = await self.store.history(tenant.name, previous, len(text) if stores else None)
-            except ApiError:
-                if body.store or body.background or previous is not None:
-                    raise
-                stores = False
+        stores, before = await self._before(tenant.name, body, len(text))
+        body, referenced = await self._with_items(tenant.name, body)
         keep: Keep | None = partial(self._keep, gateway, tenant.name, body) if stores and not body.background else None
         understood = partial(response_call, body, request_id, ingress, before.items, keep)
-        self._held.take(tenant.name, before.num_bytes)  # at once: the conversation is in memory while it waits its turn
+        num_bytes = before.num_bytes + referenced
+        self._held.take(tenant.name, num_bytes)  # at once: the conversation is in memory while it waits its turn
         try:
-            call = await gateway.parsing.run(tenant.name, len(text) + before.num_bytes, understood)
+            call = await gateway.parsing.run(tenant.name, len(text) + num_bytes, understood)
         except BaseException:
-            self._held.free(tenant.name, before.num_bytes)
+            self._held.free(tenant.name, num_bytes)
             raise
         # The conversation is held until the chat is garbage-collected.
-        weakref.finalize(call.chat, self._held.free, tenant.name, before.num_bytes).atexit = False
+        weakref.finalize(call.chat, self._held.free, tenant.name, num_bytes).atexit = False
         return call
+
+    async def _before(self, tenant: str, body: ResponsesRequest, num_bytes: int) -> tuple[bool, Conversation]:
+        """Return whether the response to a request of so many bytes is stored, and the conversation that it
+        continues. Raises what `call` does."""
+        stores, previous = self._stores(body), body.previous_response_id
+        if not stores and previous is None:
+            return False, Conversation()
+        try:
+            if stores:
+                self._check_disk(SpaceUse.UPLOAD)
+            return stores, await self.store.history(tenant, previous, num_bytes if stores else None)
+        except ApiError:
+            if body.store or body.background or previous is not None:
+                raise
+            return False, Conversation()
+
+    async def _with_items(self, tenant: str, body: ResponsesRequest) -> tuple[ResponsesRequest, int]:
+        """Return a body whose references to items of stored responses are replaced by the items, and the bytes of
+        these. Raises ApiError: INVALID_REQUEST, an item is not there; REGISTRY_UNAVAILABLE."""
+        if isinstance(body.input, str) or not (places := references(body.input)):
+            return body, 0
+        lists = await self.store.items(tenant, list(dict.fromkeys(place.list for place in places.values())))
+        items, num_bytes = resolved(body.input, places, lists)
+        return replace(body, input=items), num_bytes
 
     async def begin(
         self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -37,6 +37,9 @@ MOST_HISTORY_PARTS = 10_000
 thousands; as many take 40 ms to convert, in a thread."""
 MOST_HISTORY_BYTES = 8 * 2**20
 """Maximum size, in bytes, of a conversation that a request continues: as much as a request body may have."""
+MOST_LISTS = 1000
+"""Maximum number of lists of items that the references of a request may read. It keeps Redis from other calls for 2 ms
+at most, and its scripts can take no more than some thousand arguments."""
 UNBOUNDED = 2**53
 FULL = -1
 """Result of the script `finish` if the tenant has no room for the answer."""
@@ -70,6 +73,13 @@ class Conversation(NamedTuple):
 
     items: Sequence[InputItem] = ()
     num_bytes: int = 0
+
+
+class ItemList(NamedTuple):
+    """One of the two lists of items that a stored response has."""
+
+    response_id: str
+    field: Literal["input", "output"]
 
 
 class EventPage(NamedTuple):
@@ -117,6 +127,19 @@ class ResponseStore:
         in_order = [text for start in range(len(texts) - 2, -1, -2) for text in texts[start : start + 2]]
         items = [item for text in in_order for item in msgspec.json.decode(text, type=list[InputItem])]
         return Conversation(items, sum(map(len, texts)))
+
+    async def items(self, tenant: str, lists: Sequence[ItemList]) -> dict[ItemList, list[msgspec.Raw]]:
+        """Return the items of those of the lists that exist. Raises ApiError: INVALID_REQUEST, they are too many or too
+        long."""
+        if len(lists) > MOST_LISTS:
+            raise invalid_request(f"input may refer to items of {MOST_LISTS} responses; send items themselves", "input")
+        words = [word for each in lists for word in each]
+        texts = await self._do("items", tenant, MOST_HISTORY_BYTES, *words) if lists else []
+        if texts == 0:
+            message = f"the responses that input refers to exceed {MOST_HISTORY_BYTES} bytes; send items themselves"
+            raise invalid_request(message, "input")
+        decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
+        return {each: decode(text) for each, text in zip(lists, texts, strict=True) if text is not None}
 
     async def keep(self, tenant: str, entry: ResponseEntry) -> None:
         """Store a complete response and charge the tenant for its size. Raises ApiError: INSUFFICIENT_QUOTA."""

@@ -182,6 +182,21 @@ function operations.history(bytes, most_bytes, previous, most_parts, most_histor
   return { room, items, '', '' }
 end
 
+-- Returns one list of items for each pair of an id and 'input' or 'output', or nothing in its place if there is no such
+-- response. Returns 0 if the lists have more than so many bytes together.
+function operations.items(most, ...)
+  local asked, found, read_bytes = { ... }, {}, 0
+  for index = 1, #asked, 2 do
+    local items = redis.call('HGET', key_of(asked[index]), asked[index + 1])
+    read_bytes = read_bytes + #(items or '')
+    if read_bytes > tonumber(most) then
+      return 0
+    end
+    found[#found + 1] = items
+  end
+  return found
+end
+
 -- Stores a response that has ended. Returns 1; 0: no room.
 function operations.keep(id, keep, bytes, most_bytes, ...)
   reap()

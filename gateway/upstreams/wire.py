@@ -108,7 +108,7 @@ def body_of(request: GenerateRequest, model: str, limit_field: str = LIMIT) -> J
     of a completion. `model` is the model's name at the upstream, `limit_field` the field of chats for the maximum
     number of output tokens. Values that have OpenAI's defaults are left out, because some servers refuse fields that
     they do not know."""
-    sampling, chat = request.sampling, request.prompts[0]
+    sampling, chat = request.sampling.with_greedy, request.prompts[0]
     body: Json = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     optional: dict[str, tuple[Any, Any]] = {
         "temperature": (sampling.temperature, 1.0),

@@ -15,6 +15,7 @@ BODY = frozenset(
         Fault.INVALID_JSON,
         Fault.INVALID_REQUEST,
         Fault.REQUEST_TOO_LARGE,
+        Fault.UNSUPPORTED_CODING,
         Fault.RATE_LIMIT_EXCEEDED,
         Fault.OVERLOADED,
     }

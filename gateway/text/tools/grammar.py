@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.core.grammars import Grammar
+from engine.grammar_check.json_schema import followable
 from engine.grammar_check.source import inline_schema
 from gateway.text.reasoning.grammar import REPLY, TokenOf, text_term, whole_grammar
 from gateway.text.reasoning.parser import Thinking
@@ -86,7 +87,7 @@ class UnwritableTool(ValueError):
 
 def _body(frame: CallFrame, number: int, tool: ToolSchema, rule: ToolRule, rules: Rules) -> str:
     try:
-        return frame.body(tool["function"]["name"], arguments_schema(tool, rule), rules)
+        return frame.body(tool["function"]["name"], followable(arguments_schema(tool, rule)), rules)
     except (ValueError, RecursionError) as error:
         raise UnwritableTool(number, str(error)) from error
 

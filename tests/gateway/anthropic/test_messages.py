@@ -1,6 +1,7 @@
 """Anthropic's Messages API over HTTP: bodies, answers, streams, errors and refusals."""
 
 import json
+import re
 
 import pytest
 from fakes import BASE, CONTEXT, TEMPLATE, GatewayApp, build_gateway_app, tiny_tokenizer
@@ -243,6 +244,21 @@ async def test_the_prompt_has_all_that_was_said(gateway_app):
     )
 
 
+async def test_what_no_model_of_text_reads_ends_no_session(gateway_app):
+    """Agents send results of tools again with each request: images that they have looked at, and encrypted reasoning of
+    another service."""
+    thought = {"type": "redacted_thinking", "data": "EmwKAhgB"}
+    shown = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "a.png"}, IMAGE]}
+    said = [
+        USER,
+        {"role": "assistant", "content": [thought, *called()["content"]]},
+        {"role": "user", "content": [shown]},
+    ]
+    await ask(gateway_app, messages=said)
+    assert re.search(r"<\|tool\|>a\.png\n\[.*reads text only: image\]<\|end\|>", prompt_of(gateway_app))
+    assert "EmwKAhgB" not in prompt_of(gateway_app)
+
+
 async def test_a_system_prompt_may_be_a_text(gateway_app):
     await ask(gateway_app, system="Be brief.")
     assert prompt_of(gateway_app) == "<|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>"
@@ -283,6 +299,8 @@ async def test_a_tier_chooses_the_lane(gateway_app, tier, lane):
         {"x-api-key": "sk-acme"},
         {"authorization": "Bearer sk-acme"},
         {"authorization": "Bearer sk-acme", "x-api-key": "x"},
+        {"authorization": "Bearer ", "x-api-key": "sk-acme"},
+        {"authorization": "Bearer", "x-api-key": "sk-acme"},
     ],
 )
 async def test_a_key_comes_in_either_header(gateway_app, headers):
@@ -313,9 +331,7 @@ def user(*blocks):
     [
         (user({"type": "text", "text": "look"}, IMAGE), ["messages[0].content[1].type", "'image'"]),
         (user({"type": "document", "source": {}}), ["messages[0].content[0].type", "'document'"]),
-        (user({"type": "redacted_thinking", "data": "hm"}), ["'redacted_thinking'"]),
         (user({"type": "web_search_tool_result", "content": []}), ["'web_search_tool_result'"]),
-        (user(RESULT | {"content": [IMAGE]}), ["messages[0].content[0].content[0].type", "'image'"]),
         ({"system": [IMAGE]}, ["system[0].type", "'image'"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking is not supported"]),
         ({"container": "x"}, ["container"]),
@@ -335,8 +351,11 @@ async def test_what_is_not_supported_is_refused_by_name(gateway_app, fields, wor
     assert gateway_app.engine.requests == []
 
 
-async def test_thinking_may_be_switched_off(gateway_app):
-    await ask(gateway_app, thinking={"type": "disabled"}, metadata={"user_id": "x"}, cache_control=None)
+@pytest.mark.parametrize("kind", ["disabled", "adaptive"])
+async def test_a_model_that_cannot_think_may_be_asked_to_decide_itself(gateway_app, kind):
+    """Claude Code asks for adaptive thinking unless it is told otherwise."""
+    await ask(gateway_app, thinking={"type": kind}, metadata={"user_id": "x"}, cache_control=None)
+    assert (await post(gateway_app, BODY | {"thinking": {"type": kind}}, COUNT)).status_code == 200
 
 
 THINKING = TEMPLATE + (
@@ -399,6 +418,7 @@ def deep(levels: int) -> dict:
             ["messages[2].content[0].tool_use_id"],
         ),
         ({"messages": [{"role": "user", "content": called()["content"]}]}, ["only an assistant"]),
+        (user({"type": "redacted_thinking", "data": "hm"}), ["only an assistant"]),
         ({"messages": [USER, {"role": "assistant", "content": [RESULT]}]}, ["only a user"]),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["text"]),
         ({"tools": [LOOK, LOOK]}, ["two tools"]),
@@ -409,7 +429,7 @@ def deep(levels: int) -> dict:
         ({"tool_choice": {"type": "any"}}, ["tool_choice needs tools"]),
         ({"tools": [LOOK | {"strict": True, "input_schema": {"type": "what"}}]}, ["tools[0].input_schema"]),
         ({"tools": [LOOK | {"input_schema": deep(120)}]}, ["tools", "deep"]),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, ["maximum context length"]),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, ["prompt is too long: "]),
     ],
 )
 async def test_what_is_wrong_is_named(gateway_app, fields, words):
@@ -494,4 +514,6 @@ async def test_a_bug_is_told_in_the_same_shape(gateway_app, monkeypatch):
 async def test_the_prompt_must_fit(tmp_path):
     gateway_app = await build_gateway_app(tmp_path)
     body = BODY | {"messages": [{"role": "user", "content": "x" * CONTEXT}]}
-    refused(await post(gateway_app, body), 400, "invalid_request_error", "messages", str(CONTEXT))
+    answer = await post(gateway_app, body)
+    refused(answer, 400, "invalid_request_error")
+    assert re.fullmatch(rf"prompt is too long: \d+ tokens > {CONTEXT} maximum", answer.json()["error"]["message"])

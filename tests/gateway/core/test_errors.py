@@ -42,6 +42,7 @@ CONTRACT = [
     ("BATCH_CONFLICT", 409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False),
     ("ENGINE_CONFLICT", 409, "ALREADY_EXISTS", "conflict_error", "engine_conflict", False),
     ("REQUEST_TOO_LARGE", 413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large", None),
+    ("UNSUPPORTED_CODING", 415, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_coding", None),
     ("RATE_LIMIT_EXCEEDED", 429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded", None),
     ("INSUFFICIENT_QUOTA", 429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False),
     ("INTERNAL", 500, "INTERNAL", "server_error", "internal_error", None),

@@ -1,4 +1,7 @@
+import gzip
 import json
+import random
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ from fakes import ACME, BASE, CONTEXT, KEYS, GatewayApp, build_gateway_app, key_
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.http.api import create_app
+from gateway.http.coding import STEP_BYTES, decoded
 from gateway.requests.admission import ServiceSettings
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
@@ -181,6 +185,62 @@ async def test_request_too_large(gateway_app, declared):
     async with gateway_app.client() as client:
         content = b" " * 10_001 if declared else pieces()
         check(await client.post("/v1/chat/completions", content=content), 413, "request_too_large")
+
+
+ENCODED = json.dumps(CHAT).encode()
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(ENCODED)),
+        ("X-GZIP", gzip.compress(ENCODED)),
+        (" Deflate ", zlib.compress(ENCODED)),
+        ("identity", ENCODED),
+        ("", ENCODED),
+    ],
+)
+async def test_compressed_bodies_are_decoded(gateway_app, coding, body):
+    response = await ask(gateway_app, body, **{"content-encoding": coding})
+    assert response.status_code == 200, response.text
+    response = await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin", **{"content-encoding": coding})
+    check(response, 400, None, "lora_name")
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress"])
+async def test_unsupported_coding(gateway_app, coding):
+    response = await ask(gateway_app, gzip.compress(ENCODED), **{"content-encoding": coding})
+    check(response, 415, "unsupported_coding")
+    assert response.headers["accept-encoding"] == "gzip, x-gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (gzip.compress(ENCODED)[:-1], 400, None),
+        (gzip.compress(ENCODED) + b"x", 400, None),
+        (gzip.compress(ENCODED[:10]) + gzip.compress(ENCODED[10:]), 400, None),
+        (ENCODED, 400, None),
+        (b"", 400, "invalid_json"),
+        (gzip.compress(b" " * 10_001), 413, "request_too_large"),
+    ],
+)
+async def test_compressed_bodies_that_are_not_whole_or_too_large(gateway_app, body, status, code):
+    check(await ask(gateway_app, body, **{"content-encoding": "gzip"}), status, code)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+async def test_a_compressed_body_may_come_in_any_pieces(size):
+    content = bytes(random.Random(0).choices(b"abc ", k=3 * STEP_BYTES)) + b" " * (4 * STEP_BYTES + 3)
+    body = gzip.compress(content)
+
+    async def pieces():
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    found = [piece async for piece in decoded(pieces(), "gzip")]
+    assert b"".join(found) == content
+    assert max(map(len, found)) <= STEP_BYTES
 
 
 async def test_rate_limit_exceeded_by_requests(gateway_app):

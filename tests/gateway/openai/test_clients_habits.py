@@ -113,6 +113,23 @@ async def test_fields_of_other_servers_and_frontends_pass(gateway_app):
     assert (await complete(gateway_app, **dict.fromkeys(OTHERS.split(), 1)))["choices"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 5}),
+    ],
+)
+async def test_a_nucleus_of_nothing_is_greedy(gateway_app, path, fields):
+    response = await post(gateway_app, path, {"model": BASE, "top_p": 0, **fields})
+    assert response.status_code == 200, response.text
+    assert response.json().get("top_p", 0) == 0
+    [sent] = gateway_app.engine.requests
+    assert (sent.params.temperature, sent.params.top_p) == (0, 1)
+
+
 async def test_unknown_fields_without_end_cost_little(gateway_app, monkeypatch):
     compared = []
     monkeypatch.setattr("gateway.openai.unknown.suggestion", lambda name, known: compared.append(name))

@@ -214,7 +214,7 @@ def test_other_prompts_are_refused(prompt):
         ("temperature", 2.1),
         ("temperature", -0.1),
         ("temperature", "hot"),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_k", -2),
         ("min_p", 1.5),
@@ -262,6 +262,14 @@ def test_what_would_change_the_answer_is_refused_by_name(name):
     assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
     for harmless in REFUSED[name]:
         assert make(**{name: harmless}) == make()
+
+
+def test_a_sentence_stands_for_what_is_no_text_in_a_tools_result():
+    parts = [{"type": "text", "text": "a.png"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    told = (
+        chat(messages=[{"role": "tool", "tool_call_id": "call_1", "content": parts}]).prompts[0].messages[0]["content"]
+    )
+    assert told.startswith("a.png\n[") and told.endswith("reads text only: image_url]")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """/v1/responses with OpenAI's own client, and what it refuses."""
 
 import json
+import re
 
 import openai
 import pytest
+import structlog.testing
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of, tiny_tokenizer
 
 from engine.core.grammars import GrammarKind
 from engine.core.types import Lane
 from gateway.core.json_bounds import MOST_VALUES
+from gateway.responses.parse import parse
 from tests.grammar_walk import walk
 
 HELLO = "Hello, world!"
@@ -273,6 +276,15 @@ async def test_items_are_a_chat(gateway_app):
     assert f"<|assistant|>So:{call}<|end|><|tool|>blue<|end|><|tool|>wide<|end|><|assistant|>" in text
 
 
+async def test_an_image_in_a_result_ends_no_session(gateway_app):
+    """Codex sends the images that it has looked at again with each request."""
+    seen = [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": "data:image/png;base64,AA"}]
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": seen}
+    assert (await post(gateway_app, input=[ITEMS[1], call, result])).status_code == 200
+    assert re.search(r"<\|tool\|>a\.png\n\[.*reads text only: input_image\]<\|end\|>", prompt(gateway_app))
+
+
 async def test_an_answers_items_can_be_sent_back(gateway_app):
     gateway_app.engine.reply = lambda sent: CALLS
     answer = await create(gateway_app, tools=[LOOSE])
@@ -281,6 +293,27 @@ async def test_an_answers_items_can_be_sent_back(gateway_app):
     gateway_app.engine.reply = lambda sent: HELLO
     again = await create(gateway_app, tools=[LOOSE], input=[ITEMS[1], *back, *results])
     assert again.output_text == HELLO
+
+
+SKIPPED = [
+    {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [{"type": "function", "name": "wait"}]},
+    {"type": "web_search", "external_web_access": False, "search_context_size": "low"},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}, "parameters": "none"},
+]
+
+
+async def test_tools_that_no_model_can_call_are_skipped_and_named(gateway_app):
+    """Codex, as it is installed, offers such tools beside its functions."""
+    gateway_app.engine.reply = lambda sent: CALLS
+    fields = {"tools": [SKIPPED[0], LOOSE, *SKIPPED[1:]], "client_metadata": {"x": "y"}}
+    parse(json.dumps(BODY | fields).encode(), "refuse")
+    with structlog.testing.capture_logs() as logs:
+        answer = (await post(gateway_app, **fields)).json()
+    assert [tool["name"] for tool in answer["tools"]] == ["look"]
+    assert [item["type"] for item in answer["output"]] == ["message", "function_call", "function_call"]
+    [line] = [line for line in logs if line["event"] == "tools_skipped"]
+    assert line["tools"] == ["namespace agents", "web_search", "custom apply_patch"]
+    assert "agents" not in prompt(gateway_app)
 
 
 REFUSED = [
@@ -298,7 +331,6 @@ REFUSED = [
     ({"stop": "x"}, "stop", "/v1/chat/completions"),
     ({"seed": 0}, "seed", "/v1/chat/completions"),
     ({"n": 2}, "n", "/v1/chat/completions"),
-    ({"tools": [{"type": "web_search", "filters": {}}]}, "tools[0].type", "tools are functions"),
     ({"tools": [LOOK], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "a choice is a function"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "send the item itself"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "reads text"),
@@ -314,6 +346,8 @@ INVALID = [
     ({"tools": [{"type": "function"}]}, "tools[0].name", "required"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "letters"),
     ({"tools": [LOOK, LOOK]}, "tools", "one name"),
+    ({"tools": [LOOK, {**LOOK, "type": "functions"}]}, "tools[1].type", "did you mean 'function'"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [LOOK], "tool_choice": {"type": "function"}}, "tool_choice.name", "tool_choice.name is required"),
     ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "none of the tools"),
     ({"tools": [{**LOOK, "parameters": {"uniqueItems": True}}]}, "tools[0].parameters", "tools[0].parameters cannot"),

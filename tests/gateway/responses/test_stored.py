@@ -171,6 +171,49 @@ async def test_a_conversation_is_continued_without_its_instructions(gateway_app)
     assert [item["type"] for item in items] == ["function_call_output"]
 
 
+def reference(item: Any) -> dict[str, str]:
+    return {"type": "item_reference", "id": item["id"]}
+
+
+async def test_items_of_stored_responses_are_found_by_their_ids(gateway_app):
+    """AI SDK's default provider sends the items of earlier answers so."""
+    gateway_app.engine.reply = lambda sent: f"So: {CALL}"
+    first = await create(gateway_app, input="Where?", tools=[LOOK])
+    text, call = first.to_dict()["output"]
+    gateway_app.engine.reply = lambda sent: "There."
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "blue"}
+    asked = [{"role": "user", "content": "Where?"}, reference(text), {"id": call["id"]}, output]
+    second = await create(gateway_app, input=asked)
+    called = '{"name": "look", "arguments": {"place": "sea"}}'
+    history = f"<|user|>Where?<|end|><|assistant|>So:{called}<|end|><|tool|>blue<|end|>"
+    assert prompt(gateway_app) == f"{history}<|assistant|>"
+    items = (await ask(gateway_app, "GET", f"/{second.id}/input_items?order=asc"))[1]["data"]
+    assert [item["type"] for item in items] == ["message", "message", "function_call", "function_call_output"]
+    assert {item["id"] for item in items}.isdisjoint({text["id"], call["id"]})
+    await ask(gateway_app, "DELETE", f"/{first.id}")
+    again = [*map(reference, items), reference(second.to_dict()["output"][0]), {"role": "user", "content": "Sure?"}]
+    await create(gateway_app, input=again, store=False)
+    assert prompt(gateway_app) == f"{history}<|assistant|>There.<|end|><|user|>Sure?<|end|><|assistant|>"
+
+
+async def test_items_that_are_not_stored_are_named(gateway_app, monkeypatch):
+    made, unstored = await create(gateway_app), await create(gateway_app, store=False)
+    own, other = made.to_dict()["output"][0]["id"], unstored.to_dict()["output"][0]["id"]
+    for item_id in (other, own[:-1] + "1", "msg_1", "", f"msg_{made.id}_in1"):
+        status, body = await ask(gateway_app, "POST", "", model=BASE, input=[reference({"id": item_id})])
+        assert (status, body["error"]["param"]) == (400, "input[0].id"), item_id
+        assert "store: true" in body["error"]["message"]
+    body = {"model": BASE, "input": [reference({"id": own})]}
+    assert (await ask(gateway_app, "POST", "", "sk-initech", **body))[1]["error"]["param"] == "input[0].id"
+    body["input"].insert(0, {"role": "user", "content": "hi"})
+    assert (await ask(gateway_app, "POST", "", **body))[0] == 200
+    for name, most in (("store.MOST_HISTORY_BYTES", 9), ("references.MOST_HISTORY_PARTS", 1), ("store.MOST_LISTS", 0)):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(f"gateway.responses.{name}", most)
+            status, answer = await ask(gateway_app, "POST", "", **body)
+        assert (status, answer["error"]["param"]) == (400, "input"), name
+
+
 async def test_one_response_may_be_continued_twice(gateway_app):
     first = await create(gateway_app, input="a")
     for text in ("b", "c"):

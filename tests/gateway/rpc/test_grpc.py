@@ -229,7 +229,7 @@ USER = pb.ChatMessage(role="user", content="hi")
 INVALID = {
     "sampling.temperature": ask(sampling={"temperature": 2.5}),
     "sampling.min_p": ask(sampling={"min_p": float("nan")}),
-    "sampling.top_p": ask(sampling={"top_p": 0.0}),
+    "sampling.top_p": ask(sampling={"top_p": -0.1}),
     "sampling.logprobs": ask(sampling={"logprobs": 21}),
     "sampling.prompt_logprobs": ask(sampling={"prompt_logprobs": 21}),
     "sampling.max_tokens": ask(sampling={"max_tokens": 0}),

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
+from gateway.openai.fields import NO_EFFECT, REFUSED
 
 MOST_NAMES = 256
 """Maximum number of distinct unknown names in a body. Each is compared with the known names, which takes some twenty
@@ -33,11 +34,9 @@ OPENAI = frozenset(
     )
 )
 """OpenAI fields that have no effect in the gateway. They are accepted even where unknown fields are refused."""
-FOREIGN = frozenset(("models", "top_a"))
-"""Fields of other servers (OpenRouter, KoboldCpp) whose names resemble known fields without being misspellings."""
 INSIDE: Mapping[str, frozenset[str]] = {
-    "stream_options": frozenset(("continuous_usage_stats", "include_obfuscation")),
-    "response_format": frozenset(("schema", "strict", "name", "description")),
+    "stream_options": frozenset(("include_obfuscation",)),
+    "response_format": frozenset(("strict", "name", "description")),
     "response_format.json_schema": frozenset(("description",)),
     "tools": frozenset(("custom",)),
 }
@@ -65,7 +64,8 @@ def check_unknown(
 ) -> None:
     """Refuse misspelled fields, more than `MOST_NAMES` unknown names, and any unknown field if the policy is "refuse".
 
-    Fields in OPENAI and INSIDE always pass; those in FOREIGN pass unless the policy is "refuse".
+    Fields in OPENAI, INSIDE and REFUSED, which `refuse_unsupported` checks, always pass; those in NO_EFFECT pass unless
+    the policy is "refuse".
 
     Args:
         body: the decoded body.
@@ -75,7 +75,8 @@ def check_unknown(
     Raises:
         ApiError: INVALID_REQUEST.
     """
-    unknown = _unknown(body, known, OPENAI if policy == "refuse" else OPENAI | FOREIGN)
+    others = OPENAI | REFUSED.keys() | (NO_EFFECT if policy == "ignore" else frozenset())
+    unknown = _unknown(body, known, others)
     compared: set[tuple[str, frozenset[str]]] = set()
     for param, name, names in unknown:
         if (name, names) in compared:

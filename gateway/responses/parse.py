@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
-from gateway.core.errors import ApiError, unsupported_parameter
+from gateway.core.errors import ApiError
 from gateway.core.tenants import UnknownFields
+from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
-from gateway.openai.schema import Slo
+from gateway.openai.schema import Slo, StructuredOutputs
 from gateway.openai.unknown import check_unknown
 from gateway.responses.schema import (
     NO_EFFECT,
@@ -26,6 +26,7 @@ from gateway.responses.schema import (
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ResponsesRequest.__struct_fields__, *REFUSED, *NO_EFFECT)),
     "slo": frozenset(Slo.__struct_fields__),
+    "structured_outputs": frozenset(StructuredOutputs.__struct_fields__),
     "reasoning": frozenset((*ReasoningConfig.__struct_fields__, "context", "mode")),
     "stream_options": frozenset(ResponseStreamOptions.__struct_fields__),
     "text": frozenset(TextConfig.__struct_fields__),
@@ -54,17 +55,8 @@ def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
     document = decode_json(text, ResponsesRequest)
     if isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
-        _refuse_unsupported(document)
+        refuse_unsupported(document, ResponsesRequest, REFUSED)
     return to_struct(document, ResponsesRequest)
-
-
-def _refuse_unsupported(document: Mapping[str, Any]) -> None:
-    for name in filter(REFUSED.__contains__, document):
-        if name in ResponsesRequest.__struct_fields__:
-            continue
-        value, (harmless, instead) = document[name], REFUSED[name]
-        if not any(type(value) is type(other) and value == other for other in harmless):
-            raise unsupported_parameter(name, instead)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
-from gateway.openai.schema import REFUSED, Sampled
+from gateway.openai.fields import REFUSED
+from gateway.openai.schema import Extended
 
 Json = dict[str, Any]
 
@@ -180,7 +181,7 @@ def _schemas(operations: Iterable[Operation]) -> Json:
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     for kind in ordered:
-        if issubclass(kind, Sampled):
+        if issubclass(kind, Extended):
             refused = ", ".join(name for name in sorted(REFUSED) if name not in kind.__struct_fields__)
             schemas[kind.__name__]["description"] += f" Fields refused unless they have no effect: {refused}."
     return schemas

@@ -86,6 +86,9 @@ async def test_a_stream_tells_the_same(gateway_app, max_tokens, per_event):
     frames = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     choices = [frame["choices"][0] for frame in frames]
     assert "".join(choice["text"] for choice in choices) == whole["text"]
+    ends = [len("".join(choice["text"] for choice in choices[:count])) for count in range(len(choices))]
+    for choice, end in zip(choices, ends, strict=True):
+        assert not choice["logprobs"] or choice["logprobs"]["text_offset"][0] == end, "they come with their text"
     for name, values in whole["logprobs"].items():
         assert [v for choice in choices if choice["logprobs"] for v in choice["logprobs"][name]] == values
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [whole["finish_reason"]]

@@ -9,8 +9,9 @@ from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.fields import REFUSED
 from gateway.openai.parse import parse
-from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest
+from gateway.openai.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from gateway.requests.types import Chat
 
 USER = {"role": "user", "content": "hi"}
@@ -260,7 +261,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name):
     make = completion if name in ChatRequest.__struct_fields__ else chat
     error = refusal(make, **{name: {"type": "json_object"}})
     assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
-    for harmless in REFUSED[name]:
+    for harmless in REFUSED[name].harmless:
         assert make(**{name: harmless}) == make()
 
 

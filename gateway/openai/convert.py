@@ -106,7 +106,7 @@ def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
     content parts are joined by newlines. Raises ApiError: INVALID_REQUEST, there are none, or a role, content or tool
     call is invalid; UNSUPPORTED_PARAMETER, a message is or calls a `function`, or a part is no text."""
     if not messages:
-        raise invalid_request("messages must not be empty", "messages")
+        raise invalid_request("messages must not be empty", "messages", "empty_array")
     count = JsonCount()
     return tuple(_message(message, f"messages[{index}]", count) for index, message in enumerate(messages))
 
@@ -116,7 +116,7 @@ def _message(message: ChatMessage, place: str, count: JsonCount) -> Message:
         field = "role" if message.role == "function" else "function_call"
         raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
     if message.role not in ROLES:
-        raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role")
+        raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role", "invalid_value")
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,11 +13,13 @@ from msgspec import Raw, Struct
 from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
 from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
+from gateway.openai.culprits import with_culprit
 from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.messages import Function, Tool
 from gateway.openai.schema import (
     ChatRequest,
     CompletionRequest,
+    Extended,
     JsonSchema,
     ReasoningOptions,
     ResponseFormat,
@@ -121,10 +123,13 @@ def _undecoded(kind: type[Struct]) -> type[Struct]:
 
 def to_struct(document: Any, kind: type[Body]) -> Body:
     """Convert a decoded body to a struct. Raises ApiError: INVALID_REQUEST, naming the field that does not fit."""
+    convert = partial(msgspec.convert, type=kind, str_keys=True)
+    whole = _with_integers(document)
     try:
-        return msgspec.convert(_with_integers(document), kind, str_keys=True)
+        return convert(whole)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from error
+        shown = issubclass(kind, Extended)  # bodies of administrators may hold secrets, which no error should quote
+        raise with_culprit(invalid_field(str(error)), str(error), whole, convert, shows_value=shown) from error
 
 
 def _with_integers(document: Any) -> Any:

@@ -93,7 +93,7 @@ def check_unknown(
 
 def _refusal(param: str, nearest: str | None) -> ApiError:
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    return invalid_request(f"there is no field {param[:80]!r}{hint}", param[:80])
+    return invalid_request(f"there is no field {param[:80]!r}{hint}", param[:80], "unknown_parameter")
 
 
 def _unknown(
@@ -163,32 +163,3 @@ def _distance(one: str, other: str) -> int:
         if min(row) > MOST_ERRORS and min(before) > MOST_ERRORS:  # a swap continues from the row before
             return MOST_ERRORS + 1
     return row[-1]
-
-
-TEXT_ONLY = "this model reads and writes text"
-
-ABSENT: Mapping[str, str] = {
-    "/v1/responses": "use /v1/responses itself",
-    "/v1/assistants": "use /v1/chat/completions",
-    "/v1/threads": "use /v1/chat/completions",
-    "/v1/conversations": "use previous_response_id of /v1/responses",
-    "/v1/messages": "use /v1/messages itself, or /v1/batches for many requests",
-    "/v1/engines": "name the model in the body of /v1/completions",
-    "/v1/edits": "use /v1/chat/completions",
-    "/v1/moderations": f"{TEXT_ONLY}, and moderates none",
-    "/v1/audio": TEXT_ONLY,
-    "/v1/images": TEXT_ONLY,
-    "/v1/videos": TEXT_ONLY,
-    "/v1/realtime": TEXT_ONLY,
-    "/v1/fine_tuning": "adapters are trained elsewhere; an administrator loads them",
-    "/v1/uploads": "use /v1/files, which takes a file of any allowed size at once",
-    "/v1/vector_stores": f"{TEXT_ONLY}, and searches no files",
-}
-"""Hints at what to use instead of OpenAI endpoints that the gateway lacks, by the first two segments of the path."""
-
-
-def replacement_hint(path: str) -> str | None:
-    """Return a hint at what to use instead, if a path belongs to an OpenAI endpoint that the gateway does not have.
-    None means that it does not."""
-    endpoint = "/".join(path.split("/")[:3])
-    return ABSENT.get(endpoint)

@@ -205,6 +205,10 @@ class Completion(Head, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class Invoked(Struct):
+    """The answer, or the data of one event, of the endpoint that the body is for."""
+
+
 class Model(Struct):
     id: str
     object: Literal["model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +17,7 @@ from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
+from gateway.openai.culprits import CODES
 from gateway.openai.fields import REFUSED
 from gateway.openai.schema import Extended
 
@@ -168,8 +169,10 @@ def _status(operation: Operation, fault: Fault) -> int:
     return error_status(fault) if is_messages_path(operation.path) else fault.row.http_status
 
 
-def _codes(faults: Iterable[Fault]) -> str:
+def _codes(faults: Collection[Fault]) -> str:
     names = sorted({fault.row.code or "null" for fault in faults})
+    if Fault.INVALID_REQUEST in faults:
+        names += sorted({code for _, code in CODES})
     return f"Error with one of these codes: {', '.join(names)}"
 
 

@@ -246,7 +246,43 @@ def test_other_prompts_are_refused(prompt):
 def test_values_out_of_range_are_refused_by_name(field, value):
     error = refusal(chat, **{field: value})
     assert (error.http_status, error.code, error.param) == (400, None, field)
+    assert error.body()["error"]["code"]
     assert field in error.message
+    assert isinstance(value, dict) or value is None or json.dumps(value).strip('"') in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"temperature": "hot"}, "invalid_type", 'temperature: Expected `float | null`, got `str`: "hot"'),
+        ({"temperature": 2.1}, "decimal_above_max_value", "temperature: Expected `float` <= 2.0, got 2.1"),
+        ({"presence_penalty": -3}, "decimal_below_min_value", "presence_penalty: Expected `float` >= -2.0, got -3"),
+        ({"max_tokens": 0}, "integer_below_min_value", "max_tokens: Expected `int` >= 1, got 0"),
+        ({"n": 129}, "integer_above_max_value", "n: Expected `int` <= 128, got 129"),
+        ({"cache_salt": ""}, "string_below_min_length", 'cache_salt: Expected `str` of length >= 1, got ""'),
+        ({"cache_salt": "x" * 1025}, "string_above_max_length", "cache_salt: Expected `str` of length <= 1024"),
+        ({"speculation": "always"}, "invalid_value", "speculation: Invalid enum value 'always'"),
+        ({"service_tier": "vip"}, "invalid_value", "not 'vip'"),
+        ({"reasoning_effort": "huge"}, "invalid_value", "the effort must be one of none"),
+        ({"stop": ["a", 5]}, "invalid_type", "stop[1]: Expected `str`, got `int`: 5"),
+        ({"messages": [{}]}, "missing_required_parameter", "messages[0].role is required"),
+        ({"messages": []}, "empty_array", "messages must not be empty"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "invalid_value", "unknown role 'wizard'"),
+        ({"temprature": 1}, "unknown_parameter", "did you mean 'temperature'"),
+        ({"logit_bias": {"5": 1, "7": 101}}, "decimal_above_max_value", 'logit_bias["7"]: Expected `float` <= 100'),
+        ({"logit_bias": {"5": 1, "five": 1, "7": 2}}, "invalid_type", 'logit_bias["five"]: Expected `int`, got `str`'),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "invalid_type", "tools[0].function.name: "),
+    ],
+)  # fmt: skip
+def test_errors_have_openais_codes_and_name_what_does_not_fit(fields, code, message):
+    error = refusal(chat, **fields)
+    assert (error.http_status, error.body()["error"]["code"]) == (400, code)
+    assert message in error.message
+
+
+def test_a_wrong_member_among_many_is_found():
+    members = {str(number): 1 for number in range(5000)} | {"4321": 101}
+    assert 'logit_bias["4321"]' in refusal(chat, logit_bias=members).message
 
 
 def test_missing_fields_are_named():

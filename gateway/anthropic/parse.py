@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
 from gateway.core.errors import unsupported_parameter
 from gateway.core.tenants import UnknownFields
+from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.parse import Body, decode_json, to_struct
-from gateway.openai.schema import Slo
+from gateway.openai.schema import ChatRequest, Slo
 from gateway.openai.unknown import check_unknown
 from gateway.text.tools.results import left_out
 
-UNSUPPORTED = {
-    "container": "is not supported",
-    "mcp_servers": "is not supported",
-    "output_format": "is not supported; use output_config.format",
-    "seed": "is not supported; use /v1/chat/completions",
+UNSUPPORTED: Mapping[str, Refused] = {
+    **fields_of(ChatRequest, "is not supported; use /v1/chat/completions"),
+    "container": Refused(),
+    "mcp_servers": Refused(),
+    "output_format": Refused(why="is not supported; use output_config.format"),
+    "parallel_tool_calls": Refused((None, True), "is not supported; use tool_choice.disable_parallel_tool_use"),
+    "stop": Refused((None, []), "is not supported; use stop_sequences"),
 }
-"""Fields that are refused unless their value has no effect, and why."""
+"""Fields that this route refuses, besides those that all do (`openai/fields.py`). The fields of chats that
+MessagesRequest lacks are among them."""
 HARMLESS = frozenset(
     (
         "betas",
@@ -66,16 +70,10 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     if isinstance(document, dict):
         _refuse_tools(document)
         check_unknown(document, KNOWN, unknown)
-        _refuse_fields(document)
+        refuse_unsupported(document, MessagesRequest, UNSUPPORTED)
         _refuse_blocks(document)
         _describe_results(document)
     return to_struct(document, kind)
-
-
-def _refuse_fields(document: dict[str, Any]) -> None:
-    for name, why in UNSUPPORTED.items():
-        if document.get(name):
-            raise unsupported_parameter(name, why)
 
 
 def _refuse_blocks(document: dict[str, Any]) -> None:

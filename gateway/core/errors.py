@@ -9,10 +9,10 @@
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
     │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
-     │   │       BATCH_CONFLICT, ENGINE_CONFLICT
-     │   ├── 413 REQUEST_TOO_LARGE
-     │   └── 415 UNSUPPORTED_CODING
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
+    │   │       BATCH_CONFLICT, ENGINE_CONFLICT
+    │   ├── 413 REQUEST_TOO_LARGE
+    │   └── 415 UNSUPPORTED_CODING
     ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── errors of the gateway
@@ -131,6 +131,8 @@ class ApiError(Exception):
     """Kind of limit that refused the request, set for RATE_LIMIT_EXCEEDED; it replaces the error's type."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
     """Additional response headers: rate limit headers, Allow, WWW-Authenticate."""
+    detail_code: str | None = None
+    """`error.code` of the JSON body where OpenAI has a narrower one than the fault: what is wrong with a value."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Details for the request log and gRPC's ErrorInfo, for example the scope and the limit that refused."""
 
@@ -169,7 +171,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body that OpenAI clients parse: `error` with its message, type, param and code."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        code = self.detail_code or self.code
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": code}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
@@ -189,8 +192,8 @@ def clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def invalid_request(message: str, param: str | None = None) -> ApiError:
-    return ApiError(Fault.INVALID_REQUEST, message, param)
+def invalid_request(message: str, param: str | None = None, detail_code: str | None = None) -> ApiError:
+    return ApiError(Fault.INVALID_REQUEST, message, param, detail_code=detail_code)
 
 
 def unsupported_parameter(param: str, why: str = "is not supported") -> ApiError:
@@ -246,9 +249,10 @@ def route_not_found(method: str, path: str, instead: str | None = None) -> ApiEr
     return ApiError(Fault.ROUTE_NOT_FOUND, message)
 
 
-def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
-    """Return the error for an unsupported method. `allowed` holds the methods of the path, separated by commas."""
-    message = f"{method} is not allowed on {path}; allowed: {allowed}"
+def method_not_allowed(method: str, path: str, allowed: str, instead: str | None = None) -> ApiError:
+    """Return the error for an unsupported method. `allowed` holds the methods of the path, separated by commas.
+    `instead` says what to use in place of the path."""
+    message = f"{method} is not allowed on {path}; {instead or f'allowed: {allowed}'}"
     return ApiError(Fault.METHOD_NOT_ALLOWED, message, extra_headers={"allow": allowed})
 
 

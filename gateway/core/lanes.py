@@ -29,7 +29,7 @@ def requested_lane(service_tier: str | None) -> Lane | None:
     tier, means the tenant's default lane. Raises ApiError: INVALID_REQUEST, for an unknown tier."""
     if service_tier not in LANE_OF_TIER:
         names, asked = ", ".join(sorted(tier for tier in LANE_OF_TIER if tier)), str(service_tier)[:80]
-        raise invalid_request(f"service_tier must be one of {names}, not {asked!r}", "service_tier")
+        raise invalid_request(f"service_tier must be one of {names}, not {asked!r}", "service_tier", "invalid_value")
     return LANE_OF_TIER[service_tier]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.core.types import Pooling, PoolingKind
-from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.errors import invalid_request
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import UnknownFields
@@ -21,6 +21,7 @@ from gateway.embeddings.schema import (
     ScoreRequest,
 )
 from gateway.openai.convert import extensions, prompts_of
+from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
@@ -40,7 +41,7 @@ def parse(text: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     document = decode_json(text, kind)
     if isinstance(document, dict):
         check_unknown(document, _known(kind), unknown)
-        _refuse_unsupported(document)
+        refuse_unsupported(document, kind, REFUSED)
     return to_struct(document, kind)
 
 
@@ -49,13 +50,6 @@ def _known(kind: type[PooledBody]) -> Mapping[str, frozenset[str]]:
     """Return the known field names of each object in a body, by the object's path."""
     names = frozenset((*kind.__struct_fields__, *REFUSED, *NO_EFFECT))
     return {"": names, "slo": frozenset(Slo.__struct_fields__)}
-
-
-def _refuse_unsupported(document: Mapping[str, Any]) -> None:
-    for name in filter(REFUSED.__contains__, document):
-        value = document[name]
-        if not any(type(value) is type(other) and value == other for other in REFUSED[name]):
-            raise unsupported_parameter(name)
 
 
 def embeddings_request(body: EmbeddingsRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:

@@ -4,11 +4,12 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
-from gateway.openai.schema import NOTHING, Count, Extended, Tier
+from gateway.openai.fields import Refused
+from gateway.openai.schema import Count, Extended, Tier
 
 PoolingName = Literal["last", "mean"]
 
@@ -65,20 +66,20 @@ class ScoreRequest(PooledBody, kw_only=True):
 NO_EFFECT = frozenset(("user", "input_type"))
 """Fields that are accepted without effect, also where unknown fields are refused."""
 
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "activation": NOTHING,
-    "add_special_tokens": (None, True),
-    "chat_template": NOTHING,
-    "embed_dtype": (None, "float32"),
-    "embedding_types": (None, ["float"]),
-    "max_chunks_per_doc": NOTHING,
-    "max_tokens_per_doc": NOTHING,
-    "messages": NOTHING,
-    "rank_fields": NOTHING,
-    "softmax": NOTHING,
-    "stream": NOTHING,
-    "truncate": (None, "NONE"),
-    "truncate_prompt_tokens": NOTHING,
-    "use_activation": NOTHING,
+REFUSED: Mapping[str, Refused] = {
+    "activation": Refused(),
+    "add_special_tokens": Refused((None, True)),
+    "embed_dtype": Refused((None, "float32")),
+    "embedding_types": Refused((None, ["float"])),
+    "endianness": Refused((None, "native", "little")),
+    "max_chunks_per_doc": Refused(),
+    "max_tokens_per_doc": Refused(),
+    "messages": Refused(),
+    "prompt_name": Refused(why="is not supported; put the instruction before each text"),
+    "rank_fields": Refused(),
+    "softmax": Refused(),
+    "stream": Refused(),
+    "truncate": Refused((None, False, "NONE")),
+    "use_activation": Refused(),
 }
-"""Unsupported fields of vLLM, Jina and Cohere, each with the values that have no effect and are therefore accepted."""
+"""Unsupported fields of vLLM, Jina and Cohere that only these routes have (`openai/fields.py` has the others)."""

@@ -25,7 +25,7 @@ from gateway.core.routing import ModelQuery
 from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress, session_from, trace_context_from
-from gateway.embeddings.calls import embeddings_call, rerank_call, score_call
+from gateway.embeddings.calls import PooledCall, embeddings_call, rerank_call, score_call
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
 from gateway.http.admin_batches import AdminBatchesApi
@@ -43,6 +43,7 @@ from gateway.http.edge import (
     request_id,
 )
 from gateway.http.files import FilesApi
+from gateway.http.invocations import invocation_call
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
@@ -71,6 +72,8 @@ MAX_CONTROL_BYTES = 512 * 1024
 which takes 15 ms at worst; one that names 10,000 tenants has 200 kB."""
 PING_SECONDS = 10.0
 REDIS_PING_SECONDS = 0.2
+RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
+"""Paths of one endpoint: Jina's and the two that vLLM and Cohere's clients use besides."""
 
 Call = TypeVar("Call", bound=WholeCall)
 Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
@@ -186,9 +189,10 @@ class HttpApi:
             Route(RESPONSES, AsgiEndpoint(self.response), methods=post),
             Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
             Route("/v1/embeddings", AsgiEndpoint(self.embeddings), methods=post),
-            Route("/v1/rerank", AsgiEndpoint(self.rerank), methods=post),
+            *(Route(path, AsgiEndpoint(self.rerank), methods=post) for path in RERANK),
             Route("/v1/score", AsgiEndpoint(self.score), methods=post),
             Route("/score", AsgiEndpoint(self.score), methods=post),
+            Route("/invocations", AsgiEndpoint(self.invocation), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             *self._tokens.routes(),
@@ -233,6 +237,11 @@ class HttpApi:
 
     async def score(self, request: Request) -> WholeResponse:
         return (await self._begun(request, score_call))[1]
+
+    async def invocation(self, request: Request) -> GenerationResponse | WholeResponse:
+        """Handle POST /invocations, where SageMaker sends every request: the fields of the body say what it is."""
+        call, whole = await self._begun(request, invocation_call)
+        return whole if isinstance(call, PooledCall) else GenerationResponse(whole, call, self._ping_seconds)
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(self._tenant(request).tenant)

@@ -23,8 +23,8 @@ from gateway.core.errors import (
 from gateway.core.trace_context import request_id_from
 from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
+from gateway.http.hints import method_hint, route_hint
 from gateway.http.stream import json_response
-from gateway.openai.unknown import replacement_hint
 from gateway.requests.wire_room import REQUEST_BYTES, WireHold, WireRoom
 
 log = structlog.get_logger("http")
@@ -237,21 +237,24 @@ def _error_response(scope: Scope, error: ApiError) -> Response:
 
 
 def _api_error(scope: Scope, error: ApiError | HTTPException) -> ApiError:
-    """Return the error to send. An HTTPException can only come from Starlette's router: a 404 gets a hint at a
-    replacement of the path if there is one, a 405 the allowed methods, and any other becomes INVALID_REQUEST."""
+    """Return the error to send. An HTTPException can only come from Starlette's router: a 404 gets a hint at what
+    to use instead if there is one, a 405 also the allowed methods, and any other becomes INVALID_REQUEST."""
     if isinstance(error, ApiError):
         return error
     method, path = scope["method"], scope["path"]
     if error.status_code == 404:
-        return route_not_found(method, path, replacement_hint(path))
+        return route_not_found(method, path, route_hint(path, {route.path for route in _routes(scope)}))
     if error.status_code == 405:
-        return method_not_allowed(method, path, _allowed(scope))
+        return method_not_allowed(method, path, _allowed(scope), method_hint(path))
     return invalid_request(error.detail)
 
 
 def _allowed(scope: Scope) -> str:
     """Return the methods of all routes with the request's path, sorted and separated by commas. The router itself
     reports only the methods of the first such route."""
-    routes = [route for route in scope["router"].routes if isinstance(route, Route)]
-    fitting = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    fitting = [route for route in _routes(scope) if route.matches(scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
+
+
+def _routes(scope: Scope) -> list[Route]:
+    return [route for route in scope["router"].routes if isinstance(route, Route)]

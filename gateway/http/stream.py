@@ -84,7 +84,7 @@ class GenerationResponse(Struct, frozen=True):
     events.
 
     Errors before the first byte are raised; later ones become the last events of the stream. The generation is
-    aborted when the client disconnects. Streams get a ping every `ping_seconds`, silent or not.
+    aborted when the client disconnects. Silent streams get a ping every `ping_seconds`.
     """
 
     whole: WholeResponse
@@ -136,6 +136,8 @@ class SseStream:
         self._send = send
         self._frames: list[bytes] = []
         self.is_open = False
+        self._is_silent = False
+        """False means that something was written since the last ping was due."""
 
     async def open(self, headers: Mapping[str, str]) -> None:
         self.is_open = True
@@ -159,7 +161,8 @@ class SseStream:
 
     @asynccontextmanager
     async def pings(self, seconds: float, frame: bytes) -> AsyncIterator[None]:
-        """Send `frame` every `seconds` during the block, so that proxies do not close a silent stream."""
+        """Send `frame` after each `seconds` of the block in which nothing else was written, so that proxies do not
+        close a silent stream."""
         pinger = asyncio.create_task(self._ping(seconds, frame))
         try:
             yield
@@ -169,10 +172,13 @@ class SseStream:
 
     async def _ping(self, seconds: float, frame: bytes) -> None:
         while True:
+            self._is_silent = True
             await asyncio.sleep(seconds)
-            await self._write(frame)
+            if self._is_silent:
+                await self._write(frame)
 
     async def _write(self, frame: bytes) -> None:
+        self._is_silent = False
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
 

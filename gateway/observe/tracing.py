@@ -42,7 +42,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
-    **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/v1/score", "/score"), "embeddings"),
+    **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"), "embeddings"),
 }
 """HTTP route -> operation name of the GenAI conventions. gRPC methods take both chats and texts and are not listed."""
 

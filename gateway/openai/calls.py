@@ -4,8 +4,8 @@ handlers and for the lines of batches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
@@ -14,12 +14,13 @@ from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style, WholeAnswer, whole_answer
+from gateway.openai.render import Envelope, WholeAnswer, whole_answer
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
+from gateway.openai.styles import ChatStyle, CompletionStyle, Style
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest, Generation, Speech
+from gateway.requests.types import Admitted, GenerateRequest, Generation
 
 MOST_ECHOED_IDS = 200_000
 """Maximum number of token ids in the prompts of a request that echoes them, as many as log probabilities of prompts
@@ -32,16 +33,23 @@ class ApiCall(Struct, frozen=True):
     `include_usage`."""
 
     request: GenerateRequest
-    make_style: Callable[[Speech], Style]
-    """Makes the renderer of the response's choices, given the tokenizer and tool-call dialect of the model that
-    answers."""
+    make_style: Callable[[Admitted], Style]
+    """Makes the renderer of the response's choices, given the tokenizer and tool-call dialect of the model that answers
+    and the ids of its prompts."""
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
     def envelope(self, admitted: Admitted) -> Envelope:
         num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.lane
-        style = self.make_style(admitted.speech)
-        return Envelope(style, admitted, num_answers=num_answers, asked=asked, include_usage=self.include_usage)
+        return Envelope(
+            self.make_style(admitted),
+            admitted,
+            num_answers=num_answers,
+            asked=asked,
+            include_usage=self.include_usage,
+            continuous_usage=self.continuous_usage,
+        )
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)
@@ -55,9 +63,11 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     request = chat_request(body, request_id, ingress)
     prompt = body.prompt_logprobs is not None
 
-    def make_style(speech: Speech) -> ChatStyle:
-        tools = tool_call_reader(request, speech)
-        return ChatStyle(speech.tokenizer, token_ids=bool(body.return_token_ids), tools=tools, prompt_logprobs=prompt)
+    def make_style(admitted: Admitted) -> ChatStyle:
+        tools = tool_call_reader(request, admitted.speech)
+        return ChatStyle(
+            admitted.speech.tokenizer, tools=tools, prompt_logprobs=prompt, **_shown(body, request, admitted)
+        )
 
     return _call(body, request, make_style)
 
@@ -72,14 +82,17 @@ def completion_call(
     request = completion_request(body, request_id, ingress)
     model = gateway.models.likely(tenant, request.model)
     echo = _prompt_texts(model, request) if body.echo else ()
-    style = partial(
-        CompletionStyle,
-        token_ids=bool(body.return_token_ids),
-        echo=echo,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    return _call(body, request, lambda speech: style(speech.tokenizer))
+
+    def make_style(admitted: Admitted) -> CompletionStyle:
+        return CompletionStyle(
+            admitted.speech.tokenizer,
+            echo=echo,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+            **_shown(body, request, admitted),
+        )
+
+    return _call(body, request, make_style)
 
 
 CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]
@@ -90,8 +103,18 @@ CALLS: Mapping[str, CallParser] = MappingProxyType(
 """Parsers of request bodies, by the path of the endpoint that generates."""
 
 
-def _call(body: Sampled, request: GenerateRequest, make_style: Callable[[Speech], Style]) -> ApiCall:
-    return ApiCall(request, make_style, bool(body.stream), body.include_usage)
+def _call(body: Sampled, request: GenerateRequest, make_style: Callable[[Admitted], Style]) -> ApiCall:
+    return ApiCall(request, make_style, bool(body.stream), body.include_usage, body.continuous_usage)
+
+
+def _shown(body: Sampled, request: GenerateRequest, admitted: Admitted) -> dict[str, Any]:
+    """Return the arguments that the styles of both routes have in common, by name."""
+    return {
+        "token_ids": bool(body.return_token_ids),
+        "prompt_ids": [ids for ids in admitted.prompt_ids for _ in range(request.n)],
+        "stop_ids": request.sampling.stop_token_ids,
+        "names_ids": bool(body.return_tokens_as_token_ids),
+    }
 
 
 def _prompt_texts(model: ServedModel, request: GenerateRequest) -> list[str]:

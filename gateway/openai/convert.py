@@ -15,11 +15,20 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
-from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Prediction, Sampled, Slo
-from gateway.openai.structured import constraint
+from gateway.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Extended,
+    Prediction,
+    ReasoningOptions,
+    Sampled,
+    Shaped,
+    Slo,
+)
+from gateway.openai.structured import by_format, constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
-from gateway.text.chat_template import Message, effort_variables, template_options
+from gateway.text.chat_template import Message, effort_variables, template_options, thinking_variables
 from gateway.text.tools.results import left_out
 
 COMPLETION_TOKENS = 16
@@ -44,7 +53,9 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
-    return replace(request, thinking_budget=body.thinking_token_budget, prediction=_predicted(body.prediction))
+    reasoning = body.reasoning or ReasoningOptions()
+    budget = body.thinking_token_budget or reasoning.max_tokens
+    return replace(request, thinking_budget=budget, prediction=_predicted(body.prediction))
 
 
 def _predicted(prediction: Prediction | None) -> str:
@@ -55,9 +66,21 @@ def _predicted(prediction: Prediction | None) -> str:
 def _chat(body: ChatRequest) -> Chat:
     tools = offered_tools(body.tools or (), body.tool_choice)
     rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    variables = effort_variables(body.reasoning_effort) | (body.chat_template_kwargs or {})
+    variables = _reasoning_variables(body) | (body.chat_template_kwargs or {})
     options = template_options(body.add_generation_prompt, body.continue_final_message, variables)
     return Chat(chat_messages(body.messages), tools, rule, options)
+
+
+def _reasoning_variables(body: ChatRequest) -> dict[str, Any]:
+    """Return the template variables for `reasoning_effort` and `reasoning`. Raises ApiError: INVALID_REQUEST, they name
+    two efforts."""
+    reasoning = body.reasoning or ReasoningOptions()
+    effort = body.reasoning_effort or reasoning.effort
+    if reasoning.effort not in (None, effort):
+        raise invalid_request("reasoning.effort and reasoning_effort exclude each other", "reasoning.effort")
+    if effort is None and reasoning.enabled is not None:
+        return thinking_variables(reasoning.enabled)
+    return effort_variables(effort)
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
@@ -84,7 +107,7 @@ def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
     content parts are joined by newlines. Raises ApiError: INVALID_REQUEST, there are none, or a role, content or tool
     call is invalid; UNSUPPORTED_PARAMETER, a message is or calls a `function`, or a part is no text."""
     if not messages:
-        raise invalid_request("messages must not be empty", "messages")
+        raise invalid_request("messages must not be empty", "messages", "empty_array")
     count = JsonCount()
     return tuple(_message(message, f"messages[{index}]", count) for index, message in enumerate(messages))
 
@@ -94,11 +117,12 @@ def _message(message: ChatMessage, place: str, count: JsonCount) -> Message:
         field = "role" if message.role == "function" else "function_call"
         raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
     if message.role not in ROLES:
-        raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role")
+        raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role", "invalid_value")
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
-    reasoning = {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
+    thought = message.reasoning_content or message.reasoning
+    reasoning = {"reasoning_content": thought} if thought else {}
     content = content_text(message.content, role, place)
     return {"role": role, "content": content, **reasoning, **_calls(message, place, count)}
 
@@ -177,13 +201,13 @@ def _request(
         raise unsupported_parameter("prompt_logprobs", "cannot be streamed; completions stream those of an echo")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
-    asked = constraint(body)
+    asked = constraint(body, by_format(body.response_format))
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         prompts=prompts,
         request_id=request_id,
         ingress=ingress,
-        sampling=_sampling(body, logprobs, asked.grammar)._replace(prompt_logprobs=prompt_logprobs),
+        sampling=sampling_of(body, logprobs, asked.grammar)._replace(prompt_logprobs=prompt_logprobs),
         grammar_field=asked.field,
         max_tokens=max_tokens,
         reserve_tokens=reserve_tokens,
@@ -214,7 +238,13 @@ def extensions(body: Extended) -> dict[str, Any]:
     }
 
 
-def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
+def sampling_of(body: Shaped, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
+    """Return the sampling parameters of a body, which has `temperature` and `top_p`, too. Raises ApiError:
+    INVALID_REQUEST, it has two penalties of repetition."""
+
+    if body.repetition_penalty is not None and body.repeat_penalty not in (None, body.repetition_penalty):
+        raise invalid_request("repeat_penalty and repetition_penalty exclude each other", "repeat_penalty")
+
     def given(name: str, default: float) -> Any:
         value = getattr(body, name)
         return default if value is None else value
@@ -227,7 +257,7 @@ def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> S
         min_p=given("min_p", 0.0),
         presence_penalty=given("presence_penalty", 0.0),
         frequency_penalty=given("frequency_penalty", 0.0),
-        repetition_penalty=given("repetition_penalty", 1.0),
+        repetition_penalty=given("repetition_penalty", given("repeat_penalty", 1.0)),
         logit_bias=tuple((body.logit_bias or {}).items()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

@@ -22,6 +22,8 @@ Json = dict[str, Any]
 
 encode_json = msgspec.json.Encoder().encode
 
+ID_NAME = "token_id:{}"
+"""Name of a token for `return_tokens_as_token_ids`, as in vLLM's API."""
 LOWEST_LOGPROB = -9999.0
 """Value that OpenAI sends for a probability of zero, because JSON cannot represent minus infinity."""
 
@@ -29,10 +31,11 @@ LOWEST_LOGPROB = -9999.0
 class ChatLogprobsRenderer:
     """Renders the log probabilities of a chat in OpenAI's format: one entry for each token of the text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, silent: bool = False, names_ids: bool = False) -> None:
         """Initialize the renderer. `silent` adds an entry for the stop token, which is not part of the text, so that
-        the entries match the token ids."""
+        the entries match the token ids. `names_ids` names tokens by their ids."""
         self._tokenizer = tokenizer
+        self._names_ids = names_ids
         self._silent = silent
         self._texts: dict[int, tuple[bytes, bytes]] = {}
         """JSON of each token's entry so far before and after its log probability, by the token's id."""
@@ -54,7 +57,8 @@ class ChatLogprobsRenderer:
     def _entry(self, token_id: int, number: bytes) -> bytes:
         if token_id not in self._texts:
             raw = self._tokenizer.token_bytes(token_id)
-            token, numbers = encode_json(_text(raw)), encode_json(list(raw))
+            text = ID_NAME.format(token_id) if self._names_ids else _text(raw)
+            token, numbers = encode_json(text), encode_json(list(raw))
             self._texts[token_id] = b'{"token":%b,"logprob":' % token, b',"bytes":%b}' % numbers
         before, after = self._texts[token_id]
         return before + number + after
@@ -64,15 +68,19 @@ class CompletionLogprobsRenderer:
     """Renders the log probabilities of a completion in OpenAI's format: four parallel lists (tokens, their logprobs,
     the likeliest tokens, text offsets). An instance serves one response, because it counts each answer's characters."""
 
-    def __init__(self, tokenizer: Tokenizer, echo: Sequence[str] = (), width: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, echo: Sequence[str] = (), width: int = 0, *, names_ids: bool = False
+    ) -> None:
         """Initialize the renderer.
 
         Args:
             echo: for each answer, the prompt that its text begins with, whose tokens are listed, too. Empty means that
                 prompts are not echoed.
             width: number of likeliest tokens to list for each token of the prompt.
+            names_ids: name tokens by their ids.
         """
         self._tokenizer = tokenizer
+        self._names_ids = names_ids
         self._echo = echo
         self._width = width
         self._labels: dict[int, str] = {}
@@ -92,6 +100,10 @@ class CompletionLogprobsRenderer:
             "text_offset": [self._offset(chunk.answer, token_id) for token_id, _ in pairs],
         }
 
+    def length(self, index: int) -> int:
+        """Return the length of an answer's text so far, in characters."""
+        return self._places[index].length if index in self._places else 0
+
     def _prompt(self, chunk: GenerationChunk) -> Iterator[tuple[int, TokenLogprobs | None]]:
         """Yield the tokens of an echoed prompt with their log probabilities. The prompt's first token has none."""
         for token_id, scored in chunk.prompt_scores.pairs() if self._echo else ():
@@ -106,7 +118,8 @@ class CompletionLogprobsRenderer:
         """Return a token's text or, if its bytes are not valid UTF-8, `bytes:` and the bytes spelled out. Labels are
         keys, so tokens that are not text by themselves need distinct labels."""
         if token_id not in self._labels:
-            self._labels[token_id] = _text(self._tokenizer.token_bytes(token_id), "bytes:")
+            text = _text(self._tokenizer.token_bytes(token_id), "bytes:")
+            self._labels[token_id] = ID_NAME.format(token_id) if self._names_ids else text
         return self._labels[token_id]
 
     def _offset(self, index: int, token_id: int) -> int:
@@ -124,11 +137,11 @@ class _Place:
         has written, and not the space with which some tokenizers begin a text."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._echo = echo
-        self._length = 0
+        self.length = 0
 
     def advance(self, raw: bytes, *, is_special: bool) -> int:
         """Append a token's bytes to the text and return the offset at which they begin, in characters."""
-        begin = self._length
+        begin = self.length
         if is_special:
             return self._append(raw if self._echo.startswith(raw.decode(), begin) else b"")
         if not begin and raw.startswith(b" ") and self._echo and not self._echo.startswith(" "):
@@ -136,8 +149,8 @@ class _Place:
         return self._append(raw)
 
     def _append(self, raw: bytes) -> int:
-        begin = self._length
-        self._length += len(self._decoder.decode(raw))
+        begin = self.length
+        self.length += len(self._decoder.decode(raw))
         return begin
 
 

@@ -38,6 +38,8 @@ class ChatMessage(Struct):
     tool_calls: list[AssistantCall] | None = None
     reasoning_content: str | None = None
     """Reasoning of an earlier answer, which chat templates may show to the model."""
+    reasoning: str | None = None
+    """As `reasoning_content`, in vLLM's API."""
     tool_call_id: str | None = None
     """Id of the tool call that a message of the role `tool` answers."""
     name: str | None = None

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
 from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
+from gateway.openai.culprits import with_culprit
+from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.messages import Function, Tool
 from gateway.openai.schema import (
-    REFUSED,
     ChatRequest,
     CompletionRequest,
+    Extended,
     JsonSchema,
+    ReasoningOptions,
     ResponseFormat,
     Sampled,
     Slo,
     StreamOptions,
     StructuredOutputs,
+    TokenizeRequest,
 )
 from gateway.openai.unknown import check_unknown, suggestion, unknown_field
 
 KNOWN: Mapping[str, frozenset[str]] = {
-    "": frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED)),
+    "": frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__)),
     "stream_options": frozenset(StreamOptions.__struct_fields__),
     "response_format": frozenset(ResponseFormat.__struct_fields__),
     "response_format.json_schema": frozenset(JsonSchema.__struct_fields__),
     "structured_outputs": frozenset(StructuredOutputs.__struct_fields__),
     "slo": frozenset(Slo.__struct_fields__),
+    "reasoning": frozenset((*ReasoningOptions.__struct_fields__, "exclude", "summary")),
     "tools": frozenset(Tool.__struct_fields__),
     "tools.function": frozenset(Function.__struct_fields__),
 }
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
+ELSEWHERE: Mapping[str, Refused] = {
+    **fields_of(ChatRequest, "is a field of /v1/chat/completions"),
+    **fields_of(CompletionRequest, "is a field of /v1/completions"),
+    "max_completion_tokens": Refused((None,), "is a field of /v1/chat/completions; use max_tokens"),
+}
+"""Fields of which each of the two routes lacks some."""
 NAMED_BYTES = 2**20
 """Maximum bytes of a body in which the field with too many values is looked for, which takes up to 10 ms."""
 EXACT = 2**53
@@ -69,8 +80,8 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
-    if issubclass(kind, Sampled):
-        _refuse_unsupported(document, kind)
+    if issubclass(kind, Sampled | TokenizeRequest):
+        refuse_unsupported(document, kind, ELSEWHERE if issubclass(kind, Sampled) else {})
     return parsed
 
 
@@ -112,10 +123,14 @@ def _undecoded(kind: type[Struct]) -> type[Struct]:
 
 def to_struct(document: Any, kind: type[Body]) -> Body:
     """Convert a decoded body to a struct. Raises ApiError: INVALID_REQUEST, naming the field that does not fit."""
+    convert = partial(msgspec.convert, type=kind, str_keys=True)
+    whole = _with_integers(document)
     try:
-        return msgspec.convert(_with_integers(document), kind, str_keys=True)
+        return convert(whole)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), frozenset(kind.__struct_fields__)) from error
+        problem = invalid_field(str(error), frozenset(kind.__struct_fields__))
+        shown = issubclass(kind, Extended)  # bodies of administrators may hold secrets, which no error should quote
+        raise with_culprit(problem, str(error), whole, convert, shows_value=shown) from error
 
 
 def _with_integers(document: Any) -> Any:
@@ -126,16 +141,6 @@ def _with_integers(document: Any) -> Any:
     floats = {name: value for name, value in document.items() if isinstance(value, float)}
     whole = {name: int(value) for name, value in floats.items() if value.is_integer() and abs(value) < EXACT}
     return {**document, **whole} if whole else document
-
-
-def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body sets a field that its struct `kind` lacks, and that is listed in
-    REFUSED, to a value that would have an effect."""
-    for name in filter(body.__contains__, REFUSED):
-        value, harmless = body[name], REFUSED[name]
-        reads = name in kind.__struct_fields__
-        if not reads and not any(type(value) is type(other) and value == other for other in harmless):
-            raise unsupported_parameter(name)
 
 
 def invalid_field(message: str, known: frozenset[str] = frozenset()) -> ApiError:

@@ -1,4 +1,4 @@
-"""Renders the gateway's generation chunks as OpenAI response bodies."""
+"""Encodes the gateway's generations as OpenAI response bodies and server-sent events."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
-from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer, prompt_logprobs
-from gateway.openai.tools import ChunkContent, ToolCalls, text_content
+from gateway.openai.styles import Style, ending, tells
 from gateway.requests.rendering import off_the_loop
 from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
-from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -40,149 +39,11 @@ def event_data(frames: bytes) -> list[str]:
     return [data.decode() for frame in frames.split(b"\n\n") if (data := frame.partition(b"data: ")[2])]
 
 
+PING = b": ping\n"
+"""Comment that is sent while a stream is silent. It has one newline: after an empty line, openai-go up to 3.42 parses
+an event that is not there."""
 DONE = sse_event(b"[DONE]")
 """Last event of a stream of OpenAI's chunks."""
-
-
-class Style(Protocol):
-    """Renders the items of `choices` in one endpoint's responses, as JSON objects. An instance serves one request."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-
-    def opening(self, index: int) -> Json | None:
-        """Return the choice to stream before any text of the answer with the number `index`. None means that there is
-        none."""
-
-    def delta(self, chunk: GenerationChunk) -> Json:
-        """Return the choice to stream for a chunk. Each answer's chunks must be passed once and in order."""
-
-    def complete(self, chunk: GenerationChunk) -> Json:
-        """Return the choice of a complete response, from one joined chunk that holds the whole answer."""
-
-    def beside(self, chunk: GenerationChunk) -> Json:
-        """Return the fields that a complete response has in addition to `choices` on its top level, from the joined
-        chunk of the first answer."""
-
-
-class ChatStyle:
-    """The `Style` of /v1/chat/completions: renders messages and deltas with tool calls and log probabilities."""
-
-    id_prefix = "chatcmpl-"
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        token_ids: bool = False,
-        tools: ToolCalls | None = None,
-        prompt_logprobs: bool = False,
-    ) -> None:
-        """Initialize the style.
-
-        Args:
-            tokenizer: renders the tokens of log probabilities.
-            token_ids: include the token ids in each choice.
-            tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
-            prompt_logprobs: include log probabilities of the prompt beside the choices.
-        """
-        self._tokenizer = tokenizer
-        self._prompt_logprobs = prompt_logprobs
-        self._logprobs = ChatLogprobsRenderer(tokenizer, silent=token_ids)
-        self._token_ids = token_ids
-        self._tools = tools
-
-    def opening(self, index: int) -> Json | None:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def delta(self, chunk: GenerationChunk) -> Json:
-        told = self._told(chunk)
-        content = {"content": told.text} if told.text else {}
-        content |= {"reasoning_content": chunk.reasoning} if chunk.reasoning else {}
-        return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
-
-    def complete(self, chunk: GenerationChunk) -> Json:
-        told = self._told(chunk)
-        message: Json = {"role": "assistant", "content": told.text, "refusal": None}
-        if chunk.reasoning:
-            message["reasoning_content"] = chunk.reasoning
-        if told.calls:
-            calls = [{name: value for name, value in call.items() if name != "index"} for call in told.calls]
-            message |= {"content": told.text or None, "tool_calls": calls}
-        return self._choice(chunk, "message", message, told)
-
-    def beside(self, chunk: GenerationChunk) -> Json:
-        if not self._prompt_logprobs:
-            return {}
-        scores = chunk.prompt_scores
-        return {"prompt_logprobs": prompt_logprobs(scores, scores.width, self._tokenizer)}
-
-    def _told(self, chunk: GenerationChunk) -> ChunkContent:
-        return self._tools.read(chunk) if self._tools else text_content(chunk)
-
-    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
-        logprobs = self._logprobs.render(chunk)
-        choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
-        return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
-
-
-class CompletionStyle:
-    """The `Style` of /v1/completions: renders texts with log probabilities, after the prompt if it is echoed."""
-
-    id_prefix = "cmpl-"
-    object = "text_completion"
-    chunk_object = "text_completion"
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        token_ids: bool = False,
-        echo: Sequence[str] = (),
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-    ) -> None:
-        """Initialize the style.
-
-        Args:
-            tokenizer: renders the tokens of log probabilities.
-            token_ids: include the token ids in each choice.
-            echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
-            logprobs: number of alternatives to list for each token of an echoed prompt. None means that no log
-                probabilities were requested.
-            prompt_logprobs: number of alternatives to list for each token of the prompt in the choice's field of this
-                name. None means that there is no such field.
-        """
-        self._tokenizer = tokenizer
-        self._logprobs = CompletionLogprobsRenderer(tokenizer, () if logprobs is None else echo, logprobs or 0)
-        self._token_ids = token_ids
-        self._echo = echo
-        self._prompt_logprobs = prompt_logprobs
-
-    def opening(self, index: int) -> Json | None:
-        if not self._echo:
-            return None
-        return {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
-
-    def delta(self, chunk: GenerationChunk) -> Json:
-        logprobs = self._logprobs.render(chunk)
-        choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
-        return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
-
-    def complete(self, chunk: GenerationChunk) -> Json:
-        echo = self._echo[chunk.answer] if self._echo else ""
-        choice = self.delta(chunk) | {"text": echo + chunk.text}
-        if self._prompt_logprobs is not None:
-            rendered = prompt_logprobs(chunk.prompt_scores, self._prompt_logprobs, self._tokenizer)
-            choice["prompt_logprobs"] = rendered
-        return choice
-
-    def beside(self, chunk: GenerationChunk) -> Json:
-        return {}
 
 
 class Renderer(Protocol):
@@ -258,7 +119,7 @@ class Envelope:
     """The `Renderer` of chats and completions: adds the fields that all bodies of a response share to the choices that
     a `Style` renders. For a stream the fields are encoded once and put around each choice."""
 
-    ping = b": ping\n\n"
+    ping = PING
 
     def __init__(
         self,
@@ -268,6 +129,7 @@ class Envelope:
         num_answers: int,
         asked: Lane | None = None,
         include_usage: bool = False,
+        continuous_usage: bool = False,
     ) -> None:
         """Initialize the envelope.
 
@@ -277,6 +139,7 @@ class Envelope:
             num_answers: number of answers of the request, over all prompts.
             asked: the lane that the request asked for; None means that it asked for none.
             include_usage: a stream ends with a usage chunk, and every other chunk has a usage of null.
+            continuous_usage: other chunks have the usage so far instead of null.
         """
         self._style = style
         self._num_answers = num_answers
@@ -292,18 +155,26 @@ class Envelope:
         if admitted.member is not None:
             self._head["x_loralane"] = admitted.member
         self._after = b'],"usage":null}' if include_usage else b"]}"
+        self._counted = TokenUsage(sum(map(len, admitted.prompt_ids)), 0, 0) if continuous_usage else None
+        """The usage so far. None means that chunks do not tell it."""
 
     @cached_property
     def _before(self) -> bytes:
         return encode_json(self._head | {"object": self._style.chunk_object, "choices": []}).removesuffix(b"]}")
 
     def opening(self) -> bytes:
-        choices = (self._style.opening(index) for index in range(self._num_answers))
-        return b"".join(self._chunk(choice) for choice in choices if choice is not None)
+        choices = [self._style.opening(index) for index in range(self._num_answers)]
+        shared = encode_json(self._style.shared)[1:-1]
+        chunks = [self._chunk(choice, b"" if index else shared) for index, choice in enumerate(filter(None, choices))]
+        return b"".join(chunks)
 
     def delta(self, chunk: GenerationChunk) -> bytes:
+        if self._counted is not None:
+            self._counted = replace(self._counted, completion=self._counted.completion + len(chunk.token_ids))
         choice = self._style.delta(chunk)
-        return self._chunk(choice) if _tells(choice) else b""
+        if chunk.finish_reason is not None:
+            return b"".join(map(self._chunk, ending(choice)))
+        return self._chunk(choice) if tells(choice) else b""
 
     async def closing(self, usage: TokenUsage) -> bytes:
         """Return the usage chunk, if the request asked for it, and [DONE]."""
@@ -321,16 +192,17 @@ class Envelope:
         return self._head | rendered | {"usage": usage_body(usage) if usage else None}
 
     def _rendered(self, answers: Sequence[GenerationChunk]) -> Json:
-        return {"choices": list(map(self._style.complete, answers)), **self._style.beside(answers[0])}
+        choices = list(map(self._style.complete, answers))
+        return {"choices": choices, **self._style.shared, **self._style.beside(answers[0])}
 
-    def _chunk(self, choice: Json) -> bytes:
-        return sse_event(self._before + encode_json(choice) + self._after)
-
-
-def _tells(choice: Json) -> bool:
-    """Return whether a chunk with this choice would tell the client anything."""
-    get = choice.get  # a generator expression over the names took 0.8 us of a token's 26
-    return bool(get("delta") or get("text") or get("finish_reason") or get("logprobs") or get("token_ids"))
+    def _chunk(self, choice: Json, shared: bytes = b"") -> bytes:
+        """Return the event of a choice. `shared` is the JSON of further fields of the chunk."""
+        after = self._after
+        if self._counted is not None:
+            after = b'],"usage":%b}' % encode_json(usage_body(self._counted))
+        if shared:
+            after = b"],%b,%b" % (shared, after[2:]) if len(after) > 2 else b"],%b}" % shared
+        return sse_event(self._before + encode_json(choice) + after)
 
 
 def usage_body(usage: TokenUsage) -> Json:

@@ -1,13 +1,12 @@
-"""Schemas of request bodies, and the OpenAI fields that are known but not supported.
+"""Schemas of request bodies.
 
 Misspellings of known fields are refused (`unknown.py`). Other unknown fields have no effect, unless the tenant is
 configured to have them refused. An unsupported field that would change the answer is refused, unless its value has no
-effect.
+effect (`fields.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -38,34 +37,13 @@ Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 ClassName = Annotated[str, Meta(min_length=1, max_length=64)]
 Speculation = Literal["off", "auto"]
 
-NOTHING: tuple[Any, ...] = (None, False, [], {})
-
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": NOTHING,
-    "audio": NOTHING,
-    "bad_words": NOTHING,
-    "chat_template": NOTHING,
-    "documents": NOTHING,
-    "function_call": (None, "none"),
-    "functions": NOTHING,
-    "guided_whitespace_pattern": NOTHING,
-    "length_penalty": (None, 1, 1.0),
-    "modalities": (None, [], ["text"]),
-    "prediction": NOTHING,
-    "skip_special_tokens": (None, True),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": NOTHING,
-    "truncate_prompt_tokens": NOTHING,
-    "use_beam_search": NOTHING,
-    "web_search_options": NOTHING,
-}
-"""Unsupported fields, each with the values that have no effect and are therefore accepted. A field that the schema of
-an endpoint declares is supported by that endpoint."""
-
 
 class StreamOptions(Struct):
+    """What a stream tells beside the answers. `continuous_usage_stats` needs `include_usage`, as in vLLM's API: every
+    chunk has the usage so far, not only the last one."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Slo(Struct):
@@ -96,10 +74,12 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct):
-    """Format of the answer, as in OpenAI's API: `type` is text, json_object or json_schema."""
+    """Format of the answer, as in OpenAI's API: `type` is text, json_object or json_schema. With either of the last
+    two, `schema` is the schema itself, as in llama.cpp's and SGLang's APIs."""
 
     type: str
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class StructuredOutputs(Struct, kw_only=True):
@@ -136,48 +116,69 @@ class Extended(Struct, kw_only=True):
     several proposed tokens where that is faster, if `engine.speculation` does."""
 
 
-class Sampled(Extended, kw_only=True):
-    """Fields that the bodies of chats and of completions have in common."""
+class Shaped(Extended, kw_only=True):
+    """Fields that the bodies of chats, completions and responses have in common: how tokens are chosen, when an answer
+    ends, and which grammar it follows."""
 
-    model: str
-    max_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    best_of: int | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Fraction | None = None
-    """0 means greedy: only the likeliest token is left to sample from."""
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    """As `repetition_penalty`, in llama.cpp's and Ollama's APIs."""
     logit_bias: Biases | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    """As `structured_outputs.json`, in SGLang's and llama.cpp's APIs; `regex`, `ebnf` and `grammar` likewise."""
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    format: dict[str, Any] | Literal["json", ""] | None = None
+    """A JSON schema, or `json` for any object, as in Ollama's API."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class Sampled(Shaped, kw_only=True):
+    """Fields that the bodies of chats and of completions have in common."""
+
+    model: str
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    """0 means greedy: only the likeliest token is left to sample from."""
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens of log probabilities are named `token_id:ID`, as in vLLM's API."""
     prompt_logprobs: Alternatives | None = None
     """Alternatives with the log probability of each prompt token, as in vLLM's API."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def continuous_usage(self) -> bool:
+        return bool(self.include_usage and self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class Prediction(Struct):
@@ -186,6 +187,17 @@ class Prediction(Struct):
 
     type: Literal["content"]
     content: str | list[ContentPart]
+
+
+class ReasoningOptions(Struct):
+    """How much a chat's model reasons, as in OpenRouter's and Ollama's APIs."""
+
+    effort: Effort | None = None
+    """As `reasoning_effort`."""
+    enabled: bool | None = None
+    """Switches reasoning on or off, where no effort is given."""
+    max_tokens: Count | None = None
+    """As `thinking_token_budget`."""
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -197,6 +209,7 @@ class ChatRequest(Sampled, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
     thinking_token_budget: Count | None = None
     """Maximum tokens of the answer's reasoning, as in vLLM's API."""
     prediction: Prediction | None = None

@@ -11,11 +11,22 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json
-from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
+from gateway.openai.schema import ResponseFormat, Shaped, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
-GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-"""Fields that vLLM had before `structured_outputs`, with the kind of `structured_outputs` that each stands for."""
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "format": "json",
+}
+"""Fields of earlier versions of vLLM, of SGLang, llama.cpp and Ollama, with the kind of `structured_outputs` that each
+stands for."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_SUPPORTED = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
@@ -27,13 +38,14 @@ class Constraint(msgspec.Struct, frozen=True):
     field: str | None = None
 
 
-def constraint(body: Sampled) -> Constraint:
-    """Return the grammar that a request asks for with `response_format`, `structured_outputs` or a `guided_*` field.
+def constraint(body: Shaped, formatted: Constraint) -> Constraint:
+    """Return the grammar that a request asks for with the field of its route for formats (`formatted`), with
+    `structured_outputs` or with a field in GUIDED.
 
     Raises ApiError: INVALID_REQUEST, several ask or one is incomplete; UNSUPPORTED_PARAMETER, its kind is unsupported.
     """
     asked = [
-        by_format(body.response_format) if body.response_format else Constraint(),
+        formatted,
         by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
         *(_guided(body, name) for name in GUIDED),
     ]
@@ -44,19 +56,23 @@ def constraint(body: Sampled) -> Constraint:
     return found[0] if found else Constraint()
 
 
-def by_format(wanted: ResponseFormat) -> Constraint:
-    """Return the grammar of `response_format`. Raises ApiError: INVALID_REQUEST, its schema is missing or nested too
-    deep; UNSUPPORTED_PARAMETER, its type is unsupported."""
-    match wanted.type:
-        case "text":
-            return Constraint()
-        case "json_object":
-            return Constraint(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
-        case "json_schema":
-            if wanted.json_schema is None:
-                raise invalid_request("response_format.json_schema is required", "response_format.json_schema")
-            return _of_kind("json", wanted.json_schema.schema, "response_format.json_schema.schema")
-    raise unsupported_parameter("response_format.type", f"{wanted.type[:80]!r} is not supported")
+def by_format(wanted: ResponseFormat | None) -> Constraint:
+    """Return the grammar of `response_format`. Raises ApiError: INVALID_REQUEST, its schema is missing, given twice or
+    nested too deep; UNSUPPORTED_PARAMETER, its type is unsupported."""
+    if wanted is None or (wanted.type == "text" and wanted.schema is None):
+        return Constraint()
+    if wanted.type not in ("json_object", "json_schema"):
+        kind = "response_format.schema" if wanted.type == "text" else "response_format.type"
+        raise unsupported_parameter(kind, f"{wanted.type[:80]!r} is not supported")
+    if wanted.schema is not None:
+        if wanted.json_schema is not None:
+            raise invalid_request("response_format has two schemas", "response_format.schema")
+        return _of_kind("json", wanted.schema, "response_format.schema")
+    if wanted.type == "json_object":
+        return Constraint(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
+    if wanted.json_schema is None:
+        raise invalid_request("response_format.json_schema is required", "response_format.json_schema")
+    return _of_kind("json", wanted.json_schema.schema, "response_format.json_schema.schema")
 
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
@@ -72,9 +88,11 @@ def by_kind(wanted: StructuredOutputs) -> Constraint:
     return _of_kind(given[0], getattr(wanted, given[0]), f"structured_outputs.{given[0]}")
 
 
-def _guided(body: Sampled, name: str) -> Constraint:
+def _guided(body: Shaped, name: str) -> Constraint:
     value = getattr(body, name)
-    return Constraint() if value is None else _of_kind(GUIDED[name], value, name)
+    if value is None or value == "":
+        return Constraint()
+    return _of_kind("json_object" if value == "json" and name == "format" else GUIDED[name], value, name)
 
 
 def _of_kind(kind: str, value: Any, field: str) -> Constraint:

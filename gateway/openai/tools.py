@@ -96,7 +96,7 @@ def _check_choice(choice: str | ToolChoice | None, names: Sequence[str]) -> None
     if choice in (None, "auto", "none"):
         return
     if isinstance(choice, str) and choice != "required":
-        raise invalid_request("tool_choice must be none, auto, required or name a tool", "tool_choice")
+        raise invalid_request("tool_choice must be none, auto, required or name a tool", "tool_choice", "invalid_value")
     if not names:
         raise invalid_request("tool_choice needs tools", "tool_choice")
     if isinstance(choice, ToolChoice):

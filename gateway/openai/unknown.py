@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
+from gateway.openai.fields import NO_EFFECT, REFUSED
 
 MOST_NAMES = 256
 """Maximum number of distinct unknown names in a body. Each is compared with the known names, which takes some twenty
@@ -33,11 +34,9 @@ OPENAI = frozenset(
     )
 )
 """OpenAI fields that have no effect in the gateway. They are accepted even where unknown fields are refused."""
-FOREIGN = frozenset(("models", "top_a"))
-"""Fields of other servers (OpenRouter, KoboldCpp) whose names resemble known fields without being misspellings."""
 INSIDE: Mapping[str, frozenset[str]] = {
-    "stream_options": frozenset(("continuous_usage_stats", "include_obfuscation")),
-    "response_format": frozenset(("schema", "strict", "name", "description")),
+    "stream_options": frozenset(("include_obfuscation",)),
+    "response_format": frozenset(("strict", "name", "description")),
     "response_format.json_schema": frozenset(("description",)),
     "tools": frozenset(("custom",)),
 }
@@ -65,7 +64,8 @@ def check_unknown(
 ) -> None:
     """Refuse misspelled fields, more than `MOST_NAMES` unknown names, and any unknown field if the policy is "refuse".
 
-    Fields in OPENAI and INSIDE always pass; those in FOREIGN pass unless the policy is "refuse".
+    Fields in OPENAI, INSIDE and REFUSED, which `refuse_unsupported` checks, always pass; those in NO_EFFECT pass unless
+    the policy is "refuse".
 
     Args:
         body: the decoded body.
@@ -75,7 +75,8 @@ def check_unknown(
     Raises:
         ApiError: INVALID_REQUEST.
     """
-    unknown = _unknown(body, known, OPENAI if policy == "refuse" else OPENAI | FOREIGN)
+    others = OPENAI | REFUSED.keys() | (NO_EFFECT if policy == "ignore" else frozenset())
+    unknown = _unknown(body, known, others)
     compared: set[tuple[str, frozenset[str]]] = set()
     for param, name, names in unknown:
         if (name, names) in compared:
@@ -93,7 +94,7 @@ def check_unknown(
 def unknown_field(param: str, nearest: str | None) -> ApiError:
     """Return the ApiError (INVALID_REQUEST) for a field that does not exist. `nearest` is the known name to suggest."""
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    return invalid_request(f"there is no field {param[:80]!r}{hint}", param[:80])
+    return invalid_request(f"there is no field {param[:80]!r}{hint}", param[:80], "unknown_parameter")
 
 
 def _unknown(
@@ -163,32 +164,3 @@ def _distance(one: str, other: str) -> int:
         if min(row) > MOST_ERRORS and min(before) > MOST_ERRORS:  # a swap continues from the row before
             return MOST_ERRORS + 1
     return row[-1]
-
-
-TEXT_ONLY = "this model reads and writes text"
-
-ABSENT: Mapping[str, str] = {
-    "/v1/responses": "use /v1/responses itself",
-    "/v1/assistants": "use /v1/chat/completions",
-    "/v1/threads": "use /v1/chat/completions",
-    "/v1/conversations": "use previous_response_id of /v1/responses",
-    "/v1/messages": "use /v1/messages itself, or /v1/batches for many requests",
-    "/v1/engines": "name the model in the body of /v1/completions",
-    "/v1/edits": "use /v1/chat/completions",
-    "/v1/moderations": f"{TEXT_ONLY}, and moderates none",
-    "/v1/audio": TEXT_ONLY,
-    "/v1/images": TEXT_ONLY,
-    "/v1/videos": TEXT_ONLY,
-    "/v1/realtime": TEXT_ONLY,
-    "/v1/fine_tuning": "adapters are trained elsewhere; an administrator loads them",
-    "/v1/uploads": "use /v1/files, which takes a file of any allowed size at once",
-    "/v1/vector_stores": f"{TEXT_ONLY}, and searches no files",
-}
-"""Hints at what to use instead of OpenAI endpoints that the gateway lacks, by the first two segments of the path."""
-
-
-def replacement_hint(path: str) -> str | None:
-    """Return a hint at what to use instead, if a path belongs to an OpenAI endpoint that the gateway does not have.
-    None means that it does not."""
-    endpoint = "/".join(path.split("/")[:3])
-    return ABSENT.get(endpoint)

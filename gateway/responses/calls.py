@@ -14,10 +14,10 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.convert import extensions
+from gateway.openai.convert import extensions, sampling_of
 from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.schema import JsonSchema, ResponseFormat
-from gateway.openai.structured import Constraint, by_format
+from gateway.openai.structured import Constraint, by_format, constraint
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
@@ -125,6 +125,9 @@ def response_request(
         grammar_field=asked.field,
         max_tokens=body.max_output_tokens,
         thinking_budget=body.thinking_token_budget,
+        seed=body.seed,
+        stop=body.stop_strings,
+        keep_stop=bool(body.include_stop_str_in_output),
         coalesce=not body.stream,
         lane=requested_lane(body.service_tier),
         **extensions(body),
@@ -133,20 +136,13 @@ def response_request(
 
 def _sampling(body: ResponsesRequest, asked: Constraint) -> SamplingParams:
     wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=asked.grammar,
-    )
+    return sampling_of(body, (body.top_logprobs or 0) if wants_logprobs else None, asked.grammar)
 
 
 def _constraint(body: ResponsesRequest) -> Constraint:
     wanted = body.text.format if body.text else None
-    if wanted is None:
-        return Constraint()
-    found = by_format(_chat_format(wanted))
-    return Constraint(found.grammar, "text.format" if found.grammar else None)
+    found = by_format(_chat_format(wanted)) if wanted else Constraint()
+    return constraint(body, Constraint(found.grammar, "text.format" if found.grammar else None))
 
 
 def _chat_format(wanted: TextFormat) -> ResponseFormat:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenant_room import TenantRoom
+from gateway.openai.render import PING
 from gateway.responses.render import last_event, typed_event
 from gateway.responses.store import MAX_EVENTS, EventPage, ResponseStore
 
@@ -19,7 +20,7 @@ class EventFeed:
     """Reads the events of one background response for one client. The last event is not stored: it is made from the
     response object, however the response ended."""
 
-    ping = b": ping\n\n"
+    ping = PING
 
     def __init__(
         self,

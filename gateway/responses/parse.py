@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
+from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
-from gateway.openai.schema import Slo
+from gateway.openai.schema import Slo, StructuredOutputs
 from gateway.openai.unknown import check_unknown, suggestion
 from gateway.responses.schema import (
     NO_EFFECT,
@@ -28,6 +29,7 @@ FUNCTION = "function"
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ResponsesRequest.__struct_fields__, *REFUSED, *NO_EFFECT)),
     "slo": frozenset(Slo.__struct_fields__),
+    "structured_outputs": frozenset(StructuredOutputs.__struct_fields__),
     "reasoning": frozenset((*ReasoningConfig.__struct_fields__, "context", "mode")),
     "stream_options": frozenset(ResponseStreamOptions.__struct_fields__),
     "text": frozenset(TextConfig.__struct_fields__),
@@ -59,7 +61,7 @@ def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
         if isinstance(tools, list):
             document["tools"] = [_skipped(tool, f"tools[{index}]") or tool for index, tool in enumerate(tools)]
         check_unknown(document, KNOWN, unknown)
-        _refuse_unsupported(document)
+        refuse_unsupported(document, ResponsesRequest, REFUSED)
     return to_struct(document, ResponsesRequest)
 
 
@@ -73,15 +75,6 @@ def _skipped(tool: Any, place: str) -> dict[str, Any] | None:
         raise invalid_request(f"{place}.type: there is no {kind[:80]!r}; did you mean {FUNCTION!r}?", f"{place}.type")
     name = tool.get("name")
     return {"type": kind, "name": name if isinstance(name, str) else None}
-
-
-def _refuse_unsupported(document: Mapping[str, Any]) -> None:
-    for name in filter(REFUSED.__contains__, document):
-        if name in ResponsesRequest.__struct_fields__:
-            continue
-        value, (harmless, instead) = document[name], REFUSED[name]
-        if not any(type(value) is type(other) and value == other for other in harmless):
-            raise unsupported_parameter(name, instead)
 
 
 @contextmanager

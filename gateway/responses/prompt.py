@@ -31,7 +31,7 @@ def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)
     variables = effort_variables(body.reasoning.effort if body.reasoning else None)
-    options = template_options(None, None, variables)
+    options = template_options(None, None, variables | (body.chat_template_kwargs or {}))
     return Chat(_messages(body, history), offered, tool_rule(tools, choice, body.parallel_tool_calls), options)
 
 

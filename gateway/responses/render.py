@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer
-from gateway.openai.render import encode_json, sse_event
+from gateway.openai.render import PING, encode_json, sse_event
 from gateway.openai.tools import ToolCalls
 from gateway.requests.rendering import off_the_loop
 from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage, join_chunks
@@ -52,7 +52,7 @@ class AnswerReader:
 class ResponseRenderer:
     """The `Renderer` of /v1/responses. Its events are named after their types and numbered from 0."""
 
-    ping = b": ping\n\n"
+    ping = PING
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.openai.fields import Refused, fields_of
 from gateway.openai.messages import Choice
-from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Effort, Extended, Fraction, Tier
+from gateway.openai.schema import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -111,7 +112,7 @@ class ResponseStreamOptions(Struct):
     """Without effect: deltas are not padded."""
 
 
-class ResponsesRequest(Extended, kw_only=True):
+class ResponsesRequest(Shaped, kw_only=True):
     """Body of /v1/responses."""
 
     model: str
@@ -120,6 +121,7 @@ class ResponsesRequest(Extended, kw_only=True):
     tools: list[ResponseTool] | None = None
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     thinking_token_budget: Count | None = None
@@ -155,24 +157,24 @@ NO_EFFECT = frozenset(
 
 ELSEWHERE = "is not a field of /v1/responses; use /v1/chat/completions"
 
-REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(ChatRequest.__struct_fields__, (NOTHING, ELSEWHERE)),
-    "best_of": ((None, 1), ELSEWHERE),
-    "context_management": (NOTHING, "is not supported; shorten the input"),
-    "conversation": (NOTHING, "is not supported; use previous_response_id, or send the earlier items in input"),
-    "frequency_penalty": ((None, 0, 0.0), ELSEWHERE),
-    "logprobs": (NOTHING, f"is not a field of /v1/responses; use include: [{LOGPROBS!r}]"),
-    "max_completion_tokens": ((None,), "is not a field of /v1/responses; use max_output_tokens"),
-    "max_tokens": ((None,), "is not a field of /v1/responses; use max_output_tokens"),
-    "messages": (NOTHING, "is not a field of /v1/responses; use input"),
-    "moderation": (NOTHING, "is not supported"),
-    "n": ((None, 1), ELSEWHERE),
-    "presence_penalty": ((None, 0, 0.0), ELSEWHERE),
-    "reasoning_effort": ((None,), "is not a field of /v1/responses; use reasoning.effort"),
-    "prompt": (NOTHING, "is not supported, as prompts are not stored; use instructions and input"),
-    "response_format": (NOTHING, "is not a field of /v1/responses; use text.format"),
-    "seed": ((None,), ELSEWHERE),
-    "truncation": ((None, "disabled"), "must be 'disabled', as no items are dropped; shorten the input"),
+REFUSED: Mapping[str, Refused] = {
+    **fields_of(ChatRequest, ELSEWHERE),
+    "context_management": Refused(why="is not supported; shorten the input"),
+    "conversation": Refused(why="is not supported; use previous_response_id, or send the earlier items in input"),
+    "enable_response_messages": Refused(),
+    "logprobs": Refused(why=f"is not a field of /v1/responses; use include: [{LOGPROBS!r}]"),
+    "max_completion_tokens": Refused((None,), "is not a field of /v1/responses; use max_output_tokens"),
+    "max_new_tokens": Refused((None,), "is not a field of /v1/responses; use max_output_tokens"),
+    "max_tokens": Refused((None,), "is not a field of /v1/responses; use max_output_tokens"),
+    "messages": Refused(why="is not a field of /v1/responses; use input"),
+    "moderation": Refused(),
+    "previous_input_messages": Refused(why="is not supported; send the earlier items in input"),
+    "previous_response": Refused(why="is not supported; send the earlier items in input"),
+    "prompt": Refused(why="is not supported, as prompts are not stored; use instructions and input"),
+    "reasoning_effort": Refused((None,), "is not a field of /v1/responses; use reasoning.effort"),
+    "response_format": Refused(why="is not a field of /v1/responses; use text.format"),
+    "system": Refused((None, ""), "is not a field of /v1/responses; use instructions"),
+    "truncation": Refused((None, "disabled"), "must be 'disabled', as no items are dropped; shorten the input"),
 }
-"""Fields that are refused, each with the values that have no effect and are accepted, and with what to do instead. The
-fields of chats that ResponsesRequest lacks are among them."""
+"""Fields that this route refuses, besides those that all do (`openai/fields.py`). The fields of chats that
+ResponsesRequest lacks are among them."""

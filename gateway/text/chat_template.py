@@ -97,7 +97,7 @@ def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dic
     if effort is None:
         return {}
     if effort not in EFFORTS:
-        raise invalid_request(f"the effort must be one of {', '.join(EFFORTS)}", param)
+        raise invalid_request(f"the effort must be one of {', '.join(EFFORTS)}", param, "invalid_value")
     return {"reasoning_effort": effort, **thinking_variables(effort != "none")}
 
 

@@ -94,7 +94,13 @@ class AnswerMessage(Struct):
     refusal: None
     reasoning_content: str | UnsetType = UNSET
     """What a reasoning model wrote before its answer."""
+    reasoning: str | UnsetType = UNSET
+    """The same, under the name that vLLM uses."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+StopReason = str | int | None
+"""The stop string, or the id in `stop_token_ids`, that ended the answer; null if something else did."""
 
 
 class ChatChoice(Struct):
@@ -102,6 +108,7 @@ class ChatChoice(Struct):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    stop_reason: StopReason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -133,6 +140,7 @@ class ChatCompletion(Head, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -147,6 +155,7 @@ class Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallNews] | UnsetType = UNSET
 
 
@@ -155,6 +164,7 @@ class ChunkChoice(Struct):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -164,6 +174,7 @@ class ChatCompletionChunk(Head, kw_only=True):
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -180,7 +191,9 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: StopReason | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -190,6 +203,10 @@ class Completion(Head, kw_only=True):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+
+
+class Invoked(Struct):
+    """The answer, or the data of one event, of the endpoint that the body is for."""
 
 
 class Model(Struct):

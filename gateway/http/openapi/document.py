@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -17,7 +17,9 @@ from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
-from gateway.openai.schema import REFUSED, Sampled
+from gateway.openai.culprits import CODES
+from gateway.openai.fields import REFUSED
+from gateway.openai.schema import Extended
 
 Json = dict[str, Any]
 
@@ -167,8 +169,10 @@ def _status(operation: Operation, fault: Fault) -> int:
     return error_status(fault) if is_messages_path(operation.path) else fault.row.http_status
 
 
-def _codes(faults: Iterable[Fault]) -> str:
+def _codes(faults: Collection[Fault]) -> str:
     names = sorted({fault.row.code or "null" for fault in faults})
+    if Fault.INVALID_REQUEST in faults:
+        names += sorted({code for _, code in CODES})
     return f"Error with one of these codes: {', '.join(names)}"
 
 
@@ -180,7 +184,7 @@ def _schemas(operations: Iterable[Operation]) -> Json:
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     for kind in ordered:
-        if issubclass(kind, Sampled):
+        if issubclass(kind, Extended):
             refused = ", ".join(name for name in sorted(REFUSED) if name not in kind.__struct_fields__)
             schemas[kind.__name__]["description"] += f" Fields refused unless they have no effect: {refused}."
     return schemas

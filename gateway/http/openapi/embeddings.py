@@ -77,6 +77,8 @@ def embeddings_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]
     ours = (
         ("/v1/embeddings", "Create the vectors of one or several texts.", Embeddings, EmbeddingsRequest),
         ("/v1/rerank", "Order documents by similarity to a query.", Ranking, RerankRequest),
+        ("/rerank", "Order documents by similarity to a query (vLLM).", Ranking, RerankRequest),
+        ("/v2/rerank", "Order documents by similarity to a query (Cohere).", Ranking, RerankRequest),
         ("/v1/score", "Compare texts.", Scores, ScoreRequest),
         ("/score", "Compare texts (vLLM).", Scores, ScoreRequest),
     )

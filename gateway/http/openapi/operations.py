@@ -11,6 +11,7 @@ from gateway.engines.replica import EngineOverview
 from gateway.http import operations as live
 from gateway.http.admin_answers import Deleted
 from gateway.http.console import CONSOLE, FILE
+from gateway.http.invocations import Invocation
 from gateway.http.openapi import answers
 from gateway.http.openapi.accounts import ACCOUNT_OPERATIONS
 from gateway.http.openapi.batches import BATCH_OPERATIONS
@@ -139,6 +140,16 @@ OPERATIONS: tuple[Operation, ...] = (
     *response_operations(GENERATION),
     *message_operations(GENERATION),
     *embeddings_operations(GENERATION),
+    Operation(
+        "POST",
+        "/invocations",
+        "Chat, complete, embed, rank or score, as the fields of the body say (SageMaker).",
+        "tenant",
+        answers.Invoked,
+        Invocation,
+        GENERATION,
+        answers.Invoked,
+    ),
     Operation("GET", "/v1/models", "List the models that the caller may use.", "tenant", answers.Models),
     Operation("GET", "/v1/models/{name:path}", "Get a model.", "tenant", answers.Model, faults=MODEL),
     Operation(

@@ -416,3 +416,30 @@ async def test_what_is_wrong_is_named_over_grpc(tmp_path, method, fields, field)
         assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
         assert grpc_app.gateway_app.engine.requests == []
         await grpc_app.assert_empty()
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank"])
+async def test_rankings_have_the_paths_of_vllm_and_cohere(gateway_app, path):
+    async with gateway_app.client() as client:
+        found, own = [(await client.post(each, json=BODIES[RERANK])).json() for each in (path, RERANK)]
+    assert found["results"] == own["results"] and found["results"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_invocations_are_what_their_fields_say(gateway_app, path):
+    async with gateway_app.client() as client:
+        found, own = [(await client.post(each, json=BODIES[path])).json() for each in ("/invocations", path)]
+    same = ("data", "results", "object", "usage", "model")
+    assert [found.get(name) for name in same] == [own.get(name) for name in same]
+
+
+async def test_invocations_may_be_chats_and_completions(gateway_app):
+    chat = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+    async with gateway_app.client() as client:
+        whole = (await client.post("/invocations", json=chat)).json()
+        streamed = await client.post("/invocations", json=chat | {"stream": True})
+        text = (await client.post("/invocations", json={"model": BASE, "prompt": "hi"})).json()
+        neither = await client.post("/invocations", json={"model": BASE})
+    assert (whole["object"], text["object"]) == ("chat.completion", "text_completion")
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert (neither.status_code, neither.json()["error"]["code"]) == (400, "missing_required_parameter")

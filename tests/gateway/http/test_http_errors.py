@@ -12,6 +12,7 @@ from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.http.api import create_app
 from gateway.http.coding import STEP_BYTES, decoded
+from gateway.http.hints import method_hint, route_hint
 from gateway.requests.admission import ServiceSettings
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
@@ -46,7 +47,8 @@ async def test_invalid_json(gateway_app):
 
 
 async def test_validation(gateway_app):
-    check(await ask(gateway_app, {**CHAT, "temperature": "warm"}), 400, None, "temperature", "invalid_request_error")
+    response = await ask(gateway_app, {**CHAT, "temperature": "warm"})
+    check(response, 400, "invalid_type", "temperature", "invalid_request_error")
 
 
 async def test_unsupported_parameter(gateway_app):
@@ -104,7 +106,7 @@ async def test_a_refusal_that_no_wait_helps_names_none(gateway_app):
 
 
 async def test_goals_out_of_range(gateway_app):
-    check(await ask(gateway_app, {**CHAT, "slo": {"ttft_ms": 0}}), 400, None, "slo.ttft_ms")
+    check(await ask(gateway_app, {**CHAT, "slo": {"ttft_ms": 0}}), 400, "decimal_below_min_value", "slo.ttft_ms")
 
 
 @pytest.mark.parametrize("key", [None, "sk-wrong", ""])
@@ -153,6 +155,36 @@ async def test_what_openai_has_and_we_have_not(gateway_app, path, instead):
     message = response.json()["error"]["message"]
     assert f"POST {path} is not supported" in message
     assert instead in message
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("//v1/models", "/v1/models"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/chat-completions", "/v1/chat/completions"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/completion", "/v1/completions"),
+        ("/generate", "/v1/completions"),
+    ],
+)
+async def test_a_route_that_is_not_there_names_the_one_that_is(gateway_app, path, hint):
+    async with gateway_app.client() as client:
+        response = await client.post(f"http://gateway{path}", json=CHAT)
+    check(response, 404, None, None, "not_found_error")
+    assert response.json()["error"]["message"].endswith(f"did you mean {hint}?")
+
+
+async def test_a_part_of_openais_api_is_no_id_of_ours(tmp_path, gateway_app):
+    routes = {route.path for route in gateway_app.app.router.routes}
+    for path, hint in (("/v1/responses/compact", "nothing is compacted"), ("/v1/responses/input_tokens", "/tokenize")):
+        assert hint in (method_hint(path) or "") and hint in (route_hint(path, routes) or "")
+    assert method_hint("/v1/responses/resp_1") is None
+    assert route_hint("/v1/nothing", routes) is None
 
 
 async def test_method_not_allowed(gateway_app):
@@ -319,12 +351,25 @@ async def test_internal_errors_show_an_id_and_nothing_else(gateway_app, monkeypa
         ({"lora_name": "a:b", "lora_path": "poet"}, "lora_name"),
         ({"lora_name": "", "lora_path": "poet"}, "lora_name"),
         ({"lora_name": BASE, "lora_path": "poet"}, "lora_name"),
-        ({"lora_name": "x"}, "lora_path"),
-        ({"lora_name": 5, "lora_path": "poet"}, "lora_name"),
     ],
 )
 async def test_adapters_that_cannot_be_loaded(gateway_app, body, param):
     check(await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, param)
+
+
+async def test_bodies_of_adapters_are_checked(gateway_app):
+    for body, code, param in (
+        ({"lora_name": "x"}, "missing_required_parameter", "lora_path"),
+        ({"lora_name": 5, "lora_path": "poet"}, "invalid_type", "lora_name"),
+    ):
+        check(await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin"), 400, code, param)
+
+
+async def test_values_in_bodies_of_administrators_are_not_quoted(gateway_app):
+    body = {"name": "x", "source": "poet", "tenants": "sk-secret"}
+    response = await ask(gateway_app, body, "/admin/v1/adapters", "sk-admin")
+    check(response, 400, "invalid_type", "tenants")
+    assert "sk-secret" not in response.text
 
 
 async def test_a_link_out_of_the_root_is_not_followed(gateway_app, tmp_path_factory):

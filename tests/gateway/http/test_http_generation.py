@@ -24,8 +24,8 @@ async def post(gateway_app, path, body, key="sk-acme", **headers) -> Response:
 def events(response: Response) -> list:
     """Data of a stream's events."""
     assert response.headers["content-type"].startswith("text/event-stream")
-    frames = response.text.removesuffix("\n\n").split("\n\n")
-    assert all(frame.startswith("data: {") or frame in ("data: [DONE]", ": ping") for frame in frames)
+    frames = response.text.replace(": ping\n", "").removesuffix("\n\n").split("\n\n")
+    assert all(frame.startswith("data: {") or frame == "data: [DONE]" for frame in frames)
     return [json.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
 
 
@@ -170,6 +170,7 @@ async def test_a_chat_in_full(gateway_app):
             "message": {"role": "assistant", "content": "Hello, world!", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     assert response.headers["x-loralane-lane"] == "interactive"
@@ -232,7 +233,7 @@ async def test_a_bug_in_the_middle_of_a_stream_tells_no_internals(gateway_app, m
     def broken(sent):
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("gateway.openai.render.ChatStyle.delta", broken)
+    monkeypatch.setattr("gateway.openai.styles.ChatStyle.delta", broken)
     response = await post(gateway_app, "/v1/chat/completions", {**CHAT, "stream": True})
     *_, last = events(response)
     assert last["error"]["code"] == "internal_error"
@@ -286,6 +287,87 @@ async def test_a_silent_stream_is_kept_alive(tmp_path):
     gateway_app = await build_gateway_app(tmp_path, ping_seconds=0.02)
     gateway_app.engine.pause = 0.1
     response = await post(gateway_app, "/v1/completions", {**COMPLETION, "max_tokens": 2, "stream": True})
-    assert ": ping\n\n" in response.text
-    assert len(events(response)) == 2
+    assert ": ping\n" in response.text
+    assert len(events(response)) == 3
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", COMPLETION | {"max_tokens": 2}),
+        ("/v1/chat/completions", CHAT | {"max_tokens": 2}),
+        ("/v1/responses", {"model": BASE, "input": "hi", "max_output_tokens": 2}),
+    ],
+)
+async def test_a_ping_makes_no_event_of_its_own(tmp_path, path, body):
+    """openai-go up to 3.42 parses the data of every event, also of one that has none, which an empty line ends."""
+    gateway_app = await build_gateway_app(tmp_path, ping_seconds=0.02)
+    gateway_app.engine.pause = 0.1
+    response = await post(gateway_app, path, body | {"stream": True})
+    assert ": ping\n" in response.text
+    assert all("data: " in event for event in response.text.removesuffix("\n\n").split("\n\n"))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True, "logprobs": 1}, {"stop": "world"}])
+async def test_the_last_text_of_a_stream_and_its_finish_reason_are_apart(gateway_app, path, fields):
+    if path == "/v1/chat/completions" and "logprobs" in fields:
+        fields = fields | {"logprobs": True}
+    told = events(await post(gateway_app, path, _least(path) | {"stream": True, **fields}))
+    choices = [choice for chunk in told for choice in chunk["choices"]]
+    *parts, last = choices
+    assert [choice["finish_reason"] for choice in parts] == [None] * len(parts)
+    assert (last.get("delta"), last.get("text")) in (({}, None), (None, ""))
+    assert (last["finish_reason"], last["logprobs"], last.get("token_ids", [])) == ("stop", None, [])
+    whole = (await post(gateway_app, path, _least(path) | fields)).json()["choices"][0]
+    texts = [choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in parts]
+    assert "".join(texts) == (whole["message"]["content"] if "message" in whole else whole["text"])
+    ids = [token_id for choice in choices for token_id in choice.get("token_ids", [])]
+    assert ids == whole.get("token_ids", [])
+
+
+async def test_usage_so_far_is_told_with_every_chunk(gateway_app):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    told = events(await post(gateway_app, "/v1/completions", COMPLETION | {"stream": True, "stream_options": options}))
+    *before, last = [chunk["usage"] for chunk in told]
+    counts = [usage["completion_tokens"] for usage in before]
+    assert counts == sorted(counts) and counts[0] > 0
+    assert (counts[-1], before[-1]["total_tokens"]) == (last["completion_tokens"], last["total_tokens"])
+    assert {usage["prompt_tokens"] for usage in before} == {last["prompt_tokens"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_token_ids_are_those_of_the_prompt_too(gateway_app, path, stream):
+    response = await post(gateway_app, path, _least(path) | {"return_token_ids": True, "stream": stream, "n": 2})
+    prompt_ids = [*gateway_app.engine.requests[-1].prompt_ids]
+    told = events(response) if stream else [response.json()]
+    if path == "/v1/chat/completions":
+        assert [chunk["prompt_token_ids"] for chunk in told if "prompt_token_ids" in chunk] == [prompt_ids]
+    else:
+        choices = [choice for chunk in told for choice in chunk["choices"] if "prompt_token_ids" in choice]
+        assert [(choice["index"], choice["prompt_token_ids"]) for choice in choices] == [
+            (0, prompt_ids),
+            (1, prompt_ids),
+        ]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_stopped_an_answer_is_told(gateway_app, path, stream):
+    async def reason(**fields):
+        response = await post(gateway_app, path, _least(path) | {"stream": stream, **fields})
+        chunk = events(response)[-1] if stream else response.json()
+        return chunk["choices"][0]["stop_reason"]
+
+    assert await reason() is None
+    assert await reason(stop=["never", "world"]) == "world"
+    assert await reason(max_tokens=2) is None
+    ids = ids_of("Hey!")
+    gateway_app.engine.last_words = TokenEvent("", ids, finish_reason=FinishReason.STOP)
+    assert await reason(stop_token_ids=[ids[-1]]) == ids[-1]
+
+
+def _least(path: str) -> dict:
+    return COMPLETION if path == "/v1/completions" else CHAT

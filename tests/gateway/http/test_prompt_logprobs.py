@@ -86,6 +86,9 @@ async def test_a_stream_tells_the_same(gateway_app, max_tokens, per_event):
     frames = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     choices = [frame["choices"][0] for frame in frames]
     assert "".join(choice["text"] for choice in choices) == whole["text"]
+    ends = [len("".join(choice["text"] for choice in choices[:count])) for count in range(len(choices))]
+    for choice, end in zip(choices, ends, strict=True):
+        assert not choice["logprobs"] or choice["logprobs"]["text_offset"][0] == end, "they come with their text"
     for name, values in whole["logprobs"].items():
         assert [v for choice in choices if choice["logprobs"] for v in choice["logprobs"][name]] == values
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [whole["finish_reason"]]
@@ -122,10 +125,10 @@ async def test_a_chats_prompt_logprobs_are_beside_its_choices(gateway_app):
         (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "unsupported_parameter"),
         (CHATS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "unsupported_parameter"),
         (CHATS, {"prompt_logprobs": 1, "n": 2}, "n", "unsupported_parameter"),
-        (COMPLETIONS, {"logprobs": 21}, "logprobs", None),
-        (COMPLETIONS, {"prompt_logprobs": 21}, "prompt_logprobs", None),
-        (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs", None),
-        (COMPLETIONS, {"prompt_logprobs": True}, "prompt_logprobs", None),
+        (COMPLETIONS, {"logprobs": 21}, "logprobs", "integer_above_max_value"),
+        (COMPLETIONS, {"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+        (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs", "integer_below_min_value"),
+        (COMPLETIONS, {"prompt_logprobs": True}, "prompt_logprobs", "invalid_type"),
         (COMPLETIONS, {"max_tokens": 0, "echo": False}, "max_tokens", None),
         (COMPLETIONS, {"prompt": "x" * (CONTEXT + 1), "max_tokens": 0}, "prompt", "context_length_exceeded"),
     ],

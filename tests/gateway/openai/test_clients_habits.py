@@ -22,32 +22,22 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 OTHERS = """
 add_special_tokens spaces_between_special_tokens kv_transfer_params mm_processor_kwargs request_id
-return_tokens_as_token_ids include_reasoning thinking_token_budget vllm_xargs logits_processors min_new_tokens
-max_new_tokens guided_decoding_backend media_io_kwargs prompt_embeds repetition_detection rid regex ebnf json_schema
-no_stop_trim stop_regex separate_reasoning stream_reasoning return_hidden_states session_params custom_logit_processor
-custom_params bootstrap_host bootstrap_port bootstrap_room data_parallel_rank input_ids output_ids extra_key
-min_length return_cached_tokens_details return_routed_experts max_length top_n_tokens typical_p watermark details
-do_sample decoder_input_details truncate n_predict n_probs n_keep num_ctx num_predict num_keep repeat_penalty
-repeat_last_n penalize_nl rep_pen rep_pen_range mirostat mirostat_mode mirostat_tau mirostat_eta tfs tfs_z typical
-top_a top_n_sigma dynatemp_range dynatemp_exponent dynamic_temperature temperature_last temp min_temp max_temp
-smoothing_factor smoothing_curve xtc_threshold xtc_probability dry_multiplier dry_base dry_allowed_length
-dry_penalty_last_n dry_sequence_breakers samplers sampler_order grammar grammar_string negative_prompt ban_eos_token
-add_bos_token banned_tokens banned_strings token_healing cache_prompt id_slot t_max_predict_ms template options format
-keep_alive think context system epsilon_cutoff eta_cutoff random_seed safe_prompt prompt_mode stop_sequences thinking
-enable_thinking enable_search search_options citation_options compound_custom disable_tool_validation reasoning_format
-reasoning_budget reasoning_history context_length_exceeded_behavior prompt_truncate_len perf_metrics_in_response
-raw_output safety_model models provider transforms route plugins usage reasoning preset debug session_id trace
-api_base api_key api_version base_url timeout num_retries max_retries fallbacks guardrails tags mock_response
-drop_params additional_drop_params allowed_openai_params extra_headers extra_body extra_query cache caching ttl
-litellm_metadata litellm_session_id litellm_trace_id model_list deployment_id custom_llm_provider prompt_id
-prompt_variables input_cost_per_token output_cost_per_token max_budget chat_id files features variables model_item
-background_tasks tool_ids tool_servers skill_ids params filter_ids parent_id folder_id title_generation endpoint
-endpointType modelLabel promptPrefix callbacks run_name configurable conversation_id user metadata store
-safety_identifier prompt_cache_key prompt_cache_retention verbosity moderation id title task name
-input inputs output text headers config
+guided_decoding_backend media_io_kwargs rid stream_reasoning bootstrap_host bootstrap_port bootstrap_room
+data_parallel_rank output_ids extra_key return_cached_tokens_details n_keep num_ctx num_keep penalize_nl rep_pen_range
+mirostat_tau mirostat_eta dynatemp_exponent smoothing_curve xtc_threshold dry_base dry_allowed_length
+dry_penalty_last_n dry_sequence_breakers cache_prompt id_slot keep_alive citation_options compound_custom
+disable_tool_validation reasoning_history context_length_exceeded_behavior perf_metrics_in_response raw_output
+safety_model models provider route usage preset debug session_id trace api_base api_key api_version base_url
+num_retries max_retries fallbacks guardrails tags mock_response drop_params additional_drop_params
+allowed_openai_params extra_headers extra_body extra_query cache caching ttl litellm_metadata litellm_session_id
+litellm_trace_id model_list deployment_id custom_llm_provider prompt_id prompt_variables input_cost_per_token
+output_cost_per_token max_budget chat_id files features variables model_item background_tasks tool_ids tool_servers
+skill_ids params filter_ids parent_id folder_id title_generation endpoint endpointType modelLabel promptPrefix
+callbacks run_name configurable conversation_id user metadata store safety_identifier prompt_cache_key
+prompt_cache_retention verbosity moderation id title task name input inputs output text headers config
 """
 """Fields of vLLM, SGLang, TGI, llama.cpp, Ollama, KoboldCpp, Mistral, Together, OpenRouter, LiteLLM, LangChain, Open
-WebUI and LibreChat."""
+WebUI and LibreChat that change no answer of this model."""
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.fields import REFUSED
 from gateway.openai.parse import parse
-from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest
+from gateway.openai.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from gateway.requests.types import Chat
 
 USER = {"role": "user", "content": "hi"}
@@ -245,7 +246,43 @@ def test_other_prompts_are_refused(prompt):
 def test_values_out_of_range_are_refused_by_name(field, value):
     error = refusal(chat, **{field: value})
     assert (error.http_status, error.code, error.param) == (400, None, field)
+    assert error.body()["error"]["code"]
     assert field in error.message
+    assert isinstance(value, dict) or value is None or json.dumps(value).strip('"') in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"temperature": "hot"}, "invalid_type", 'temperature: Expected `float | null`, got `str`: "hot"'),
+        ({"temperature": 2.1}, "decimal_above_max_value", "temperature: Expected `float` <= 2.0, got 2.1"),
+        ({"presence_penalty": -3}, "decimal_below_min_value", "presence_penalty: Expected `float` >= -2.0, got -3"),
+        ({"max_tokens": 0}, "integer_below_min_value", "max_tokens: Expected `int` >= 1, got 0"),
+        ({"n": 129}, "integer_above_max_value", "n: Expected `int` <= 128, got 129"),
+        ({"cache_salt": ""}, "string_below_min_length", 'cache_salt: Expected `str` of length >= 1, got ""'),
+        ({"cache_salt": "x" * 1025}, "string_above_max_length", "cache_salt: Expected `str` of length <= 1024"),
+        ({"speculation": "always"}, "invalid_value", "speculation: Invalid enum value 'always'"),
+        ({"service_tier": "vip"}, "invalid_value", "not 'vip'"),
+        ({"reasoning_effort": "huge"}, "invalid_value", "the effort must be one of none"),
+        ({"stop": ["a", 5]}, "invalid_type", "stop[1]: Expected `str`, got `int`: 5"),
+        ({"messages": [{}]}, "missing_required_parameter", "messages[0].role is required"),
+        ({"messages": []}, "empty_array", "messages must not be empty"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "invalid_value", "unknown role 'wizard'"),
+        ({"temprature": 1}, "unknown_parameter", "did you mean 'temperature'"),
+        ({"logit_bias": {"5": 1, "7": 101}}, "decimal_above_max_value", 'logit_bias["7"]: Expected `float` <= 100'),
+        ({"logit_bias": {"5": 1, "five": 1, "7": 2}}, "invalid_type", 'logit_bias["five"]: Expected `int`, got `str`'),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "invalid_type", "tools[0].function.name: "),
+    ],
+)  # fmt: skip
+def test_errors_have_openais_codes_and_name_what_does_not_fit(fields, code, message):
+    error = refusal(chat, **fields)
+    assert (error.http_status, error.body()["error"]["code"]) == (400, code)
+    assert message in error.message
+
+
+def test_a_wrong_member_among_many_is_found():
+    members = {str(number): 1 for number in range(5000)} | {"4321": 101}
+    assert 'logit_bias["4321"]' in refusal(chat, logit_bias=members).message
 
 
 def test_missing_fields_are_named():
@@ -260,7 +297,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name):
     make = completion if name in ChatRequest.__struct_fields__ else chat
     error = refusal(make, **{name: {"type": "json_object"}})
     assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
-    for harmless in REFUSED[name]:
+    for harmless in REFUSED[name].harmless:
         assert make(**{name: harmless}) == make()
 
 

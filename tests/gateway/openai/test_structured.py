@@ -70,10 +70,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "grammar", "field"), SPELLINGS)
 def test_every_spelling(fields, grammar, field):
-    body = json.dumps({**CHAT, "prompt": "hi", **fields}).encode()
+    chat, completion = (json.dumps({**least, **fields}).encode() for least in (CHAT, {"model": BASE, "prompt": "hi"}))
     for request in (
-        chat_request(parse(body, ChatRequest), "r"),
-        completion_request(parse(body, CompletionRequest), "r"),
+        chat_request(parse(chat, ChatRequest), "r"),
+        completion_request(parse(completion, CompletionRequest), "r"),
     ):
         assert (request.sampling.grammar, request.grammar_field) == (grammar, field)
 

@@ -171,7 +171,7 @@ async def test_answers_have_reasoning_apart_from_text(reasoner, template, answer
     async with gateway_app.openai() as client:
         whole = await client.chat.completions.create(**CHAT, stop=stop)
         message = whole.choices[0].message
-        assert (message.content, message.reasoning_content) == (text, "Hm.")
+        assert (message.content, message.reasoning_content, message.reasoning) == (text, "Hm.", "Hm.")
         assert whole.usage.completion_tokens_details.reasoning_tokens == reasoning_tokens
         stream = await client.chat.completions.create(
             **CHAT, stop=stop, stream=True, stream_options={"include_usage": True}
@@ -179,7 +179,8 @@ async def test_answers_have_reasoning_apart_from_text(reasoner, template, answer
         chunks = [chunk async for chunk in stream]
     assert chunks[-1].usage == whole.usage
     deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm."
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(getattr(delta, name, None) or "" for delta in deltas) == "Hm."
     assert "".join(delta.content or "" for delta in deltas) == text
     kinds = ["reasoning" if getattr(delta, "reasoning_content", None) else "text" for delta in deltas[1:]]
     assert kinds == sorted(kinds)
@@ -214,11 +215,12 @@ async def test_an_unknown_effort_is_refused(reasoner):
     assert answer.json()["error"]["param"] == "reasoning_effort"
 
 
-async def test_reasoning_of_earlier_answers_reaches_the_template(reasoner):
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_of_earlier_answers_reaches_the_template(reasoner, name):
     gateway_app = await reasoner(
         R1.replace("{{ message.content }}", "{{ message.reasoning_content }}{{ message.content }}")
     )
-    messages = [*CHAT["messages"], {"role": "assistant", "content": "b", "reasoning_content": "a"}, *CHAT["messages"]]
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "b", name: "a"}, *CHAT["messages"]]
     await post(gateway_app, {**CHAT, "messages": messages})
     [sent] = gateway_app.engine.requests
     assert "<|assistant|>ab<|end|>" in gateway_app.engine.tokenizer.decode(sent.prompt_ids, skip_special=False)

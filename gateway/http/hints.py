@@ -68,7 +68,7 @@ def route_hint(path: str, known: Collection[str]) -> str | None:
 def method_hint(path: str) -> str | None:
     """Return what to use instead of a path that has a route by chance, because a part of its name is taken for an id.
     None means that the path is what the caller meant."""
-    return ABSENT.get(path)
+    return ABSENT.get(path) if path.count("/") > 2 else None
 
 
 def _absence(path: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from msgspec import Struct
 
 from engine.core.types import SamplingParams
@@ -28,7 +27,6 @@ from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, Text
 MOST_LOGGED = 8
 """Maximum number of skipped tools that the log names for one request."""
 
-log = structlog.get_logger("responses")
 
 if TYPE_CHECKING:  # the process that validates a batch needs no gateway, which imports numpy and Redis' client
     from gateway.requests.service import Gateway
@@ -95,7 +93,9 @@ def response_call(
     with own_names():
         request = response_request(body, request_id, ingress, history)
     if skipped := [f"{tool.type} {tool.name or ''}".strip()[:80] for tool in body.tools or () if not tool.is_function]:
-        log.info("tools_skipped", request_id=request_id, tools=skipped[:MOST_LOGGED])
+        import structlog  # Imported here: processes that validate batches are to start fast.
+
+        structlog.get_logger("responses").info("tools_skipped", request_id=request_id, tools=skipped[:MOST_LOGGED])
     return ResponseCall(body, request, echo_of(body), keep)
 
 

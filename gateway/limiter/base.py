@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from gateway.core.budget import Allowance, Bucket, LimitRefusal, explain_refusal, tightest_allowance
+from gateway.core.bucket import Allowance, Bucket
+from gateway.core.budget import LimitRefusal, explain_refusal, tightest_allowance
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
@@ -50,6 +51,12 @@ class ReserveRequest(Struct, frozen=True):
     """True means that the request's sender counts its usage later, and with it the tokens against the limits of the
     day, if it keeps the answer (`DeferredUsage`). `used` must then return nothing. In Redis, the settlement frees the
     day's tokens that were reserved; the limits per minute count what each run used."""
+
+    @property
+    def is_batch_line(self) -> bool:
+        """True for a line of a batch, which leaves of each limit what interactive requests have lately wanted. Only
+        batches defer the count of what they use."""
+        return self.is_deferred
 
     @property
     def num_counted(self) -> int:
@@ -237,7 +244,7 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     """Return the error (RATE_LIMIT_EXCEEDED, or INSUFFICIENT_QUOTA if waiting does not help) for a refused reservation,
     with limit, wait and x-ratelimit headers. `buckets` are those that `reserve` returned for `request.scopes`."""
-    refusal = explain_refusal(buckets, request.tokens, request.num_counted)
+    refusal = explain_refusal(buckets, request.tokens, request.num_counted, request.is_batch_line)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"
     metadata = {"scope": str(scope), "limit": refusal.name, "value": str(refusal.limit)}

@@ -1,14 +1,21 @@
--- Prepended to the scripts that count: the arithmetic of gateway/core/budget.py on what is kept in Redis.
+-- Prepended to the scripts that count: the arithmetic of gateway/core/bucket.py on what is kept in Redis.
 -- A bucket is a hash {requests, tokens: in use, today: tokens of the day, as of at: microseconds; epoch: when what was
 -- in use was last forgotten; refused: day, and how often that day each limit did not fit; last: which did not fit the
--- request that was refused last, and when}; an absent one is unused.
--- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds.
+-- request that was refused last, and when; demand: minute, then requests, tokens and slots that interactive requests
+-- wanted in it, and those of the minute before}; an absent one is unused.
+-- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds. Of lines
+-- of batches it has the negative of that.
 
 local MINUTE = 60000000
 local DAY = 86400000000
 local SLACK = 1e-6
 local KEPT_MS = 172800000
 local STEP_MS = 60000
+local RECENT_MINUTES = 60
+local BATCH_PART = 0.25
+local PROTECTED = 0.9
+local DEMAND = '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)'
+local DEMAND_FORMAT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f'
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 -- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
@@ -58,14 +65,27 @@ end
 local function set_back(key, running, at, now)
   redis.call('HSET', key, 'at', now)
   local behind = math.floor((at - now) / 1000)
-  local slots = behind > STEP_MS and redis.call('ZRANGEBYSCORE', running, exact(at / 1000), '+inf', 'WITHSCORES') or {}
+  local slots = behind > STEP_MS and redis.call('ZRANGE', running, 0, -1, 'WITHSCORES') or {}
   for i = 1, #slots, 2 do
-    redis.call('ZADD', running, exact(slots[i + 1] - behind), slots[i])
+    local expiry = tonumber(slots[i + 1])
+    if math.abs(expiry) * 1000 > at then
+      redis.call('ZADD', running, exact(expiry > 0 and expiry - behind or expiry + behind), slots[i])
+    end
   end
 end
 
+-- What interactive requests have lately wanted, as gateway/core/demand.py has it: a minute, three amounts that were wanted
+-- in it, and three in the minute before.
+local function demand_of(text)
+  if not text then
+    return { -1, 0, 0, 0, 0, 0, 0 }
+  end
+  local minute, r, t, s, r1, t1, s1 = string.match(text, DEMAND)
+  return { minute + 0, r + 0, t + 0, s + 0, r1 + 0, t1 + 0, s1 + 0 }
+end
+
 local function load(key, running, name, limits, now)
-  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused')
+  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused', 'demand')
   local at = tonumber(state[3]) or now
   if at > now then
     set_back(key, running, at, now)
@@ -75,6 +95,7 @@ local function load(key, running, name, limits, now)
   local today = day_of(at) == day_of(now) and tonumber(state[4]) or 0
   return {
     key = key, running = running, name = name, epoch = state[5] or '', refused = state[6],
+    demand = demand_of(state[7]), minute = math.floor(now / MINUTE), batch_lines = 0,
     is_new = not state[3] or day_of(at) ~= day_of(now),
     draining(limits, 1, state[1], elapsed), draining(limits, 2, state[2], elapsed),
     meter(limits, 3, 0), meter(limits, 4, today),
@@ -83,7 +104,9 @@ end
 
 -- What runs is only looked up where something is decided or told; until then none does.
 local function count_running(bucket, now)
-  bucket[3].used = redis.call('ZCOUNT', bucket.running, '(' .. math.floor(now / 1000), '+inf')
+  local ms = math.floor(now / 1000)
+  bucket.batch_lines = redis.call('ZCOUNT', bucket.running, '-inf', '(-' .. ms)
+  bucket[3].used = bucket.batch_lines + redis.call('ZCOUNT', bucket.running, '(' .. ms, '+inf')
 end
 
 -- Tenant's, key's and adapter's, from keys that alternate between buckets and their leases.
@@ -101,9 +124,58 @@ local function load_all(limits_key, keys, key_id, adapter, now)
   }
 end
 
+local function wanted(bucket, i)
+  local demand, age = bucket.demand, math.max(0, bucket.minute - bucket.demand[1])
+  if age == 0 then
+    return math.max(demand[1 + i], demand[4 + i])
+  end
+  return age == 1 and demand[1 + i] or 0
+end
+
+local function want(bucket, requests, tokens, running)
+  if requests == 0 and tokens == 0 and running == 0 then
+    return
+  end
+  local _, r, t, s, r1, t1, s1 = unpack(bucket.demand)
+  local age = math.max(0, bucket.minute - bucket.demand[1])
+  if age == 1 then
+    r, t, s, r1, t1, s1 = 0, 0, 0, r, t, s
+  elseif age > 1 then
+    r, t, s, r1, t1, s1 = 0, 0, 0, 0, 0, 0
+  end
+  bucket.demand = { bucket.minute, r + requests, t + tokens, math.max(s, running), r1, t1, s1 }
+  bucket.has_wanted = true
+end
+
+local function correct_demand(bucket, minute, requests, tokens)
+  local first = minute == bucket.demand[1] and 2 or minute == bucket.demand[1] - 1 and 5
+  if first and (requests ~= 0 or tokens ~= 0) then
+    bucket.demand[first] = math.max(0, bucket.demand[first] + requests)
+    bucket.demand[first + 1] = math.max(0, bucket.demand[first + 1] + tokens)
+    bucket.has_wanted = true
+  end
+end
+
+-- Returns whether a line of a batch leaves of the i-th limit what interactive requests have lately wanted.
+local function leaves_enough(bucket, i, amount)
+  local meter, minute = bucket[i], bucket.demand[1]
+  if not meter.limit or amount == 0 or i == 4 or minute < 0 or bucket.minute - minute > RECENT_MINUTES then
+    return true
+  elseif i == 3 then
+    return bucket.batch_lines + amount + math.max(meter.used - bucket.batch_lines, wanted(bucket, i)) <= meter.limit
+  end
+  local left = wanted(bucket, i)
+  return meter.used + amount <= math.max(0, meter.limit - left) * BATCH_PART + SLACK
+    or meter.used <= SLACK and amount + left * PROTECTED <= meter.limit
+end
+
 -- A request without tokens fits whatever is in use: it adds to no debt.
-local function fits(meter, amount)
-  return not meter.limit or amount == 0 or meter.used + amount <= meter.limit + SLACK
+local function fits(bucket, i, amount, is_batch_line)
+  local meter = bucket[i]
+  if meter.limit and amount ~= 0 and meter.used + amount > meter.limit + SLACK then
+    return false
+  end
+  return not is_batch_line or leaves_enough(bucket, i, amount)
 end
 
 -- Returns the number of tokens that fit the smallest of the buckets that may refuse a request.
@@ -129,6 +201,10 @@ local function charge_today(bucket, amount)
   bucket[4].used = math.max(0, bucket[4].used + amount)
 end
 
+local function demand_fields(bucket)
+  return bucket.has_wanted and { 'demand', string.format(DEMAND_FORMAT, unpack(bucket.demand)) } or {}
+end
+
 -- What is written first on a day is kept until the end of the next: long enough for the day's count, and for a limit
 -- lowered soon to find use that a higher one forgets. A debt that takes longer is kept longer.
 -- Once a day, leases that gateways left unsettled when they died are deleted, too: until then they only take memory.
@@ -145,13 +221,13 @@ local function keep(bucket, index, now)
   if bucket.is_new then
     redis.call('SADD', index, bucket.name)
     redis.call('PEXPIRE', index, KEPT_MS)
-    redis.call('ZREMRANGEBYSCORE', bucket.running, '-inf', math.floor(now / 1000))
+    redis.call('ZREMRANGEBYSCORE', bucket.running, -math.floor(now / 1000), math.floor(now / 1000))
   end
 end
 
 local function save(bucket, index, now)
   redis.call('HSET', bucket.key, 'requests', bucket[1].used, 'tokens', bucket[2].used,
-    'today', bucket[4].used, 'at', now)
+    'today', bucket[4].used, 'at', now, unpack(demand_fields(bucket)))
   keep(bucket, index, now)
 end
 
@@ -169,18 +245,21 @@ local function count_misses(bucket, misses, refused, index, now)
   for i = 1, 4 do
     counts[i + 1] = exact(counts[i + 1] + tonumber(string.sub(misses, i, i)))
   end
-  redis.call('HSET', bucket.key, 'refused', table.concat(counts, ' '))
+  redis.call('HSET', bucket.key, 'refused', table.concat(counts, ' '), unpack(demand_fields(bucket)))
   if refused then
     redis.call('HSET', bucket.key, 'last', misses .. ' ' .. exact(now))
   end
   keep(bucket, index, now)
 end
 
--- For a reply, as gateway/core/budget.py has them: of a number of its own Redis would cut off the fraction.
+-- For a reply, as gateway/core/bucket.py has them: of a number of its own Redis would cut off the fraction.
 local function described(buckets, now)
   local told = {}
   for i, bucket in ipairs(buckets) do
-    told[i] = { requests = bucket[1], tokens = bucket[2], running = bucket[3], today = bucket[4], at = now }
+    told[i] = {
+      requests = bucket[1], tokens = bucket[2], running = bucket[3], today = bucket[4], at = now,
+      batch_lines = bucket.batch_lines, demand = bucket.demand[1] >= 0 and bucket.demand or nil,
+    }
   end
   return cmsgpack.pack(told)
 end

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from gateway.core.budget import Bucket
+from gateway.core.bucket import Ask, Bucket
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import Limits, Policy, Scope
 from gateway.core.tenants import Tenant
@@ -91,7 +91,9 @@ class FailoverLimiter:
             self._asking -= 1
         self._report("")
         self._full.difference_update(request.scopes)
-        self._full |= {scope for scope, left in zip(request.scopes, grant.buckets, strict=True) if not left.admits(0)}
+        self._full |= {
+            scope for scope, left in zip(request.scopes, grant.buckets, strict=True) if not left.admits(Ask(0))
+        }
         self._local.adopt(grant)
         self._headroom.remember(request.scopes, grant.buckets)
         return grant

@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.core.budget import DAY, Bucket, BucketCharge, Decision, reserve, settle
+from gateway.core.bucket import DAY, Bucket, BucketCharge
+from gateway.core.budget import Decision, asks_of, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
@@ -80,6 +81,7 @@ class LocalLimiter:
         decision = self._decide(bare, now)
         if not decision.admitted:
             self._count_misses(request.scopes, decision, now)
+            self._remember_demand(request.scopes, decision)
             raise self._refusal(bare, decision.buckets)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
@@ -90,6 +92,7 @@ class LocalLimiter:
         decision = self._decide(request, now)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
+            self._remember_demand(scopes, decision)
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
         lease = new_lease(request)
         for scope, bucket in zip(scopes, decision.buckets, strict=True):
@@ -142,10 +145,13 @@ class LocalLimiter:
         self._last.pop(scope, None)
         for name in LIMIT_NAMES:
             self._refused.pop((scope, name), None)
-        self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
+        running, lines = bucket.running, bucket.batch_lines
+        self._buckets[scope] = replace(
+            Bucket.empty(bucket.limits), at=self._clock(), running=running, batch_lines=lines
+        )
         for charges in self._leases.values():
             if scope in charges:
-                charges[scope] = NOTHING
+                charges[scope] = replace(NOTHING, is_batch_line=charges[scope].is_batch_line)
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)}
@@ -196,7 +202,12 @@ class LocalLimiter:
     def _decide(self, request: ReserveRequest, now: int) -> Decision:
         """Compute a reservation in this gateway's share of the limits, and make none."""
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in request.scopes]
-        return reserve(buckets, request.tokens, now, request.least, request.num_counted)
+        return reserve(buckets, request.tokens, now, request.least, request.num_counted, request.is_batch_line)
+
+    def _remember_demand(self, scopes: Sequence[Scope], decision: Decision) -> None:
+        """Store what a refused request wanted, so that batch lines leave it to the next attempt."""
+        for scope, bucket in zip(scopes, decision.buckets, strict=True):
+            self._buckets[scope] = replace(self._buckets[scope], demand=bucket.demand)
 
     def _limits(self, scope: Scope) -> Limits:
         live = self._live.get(scope)
@@ -237,6 +248,7 @@ class LocalLimiter:
             requests=replace(known.requests, used=known.requests.used / self.replicas),
             tokens=replace(known.tokens, used=known.tokens.used / self.replicas),
             running=replace(known.running, used=0),
+            batch_lines=0,
             today=replace(known.today, used=self._rounded_share(known.today.used)),
         )
 
@@ -263,8 +275,8 @@ class LocalLimiter:
         for it, else a 429."""
         error = limit_error(request, buckets)
         whole = [bucket.with_limits(self._limits(scope)) for scope, bucket in zip(request.scopes, buckets, strict=True)]
-        counted = request.num_counted
-        if not all(bucket.admits(request.tokens, is_counted=at < counted) for at, bucket in enumerate(whole)):
+        asks = asks_of(len(whole), request.tokens, request.num_counted, request.is_batch_line)
+        if not all(bucket.admits(ask) for bucket, ask in zip(whole, asks, strict=True)):
             return error
         message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
         return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.budget import Bucket
+from gateway.core.bucket import Bucket
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import StoredLimits

@@ -5,7 +5,8 @@ Keys of one tenant share the hash tag {tenant}. `*` is the configured prefix; SC
 
     *limits:{tenant}          hash   scope name -> limits as JSON; `key:*` and `adapter:*` hold those of all others
     *bucket:{tenant}:SCOPE    hash   current use of the scope
-    *running:{tenant}:SCOPE   zset   leases of running requests by expiry of their slots; expired ones are removed daily
+    *running:{tenant}:SCOPE   zset   leases of running requests by expiry of their slots, those of batch lines by its
+                                     negative; expired ones are removed daily
     *scopes:{tenant}          set    names of scopes with a bucket
     *lease:{tenant}:id        hash   a reservation that is not settled yet, and the usage counted for it so far
     *void:{tenant}:id         text   a reservation that was cancelled before it arrived
@@ -30,7 +31,8 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.core.breaker import Breaker
-from gateway.core.budget import DAY, Decision
+from gateway.core.bucket import DAY
+from gateway.core.budget import Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.core.usage import NOTHING, Counts
@@ -234,7 +236,7 @@ class RedisLimiter:
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
-        args += ["" if request.least is None else request.least, request.num_counted]
+        args += ["" if request.least is None else request.least, request.num_counted, int(request.is_batch_line)]
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)

@@ -9,11 +9,12 @@ local expiry = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return { 0, expiry }
 end
-count(KEYS[5], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], redis.call('HGET', KEYS[1], 'counted') or '')
+local lease = redis.call('HMGET', KEYS[1], 'counted', 'batch_line')
+count(KEYS[5], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], lease[1] or '')
 redis.call('HSET', KEYS[1], 'counted', ARGV[8])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 for i = 2, 4 do
-  redis.call('ZADD', KEYS[i], expiry, ARGV[1])
+  redis.call('ZADD', KEYS[i], lease[2] and '-' .. expiry or expiry, ARGV[1])
   redis.call('PEXPIRE', KEYS[i], ARGV[3])
 end
 return { 1, expiry }

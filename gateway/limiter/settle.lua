@@ -10,7 +10,7 @@ local VOID_MS = 600000
 
 local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
 local now = clock()
-local lease = redis.call('HMGET', lease_key, 'tokens', 'day', 'scope1', 'scope2', 'scope3', 'counted')
+local lease = redis.call('HMGET', lease_key, 'tokens', 'day', 'scope1', 'scope2', 'scope3', 'counted', 'minute')
 if not lease[1] then
   if ARGV[4] == '1' then
     redis.call('SET', void_key, '1', 'PX', VOID_MS)
@@ -30,8 +30,13 @@ local buckets = load_all(limits_key, { unpack(KEYS, 5) }, ARGV[5], ARGV[6], now)
 for scope, bucket in ipairs(buckets) do
   local counted = lease[2 + scope]
   if string.sub(counted, 3) == bucket.epoch then
-    charge(bucket[1], string.sub(counted, 1, 1) == '1' and requests or 0)
-    charge(bucket[2], string.sub(counted, 2, 2) == '1' and tokens or 0)
+    local more_requests = string.sub(counted, 1, 1) == '1' and requests or 0
+    local more_tokens = string.sub(counted, 2, 2) == '1' and tokens or 0
+    charge(bucket[1], more_requests)
+    charge(bucket[2], more_tokens)
+    if lease[7] then
+      correct_demand(bucket, tonumber(lease[7]), more_requests, more_tokens)
+    end
     charge_today(bucket, tonumber(lease[2]) == day_of(now) and today or 0)
     save(bucket, index, now)
   end

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.part import is_admin_service
@@ -83,16 +83,27 @@ class Method:
 
     def parse(self, message: bytes) -> Any:
         """Return a request message. Raises ApiError (INVALID_REQUEST): it is malformed, has too many values or, for a
-        method that needs no key or an administrator's, is too large."""
+        method that needs no key or an administrator's, is too large; an administrator's has unknown fields."""
         most = MOST_BYTES.get(self.audience)
         if most is not None and len(message) > most:
             raise invalid_request(f"a message to this method has at most {most} bytes")
         check_message(message, self._kind)
         try:
-            return self._deserialise(message)
+            request = self._deserialise(message)
         except DecodeError:
-            pass
-        raise invalid_request("the request is not a valid protobuf message of this method's request type")
+            request = None
+        if request is None:  # raised outside of the handler, whose exception would keep the message alive
+            raise invalid_request("the request is not a valid protobuf message of this method's request type")
+        if self.audience is Audience.ADMINISTRATORS and _discards_unknown(request):
+            raise invalid_request("the request has fields that this gateway does not know; use a client of its version")
+        return request
+
+
+def _discards_unknown(request: Message) -> bool:
+    """Remove the unknown fields of a message and of those in it. Returns whether there were any."""
+    num_bytes = request.ByteSize()
+    request.DiscardUnknownFields()
+    return request.ByteSize() != num_bytes
 
 
 class Messages:

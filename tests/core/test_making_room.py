@@ -89,12 +89,13 @@ def test_the_thrashed_and_the_nearly_done_are_spared():
         (Cause.ADAPTER, {"num_pages": 36}, {"prompt": 20, "adapter_hash": "b"}),
     ],
 )
-def test_an_interactive_request_takes_whatever_it_needs(cause, config, chat):
+@pytest.mark.parametrize("tenant", ["acme", "globex"])
+def test_an_interactive_request_takes_whatever_it_needs_also_from_its_own_tenants_batch(cause, config, chat, tenant):
     stepped = SteppedEngine({"a": 12, "b": 12}, **config)
     for number in range(2):
-        stepped.batch(f"b{number}", 100, 60, adapter_hash="a")
+        stepped.batch(f"b{number}", 100, 60, adapter_hash="a", tenant="acme")
     stepped.step(6)
-    stepped.submit("chat", out=2, **chat)
+    stepped.submit("chat", out=2, tenant=tenant, **chat)
     stepped.step(2)
     assert stepped.state.counters.preempted_for[cause] >= 1
     assert sum(stepped.state.counters.preempted_for.values()) == stepped.state.counters.preempted_for[cause]

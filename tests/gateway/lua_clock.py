@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from redis.asyncio import Redis
 
-from gateway.core.budget import DAY
+from gateway.core.bucket import DAY
 from gateway.redis.client import Script
 
 KEY = "test:clock"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from gateway.core.budget import DAY
+from gateway.core.bucket import DAY
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.core.budget import DAY, MINUTE, Bucket
+from gateway.core.bucket import DAY, MINUTE, Bucket
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant

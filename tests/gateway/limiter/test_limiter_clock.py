@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lua_clock import lua_clock
 
-from gateway.core.budget import DAY, MINUTE
+from gateway.core.bucket import DAY, MINUTE
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.core import budget
-from gateway.core.budget import Bucket, BucketCharge
+from gateway.core.bucket import DAY, Bucket, BucketCharge
 from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
@@ -42,7 +42,13 @@ interleavings = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts),
         st.tuples(
-            st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts, st.booleans()
+            st.just("reserve"),
+            st.sampled_from(KEY_IDS),
+            st.sampled_from(ADAPTERS),
+            amounts,
+            leasts,
+            st.booleans(),
+            st.booleans(),
         ),
         st.tuples(st.just("settle"), which, amounts),
         st.tuples(st.just("undo"), which),
@@ -80,19 +86,30 @@ class Ledger:
         self.gone: list[Held] = []
         """Reservations that Redis has forgotten, although their slots may still count."""
 
-    def running(self, scope: Scope, now: int) -> int:
-        return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost, *self.gone))
+    def running(self, scope: Scope, now: int) -> list[Held]:
+        held = (*self.held, *self.lost, *self.gone)
+        return [one for one in held if scope in one.charges and one.expiry > now // 1000]
 
     async def reserve(
-        self, key: str, adapter: str, tokens: int, least: int | None = None, is_counted: bool = False
+        self,
+        key: str,
+        adapter: str,
+        tokens: int,
+        least: int | None = None,
+        is_counted: bool = False,
+        is_batch_line: bool = False,
     ) -> None:
-        request = ReserveRequest("r", "t", key, tokens, adapter, least=least, is_counted=is_counted)
+        request = ReserveRequest(
+            "r", "t", key, tokens, adapter, least=least, is_counted=is_counted, is_deferred=is_batch_line
+        )
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
         decision = await self.limiter.send_reservation(grant)
         now = decision.buckets[0].at
         before = [self.at(scope, now) for scope in request.scopes]
-        expected = budget.reserve(before, tokens, now, least, request.num_counted)
+        expected = budget.reserve(before, tokens, now, least, request.num_counted, is_batch_line)
         assert decision == replace(expected, charges=())
+        for scope, bucket in zip(request.scopes, expected.buckets, strict=True):
+            self.buckets[scope] = replace(self.buckets[scope], demand=bucket.demand)
         if expected.admitted:
             self.buckets.update(zip(request.scopes, expected.buckets, strict=True))
             charges = dict(zip(request.scopes, expected.charges, strict=True))
@@ -101,7 +118,9 @@ class Ledger:
 
     def at(self, scope: Scope, now: int) -> Bucket:
         bucket = self.buckets[scope]
-        return replace(bucket, running=replace(bucket.running, used=self.running(scope, now)))
+        running = self.running(scope, now)
+        lines = sum(one.grant.request.is_batch_line for one in running)
+        return replace(bucket, running=replace(bucket.running, used=len(running)), batch_lines=lines)
 
     async def settle(self, index: int, tokens: int, requests: int = 1) -> None:
         if index >= len(self.held):
@@ -110,7 +129,11 @@ class Ledger:
         now = await self.limiter.send(Correction(one.grant, requests, tokens))
         for scope, charge in one.charges.items():
             if charge.day >= 0:
-                self.buckets[scope] = budget.settle(self.buckets[scope], charge, requests, tokens, now)
+                before = self.buckets[scope].drained(now).today
+                settled = budget.settle(self.buckets[scope], charge, requests, tokens, now)
+                if charge.is_batch_line and now // DAY == charge.day:  # whose tokens count when they are kept
+                    settled = replace(settled, today=before.charged(-charge.today))
+                self.buckets[scope] = settled
         await self.limiter.send(Correction(one.grant, 0, 0))
         assert not await self.limiter.renew(one.grant)
 
@@ -122,7 +145,8 @@ class Ledger:
             one = self.held[index]
             one.expiry = await self.limiter.renew(one.grant)
             for key in self.limiter.keys(one.grant)[5::2]:
-                assert await self.client.zscore(key, one.grant.lease) == one.expiry
+                sign = -1 if one.grant.request.is_batch_line else 1
+                assert await self.client.zscore(key, one.grant.lease) == sign * one.expiry
 
     async def crash(self, index: int) -> None:
         """A gateway dies with a request under way."""
@@ -143,7 +167,7 @@ class Ledger:
         self.buckets[scope] = Bucket.empty(self.buckets[scope].limits)
         for one in (*self.held, *self.lost, *self.gone):
             if scope in one.charges:
-                one.charges[scope] = BucketCharge(None, None, 0, -1)
+                one.charges[scope] = BucketCharge(None, None, 0, -1, is_batch_line=one.grant.request.is_batch_line)
 
     async def change(self, scope: Scope, limits: Limits) -> None:
         assert await self.limiter.set_limits(scope, limits.values()) == limits
@@ -158,6 +182,8 @@ class Ledger:
         for bucket, state in zip(self.buckets.values(), states, strict=True):
             found = [float(state.get(name, 0)) for name in (b"requests", b"tokens", b"today", b"at")]
             assert found == [bucket.requests.used, bucket.tokens.used, bucket.today.used, bucket.at]
+            demand, written = bucket.demand, state.get(b"demand", b"-1 0 0 0 0 0 0").split()
+            assert [int(number) for number in written] == [demand.minute, *demand.now, *demand.before]
         assert await self.limiter.outstanding() == len(self.held) + len(self.lost)
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core import budget
-from gateway.core.budget import Bucket, Meter
+from gateway.core.bucket import DAY, MINUTE, Bucket, Meter
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
@@ -130,7 +130,7 @@ def test_no_more_is_admitted_than_the_limit_and_what_time_adds(limit, arrivals):
         decision = budget.reserve([bucket], tokens, now)
         [bucket] = decision.buckets
         admitted += tokens if decision.admitted else 0
-        assert admitted <= limit + limit * now / budget.MINUTE + 1e-3
+        assert admitted <= limit + limit * now / MINUTE + 1e-3
 
 
 def test_scopes_are_charged_together_or_not_at_all():
@@ -157,9 +157,9 @@ def test_a_clock_that_steps_back_drains_nothing():
 
 def test_a_new_day_begins_at_midnight_and_is_not_corrected_for_the_last():
     bucket = Bucket.empty(Limits(tokens_per_day=100))
-    late = budget.reserve([bucket], 90, budget.DAY - 1)
-    assert not budget.reserve(late.buckets, 20, budget.DAY - 1).admitted
-    early = budget.reserve(late.buckets, 20, budget.DAY)
+    late = budget.reserve([bucket], 90, DAY - 1)
+    assert not budget.reserve(late.buckets, 20, DAY - 1).admitted
+    early = budget.reserve(late.buckets, 20, DAY)
     assert early.admitted
-    [settled] = [budget.settle(early.buckets[0], late.charges[0], 1, 10, budget.DAY + 1)]
+    [settled] = [budget.settle(early.buckets[0], late.charges[0], 1, 10, DAY + 1)]
     assert (settled.today.used, settled.running.used) == (20, 1)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from engine.core.types import Lane
 from engine.rpc.stream import EngineUnavailable
-from gateway.core.budget import Bucket, CountMeter, Meter, reserve
+from gateway.core.bucket import Bucket, CountMeter, Meter
+from gateway.core.budget import reserve
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
 from gateway.core.routing import ModelQuery

@@ -11,7 +11,7 @@ from decimal import Decimal
 from io import StringIO
 
 import pytest
-from fakes import DEVICE_SECONDS, GatewayApp, build_gateway_app
+from fakes import BILLING, DEVICE_SECONDS, FakeBooks, GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
 from typer.testing import CliRunner
 
@@ -22,7 +22,7 @@ from gateway.http import usage as http_usage
 from gateway.pb import usage_pb2 as pb
 from gateway.pb.usage_pb2_grpc import UsageAdminStub
 from gateway.rpc import usage as grpc_usage
-from gateway.usage.report import UsageTally
+from gateway.usage.report import UsageAdmin, UsageTally, parse_query
 
 USAGE = "/admin/v1/usage"
 CALLS = [
@@ -82,6 +82,15 @@ async def test_usage_is_what_the_answers_said(gateway_app):
     )
     assert Decimal(tiny["amount"]) == expected / 10**6
     assert Decimal(tiny["cost"]) == Decimal(str(tiny["device_seconds"])) * Decimal("3.6") / 3600
+
+
+async def test_usage_of_a_key_that_was_rotated_is_found_by_the_new_keys_id(gateway_app):
+    await answers(gateway_app)
+    old = key_id(hash_key("sk-globex"))
+    usage = UsageAdmin(FakeBooks(gateway_app.limiter), BILLING, lambda name: {"0123456789ab": old}.get(name, name))
+    by_id = [await usage.report(parse_query({"key": name, "group_by": "key"})) for name in (old, "0123456789ab")]
+    assert [(line.group["key"], line.counts.requests) for line in by_id[1].lines] == [(old, 1)]
+    assert by_id[0].lines == by_id[1].lines
 
 
 async def test_what_costs_nothing_is_not_counted(gateway_app):

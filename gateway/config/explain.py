@@ -18,6 +18,7 @@ from gateway.config.models import EnginesConfig, ModelSettings
 from gateway.config.sections import TenantConfig, TlsConfig
 from gateway.config.upstreams import UpstreamConfig
 from gateway.config.whole import Config
+from gateway.redis.address import without_secrets
 
 GIB = 2**30
 LIMITS = {
@@ -44,7 +45,7 @@ def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, A
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
-    yield "Redis", _redis(config.redis.url) or f"an embedded Valkey in {data_dir}"
+    yield "Redis", without_secrets(config.redis.url) or f"an embedded Valkey in {data_dir}"
     processes = config.gateways * config.limits.replicas
     yield "Redis away", f"limits: {config.limits.when_redis_is_away}, each process as one of {processes}"
     yield "processes", f"gateways on the ports below: {config.gateways}"
@@ -116,12 +117,6 @@ def _tenant(entry: TenantConfig, weights: float) -> str:
     limits = [f"{value:,} {LIMITS[name]}" for name, value in values.items() if value is not None]
     share = f"{entry.tenant.weight / weights:.0%} of a lane's device time if all tenants use it"
     return f"{', '.join(limits) or 'no limits'}; {share}; keys: {len(entry.keys)}"
-
-
-def _redis(url: str) -> str:
-    """Return a Redis URL without its user part and its query, both of which may hold a password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if url else ""
 
 
 def _upstream(config: Config, name: str, upstream: UpstreamConfig) -> str:

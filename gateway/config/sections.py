@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
+from gateway.redis.address import store_address
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")
@@ -117,26 +117,24 @@ class LimitsConfig:
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
     url: str = field(default="", repr=False)
-    """A redis://, rediss:// or unix:// URL. If empty, the environment variable REDIS_URL is used, or, if that is not
-    set, an embedded Valkey in the data directory."""
+    """A redis://, rediss:// or unix:// URL, with commas between several hosts of a cluster, or
+    redis+sentinel://HOST:26379,.../NAME for the primary NAME that Sentinels watch. If empty, the environment variable
+    REDIS_URL is used, or, if that is not set, an embedded Valkey in the data directory."""
     cluster: bool = False
-    """The server at `url` is a node of a Redis Cluster."""
+    """The servers at `url` are nodes of a Redis Cluster. One of them must answer to find the others."""
     timeout_ms: float = 50.0
     """Timeout of one call of the limiter, in milliseconds, while Redis is unavailable; 20 times as long otherwise."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
         _at_least(1, timeout_ms=self.timeout_ms)
-        if self.cluster and self.url.startswith("unix://"):
+        if not self.url:
+            return
+        address = store_address(self.url)
+        if self.cluster and (address.service or not address.nodes):
             raise ValueError("cluster needs a url that begins with redis:// or rediss://")
-        if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("url must begin with redis://, rediss:// or unix://")
-        try:
-            urlsplit(self.url).port  # noqa: B018 - raises, in words that may be a part of the password
-        except ValueError:
-            raise ValueError(
-                "url has no valid port; what a password has of /, ?, # and @ is written as %2F ..."
-            ) from None
+        if len(address.nodes) > 1 and not (self.cluster or address.service):
+            raise ValueError("url has several hosts: set cluster: true, or begin it with redis+sentinel://")
 
 
 @dataclass(frozen=True, slots=True)

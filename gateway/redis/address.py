@@ -48,10 +48,17 @@ def store_address(url: str) -> StoreAddress:
     return StoreAddress(nodes, server, unquote(service))
 
 
+def without_secrets(url: str) -> str:
+    """Return a valid URL without its user and its options, both of which may hold a password."""
+    found = _URL.fullmatch(url)
+    return f"{found['scheme']}://{found['hosts']}{found['path']}" if found else ""
+
+
 def _node(text: str, port: int) -> tuple[str, int]:
     """Return the host and port that `text` names; `port` is the default."""
     try:
         parts = urlsplit(f"//{text}")
         return parts.hostname or "localhost", parts.port or port
     except ValueError:
-        raise ValueError("url must have hosts like HOST or HOST:PORT, with commas between them") from None
+        hint = "what a password has of /, ?, # and @ is written as %2F ..."
+        raise ValueError(f"url has no valid port, or hosts without commas between them; {hint}") from None

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ResponseError
 
 from gateway.core.shared_poll import SharedPoll
 from gateway.redis.client import FAILURES
@@ -43,9 +44,14 @@ class EvictionWatch:
         return said if policy else ""
 
     async def _look(self) -> set[str]:
-        """Return the policies by which servers with a limit of memory evict keys."""
+        """Return the policies by which servers with a limit of memory evict keys. Those of a server that does not tell
+        its policy, or refuses INFO, are taken for safe."""
         everywhere = {"target_nodes": RedisCluster.PRIMARIES} if isinstance(self._client, RedisCluster) else {}
-        async with asyncio.timeout(CALL_SECONDS):
-            found = await self._client.info("memory", **everywhere)
-        servers = [found] if "maxmemory" in found else found.values()
-        return {server["maxmemory_policy"] for server in servers if server["maxmemory"]} - {SAFE}
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                found: dict[str, Any] = await self._client.info("memory", **everywhere)
+        except ResponseError:
+            return set()
+        by_server = all(isinstance(value, dict) for value in found.values())
+        servers = found.values() if by_server else [found]
+        return {server.get("maxmemory_policy", SAFE) for server in servers if server.get("maxmemory")} - {SAFE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisClusterException, ResponseError
 
 ELSEWHERE = frozenset(("READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"))
 """States in which another connection to the same address may lead to a server that serves: a failover has demoted this
@@ -17,6 +17,8 @@ _IN_SCRIPT = re.compile(r"(?<!\S)-([A-Z]+) ([^\n]*)")
 def answer_of(error: BaseException | None) -> str:
     """Return the error with which Redis answered, such as `READONLY You can't write against a read only replica.`.
     Empty if `error` is another failure, such as a connection that broke."""
+    if isinstance(error, RedisClusterException) and "not covered" in str(error):
+        return "CLUSTERDOWN no node serves some of the slots"
     code = getattr(error, "status_code", None) or ""
     if not code and not isinstance(error, ResponseError):
         return ""

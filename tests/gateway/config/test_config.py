@@ -310,8 +310,11 @@ WRONG = {
     "open demo over grpc": ("grpc: {host: '::'}\nadmin: {keys: [sk-demo-admin]}", "grpc.host: :: would offer demo"),
     "lease too short": ("limits: {lease_seconds: 0.5}", "limits: lease_seconds must be at least 1"),
     "shadow": (TENANT % "limits: {shadow: [tokens]}", "shadow: 'tokens' is none of requests_per_minute"),
-    "redis": ("redis: {url: localhost}", "redis: url must begin with redis://"),
-    "secret in the scheme": ("redis: {url: 'redi://:sk-secret@here'}", "redis: url must begin with redis://"),
+    "redis": ("redis: {url: localhost}", "redis: url must begin with one of redis://"),
+    "secret in the scheme": ("redis: {url: 'redi://:sk-secret@here'}", "redis: url must begin with one of redis://"),
+    "hosts of no cluster": ("redis: {url: 'redis://a,b:1'}", "redis: url has several hosts: set cluster: true"),
+    "Sentinel without a name": ("redis: {url: 'redis+sentinel://a:1'}", "redis: url must name the primary"),
+    "cluster with Sentinel": ("redis: {cluster: true, url: 'redis+sentinel://a/b'}", "redis: cluster needs a url that"),
     "secret in the port": ("redis: {url: 'redis://:sk-secret/x@here:1'}", "redis: url has no valid port"),
     "secret in a store": (
         "adapters: {urls: ['s3://me:sk-secret@bucket/x']}",

@@ -40,6 +40,26 @@ async def test_a_server_that_evicts_nothing_is_not(limited, name, value):
     assert await EvictionWatch(limited).warning() == ""
 
 
+async def test_a_server_that_refuses_info_is_asked_once_a_minute(limited):
+    await limited.execute_command("ACL", "SETUSER", "default", "-info")
+    try:
+        watch = EvictionWatch(limited)
+        assert await watch.warning() == ""
+    finally:
+        await limited.execute_command("ACL", "SETUSER", "default", "+info")
+    await limited.config_set("maxmemory-policy", "allkeys-lru")
+    assert await watch.warning() == ""
+
+
+@pytest.mark.parametrize("told", [{}, {"used_memory": 1}, {"maxmemory": 5}])
+async def test_a_server_that_does_not_tell_its_policy_is_not(limited, monkeypatch, told):
+    async def info(section: str) -> dict[str, int]:
+        return told
+
+    monkeypatch.setattr(limited, "info", info)
+    assert await EvictionWatch(limited).warning() == ""
+
+
 async def test_one_primary_of_a_cluster_that_evicts_is_warned_of(cluster_ports):
     async with connect_cluster(f"redis://127.0.0.1:{cluster_ports[0]}") as client:
         one = client.get_primaries()[-1]

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import BusyLoadingError, ClusterDownError, RedisClusterException, ResponseError
 from structlog.testing import capture_logs
 
 from gateway.accounts.record import account_store
@@ -181,6 +181,10 @@ FRAMES = " (call to f_1): @user_script:3: @user_script: 3:"
         (ResponseError("MISCONF No snapshot"), "MISCONF No snapshot"),
         (ResponseError("You can't write", status_code="READONLY"), "READONLY You can't write"),
         (ResponseError(f"Error running script{FRAMES} -OOM not allowed", status_code="ERR"), "OOM not allowed"),
+        (ClusterDownError("Hash slot not served", status_code="CLUSTERDOWN"), "CLUSTERDOWN Hash slot not served"),
+        (RedisClusterException("All slots are not covered ..."), "CLUSTERDOWN no node serves some of the slots"),
+        (BusyLoadingError("Redis is loading", status_code="LOADING"), "LOADING Redis is loading"),
+        (RedisClusterException("no reachable node: 10.0.0.1:6379"), ""),
         (OSError("no route"), ""),
     ],
 )

@@ -18,7 +18,7 @@ from gateway.openai.messages import ROLES, ChatMessage, ContentPart
 from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Prediction, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
-from gateway.requests.types import Chat, GenerateRequest, PromptInput
+from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import Message, effort_variables, template_options
 
 COMPLETION_TOKENS = 16
@@ -208,6 +208,8 @@ def extensions(body: Extended) -> dict[str, Any]:
         "stall": body.stall_timeout,
         "cache_salt": body.cache_salt or "",
         "speculates": body.speculation != "off",
+        "add_special_tokens": getattr(body, "add_special_tokens", None),
+        "defaulted": frozenset(name for name in DEFAULTED if getattr(body, name, None) is None),
     }
 
 

@@ -157,6 +157,9 @@ class Sampled(Extended, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    add_special_tokens: bool | None = None
+    """True means that the prompt gets special tokens such as BOS, as in vLLM's API. By default texts do, and chats,
+    whose template writes them, do not."""
     return_token_ids: bool | None = None
     prompt_logprobs: Alternatives | None = None
     """Alternatives with the log probability of each prompt token, as in vLLM's API."""
@@ -224,7 +227,8 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    """By default true for a prompt, and false for messages."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

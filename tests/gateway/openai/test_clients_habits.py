@@ -21,7 +21,7 @@ COMPLETION = {"model": BASE, "prompt": "Say hello", "max_tokens": 50}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 OTHERS = """
-add_special_tokens spaces_between_special_tokens kv_transfer_params mm_processor_kwargs request_id
+spaces_between_special_tokens kv_transfer_params mm_processor_kwargs request_id
 return_tokens_as_token_ids include_reasoning thinking_token_budget vllm_xargs logits_processors min_new_tokens
 max_new_tokens guided_decoding_backend media_io_kwargs prompt_embeds repetition_detection rid regex ebnf json_schema
 no_stop_trim stop_regex separate_reasoning stream_reasoning return_hidden_states session_params custom_logit_processor

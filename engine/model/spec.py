@@ -69,7 +69,6 @@ def read_eos(folder: Path) -> tuple[int, ...]:
 def _lacks_head(folder: Path, spec: ModelSpec) -> bool:
     """Returns whether the folder's weights have no head although they need one, as those of embedding models that
     `AutoModel` saved. Such a model gives vectors, and generates nothing."""
-    files = (folder / "model.safetensors", folder / "model.safetensors.index.json")
-    if spec.tied_embeddings or not any(file.is_file() for file in files):
+    if spec.tied_embeddings or not any(folder.glob("*.safetensors")):
         return False
     return not any(name.startswith("lm_head.") for name in StoredTensors(folder))

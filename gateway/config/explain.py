@@ -94,6 +94,7 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
         parts = (f"{stage['layers']} and {stage['weight_bytes'] / GIB:.2f} GiB" for stage in stages)
         weights += f" of the largest stage; a rank's layers and weights by stage: {', '.join(parts)}"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
+    yield "sampling", _sampling(config, engine["sampling_defaults"])
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"
         yield "draft model", f"{engine['draft_bytes'] / GIB:.2f} GiB of weights, {held}"
@@ -103,6 +104,15 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     yield "engine.token_budget", f"{engine['token_budget']}: {reasons['token_budget']}"
     host = f"{engine['host_adapter_gb']:g}: {reasons['host_adapter_gb']}"
     yield "engine.host_adapter_gb", f"{host}; others are read from disk on demand"
+
+
+def _sampling(config: ModelSettings, defaults: Mapping[str, float]) -> str:
+    values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+    if not values:
+        return "requests that set no sampling parameters get those of OpenAI's API: the model gives none"
+    if config.model.generation_config == "none":
+        return f"the model's own defaults ({values}) are not used (model.generation_config)"
+    return f"requests that set no others get the model's own defaults: {values} (generation_config.json)"
 
 
 def _lane(lane: LaneConfig) -> str:

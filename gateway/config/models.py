@@ -17,7 +17,7 @@ from gateway.routing.router import MAX_REPLICAS
 from gateway.text.reasoning.parser import ReasoningParserName
 from gateway.text.tools.dialects import ToolParserName
 
-OWN_KEYS = ("source", "chat_template", "tool_parser", "reasoning_parser")
+OWN_KEYS = ("source", "chat_template", "tool_parser", "reasoning_parser", "generation_config")
 """Keys of an entry of the section `models` that the section `model` has, too."""
 ALONE = ("model", "engine")
 """Sections that are the short form for one base model. A file has either these or the section `models`."""
@@ -57,6 +57,9 @@ class ModelConfig:
     reasoning_parser: ReasoningParserName = "auto"
     """Marks around the model's reasoning, which answers then have apart from their text: harmony, think, mistral or
     seed. With `none` reasoning is part of the text. `auto` means the marks that the chat template mentions."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where sampling parameters come from that a request does not set: with `auto`, from the model's
+    generation_config.json, if it has one; with `none`, they are those of OpenAI's API."""
 
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):

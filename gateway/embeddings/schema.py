@@ -21,6 +21,8 @@ class PooledBody(Extended, kw_only=True):
     pooling: PoolingName | None = None
     """Makes a text's vector from the hidden state of its last token (the default) or from the mean over its tokens."""
     service_tier: Tier | None = None
+    add_special_tokens: bool | None = None
+    """False leaves special tokens such as BOS out, as in vLLM's API."""
 
     @property
     def stream(self) -> bool:
@@ -68,7 +70,6 @@ NO_EFFECT = frozenset(("user", "input_type"))
 
 REFUSED: Mapping[str, Refused] = {
     "activation": Refused(),
-    "add_special_tokens": Refused((None, True)),
     "embed_dtype": Refused((None, "float32")),
     "embedding_types": Refused((None, ["float"])),
     "endianness": Refused((None, "native", "little")),

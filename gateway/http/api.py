@@ -329,7 +329,8 @@ class HttpApi:
         return understood
 
     def _model(self, card: ModelCard) -> Json:
-        """Return a model's entry in OpenAI's model list. `weights` is the format of the base model's weights."""
+        """Return a model's entry in OpenAI's model list, with the format of the base model's weights, and the sampling
+        parameters of requests that set none."""
         info = card.model.engine.info
         return {
             "id": card.name,
@@ -340,6 +341,7 @@ class HttpApi:
             "parent": card.parent,
             "max_model_len": info.max_model_len,
             "weights": info.weights,
+            "default_sampling_params": card.model.intake.sampling_defaults,
         }
 
     def _tenant(self, request: Request) -> Principal:

@@ -61,10 +61,10 @@ class TokensApi:
         tokenizer, most = model.tokenizer, model.intake.most_counted
         async with self._gateway.encoding.take(hold_of(request)):
             if isinstance(prompt, str):
-                ids = await tokenizer.encode(prompt, special=asked.special, tenant=tenant.name, most=most)
+                ids = await tokenizer.encode(prompt, special=asked.special is not False, tenant=tenant.name, most=most)
             else:
                 chat = (prompt.messages, prompt.tools, prompt.options)
-                ids = await tokenizer.encode_chat(tenant.name, *chat, most=most)
+                ids = await tokenizer.encode_chat(tenant.name, *chat, most=most, special=bool(asked.special))
             texts = await tokenizer.token_texts(ids) if asked.texts else None
         answer = {
             "count": len(ids),
@@ -108,8 +108,8 @@ class Tokenized(Struct, frozen=True):
 
     model: str | None
     prompt: Chat | str
-    special: bool
-    """True means that special tokens are added to a text."""
+    special: bool | None
+    """True means that special tokens are added. None means that they are to a text, and not to a chat."""
     texts: bool
     """True means that the answer has the text of each token."""
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import structlog
 
@@ -18,6 +18,7 @@ from engine.config import NESTED, EngineConfig
 from engine.grammar_check.pool import GrammarPool
 from engine.process.cores import load_torch
 from engine.process.files import default_data_dir
+from engine.process.generation_config import read_sampling_defaults
 from engine.serve.local import LocalEngine, prepared_model
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
@@ -68,6 +69,8 @@ class ModelOptions(TypedDict, total=False):
     """A file with a Jinja template in place of the model's own."""
     tool_parser: ToolParserName
     reasoning_parser: ReasoningParserName
+    generation_config: Literal["auto", "none"]
+    """`auto` (the default): sampling parameters that are not given come from the model's generation_config.json."""
     data_dir: str | Path
     """Folder for prepared models and fetched adapters. The default is that of `loralane serve`."""
 
@@ -121,6 +124,7 @@ async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
         engine_wait=0.0,  # an engine that has ended does not come back
         tool_parser=options.get("tool_parser", "auto"),
         reasoning_parser=options.get("reasoning_parser", "auto"),
+        sampling_defaults=read_sampling_defaults(folder) if options.get("generation_config", "auto") == "auto" else {},
     )
     async with AsyncExitStack() as stack:
         grammars = stack.enter_context(closing(GrammarPool(start_after=YEAR)))

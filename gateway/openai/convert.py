@@ -27,7 +27,7 @@ from gateway.openai.schema import (
 )
 from gateway.openai.structured import by_format, constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
-from gateway.requests.types import Chat, GenerateRequest, PromptInput
+from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import Message, effort_variables, template_options, thinking_variables
 from gateway.text.tools.results import left_out
 
@@ -235,6 +235,8 @@ def extensions(body: Extended) -> dict[str, Any]:
         "stall": body.stall_timeout,
         "cache_salt": body.cache_salt or "",
         "speculates": body.speculation != "off",
+        "add_special_tokens": getattr(body, "add_special_tokens", None),
+        "defaulted": frozenset(name for name in DEFAULTED if getattr(body, name, None) is None),
     }
 
 

@@ -162,6 +162,9 @@ class Sampled(Shaped, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Fraction | None = None
     """0 means greedy: only the likeliest token is left to sample from."""
+    add_special_tokens: bool | None = None
+    """True means that the prompt gets special tokens such as BOS, as in vLLM's API. By default texts do, and chats,
+    whose template writes them, do not."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens of log probabilities are named `token_id:ID`, as in vLLM's API."""
@@ -238,7 +241,8 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    """By default true for a prompt, and false for messages."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

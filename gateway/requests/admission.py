@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -75,16 +76,28 @@ class RequestIntake:
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters of this model where a request sets none, and the bound `max_tokens`, if it has one."""
+        return self._settings.sampling_defaults
+
+    @property
     def most_counted(self) -> int:
         """Maximum number of tokens of a prompt whose tokens are only counted or returned: at least the context's, so
         that callers learn by how much their prompts exceed it."""
         return max(MOST_TOKENS, self._engine.info.max_model_len)
 
     async def encode(
-        self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "", field: str = "prompt", most: int = 0
+        self,
+        tenant: Tenant,
+        prompt: PromptInput,
+        cache_salt: str = "",
+        field: str = "prompt",
+        most: int = 0,
+        special: bool | None = None,
     ) -> tuple[int, ...]:
         """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt. Errors
-        name `field`. `most` bounds the tokens of long texts; 0 means the context's.
+        name `field`. `most` bounds the tokens of long texts; 0 means the context's. `special` is the request's
+        `add_special_tokens`.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools; CONTEXT_LENGTH_EXCEEDED,
@@ -93,9 +106,11 @@ class RequestIntake:
         most = most or self._engine.info.max_model_len
         if isinstance(prompt, Chat):
             chat = (prompt.messages, prompt.tools, prompt.options)
-            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt, most)
+            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt, most, special=bool(special))
         elif isinstance(prompt, str):
-            prompt_ids = await self._tokenizer.encode(prompt, tenant=tenant.name, most=most)
+            prompt_ids = await self._tokenizer.encode(
+                prompt, special=special is not False, tenant=tenant.name, most=most
+            )
         else:
             prompt_ids = prompt
         if not prompt_ids:
@@ -151,6 +166,7 @@ class RequestIntake:
                 grammar could not be checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be
                 compiled).
         """
+        request = self._with_defaults(request)
         prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
@@ -208,7 +224,8 @@ class RequestIntake:
         together."""
         encoded, total, most, pauses = [], 0, self._most_tokens(request), EncodingPauses()
         for index, prompt in enumerate(request.prompts):
-            ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
+            field, special = request.prompt_field(index), request.add_special_tokens
+            ids = await self.encode(tenant, prompt, request.cache_salt, field, special=special)
             total += len(ids)
             if most is not None and total > most:
                 field, kind = request.prompt_field(index), "" if request.pooling else " for so many log probabilities"
@@ -252,6 +269,11 @@ class RequestIntake:
         if pooling.dimensions > hidden_size:
             raise invalid_request(f"dimensions must be from 1 to {hidden_size} for this model", "dimensions")
 
+    def _with_defaults(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the model's defaults for those sampling parameters that the caller did not set."""
+        given = {name: one for name, one in self.sampling_defaults.items() if name in request.defaulted}
+        return replace(request, sampling=request.sampling._replace(**given)) if given else request
+
     def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's
         room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, the prompt leaves no room; INVALID_REQUEST,
@@ -261,6 +283,7 @@ class RequestIntake:
         if room < (asked != 0):
             needed = prompt_tokens + (asked != 0)
             raise context_length_exceeded(needed, self._engine.info.max_model_len, request.prompt_field(index))
+        room = min(room, int(self.sampling_defaults.get("max_tokens", room)))
         max_tokens = room if asked is None else min(room, asked)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
@@ -303,3 +326,5 @@ class ServiceSettings:
     """Dialect in which the model writes tool calls; `auto` detects it from the chat template."""
     reasoning_parser: ReasoningParserName = "auto"
     """Marks around the model's reasoning; `auto` detects them from the chat template."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters where a request sets none, and the bound `max_tokens` (see `read_sampling_defaults`)."""

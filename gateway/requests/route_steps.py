@@ -174,7 +174,8 @@ class StepsRun:
         sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
         seed = None if request.seed is None else request.seed + len(answers)
         run = self._new_run(held.run.member, "agreement")
-        other = replace(request, sampling=sampling, seed=seed, coalesce=True)
+        defaulted = request.defaulted - {"temperature"}
+        other = replace(request, sampling=sampling, defaulted=defaulted, seed=seed, coalesce=True)
         second = (await self._complete(run, other)).answers(offering.tools if offering else ())
         return all(agree(one, two) for one, two in zip(answers, second, strict=True))
 

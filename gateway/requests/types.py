@@ -41,6 +41,10 @@ Finish = Literal["stop", "length", "pooled"]
 """How an answer ended; `pooled` means that it is a vector."""
 
 
+DEFAULTED = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
+"""Sampling parameters for which a model may have defaults."""
+
+
 class GenerateRequest(Struct, frozen=True):
     """A request of a caller as `Gateway.generate` takes it, with one or several prompts. Each is answered `n` times."""
 
@@ -49,7 +53,11 @@ class GenerateRequest(Struct, frozen=True):
     request_id: str
     """Id that the caller or the protocol chose; it need not be unique."""
     sampling: SamplingParams = SamplingParams()
-    """Sampling parameters. The gateway sets their max_tokens and seed from the fields `max_tokens` and `seed` below."""
+    """Sampling parameters. The gateway sets their max_tokens and seed from the fields `max_tokens` and `seed` below,
+    and those in `defaulted`."""
+    defaulted: frozenset[str] = frozenset()
+    """Names of the fields of `sampling`, among `DEFAULTED`, that the caller did not set: they take the defaults of the
+    model that answers, if it has any."""
     grammar_field: str | None = None
     """Name of the request field that the grammar in `sampling` came from, for error messages."""
     max_tokens: int | None = None
@@ -100,6 +108,9 @@ class GenerateRequest(Struct, frozen=True):
     pooling: Pooling | None = None
     """Asks for a vector of each prompt in place of answers; `max_tokens` must be 0. None means that answers are
     generated."""
+    add_special_tokens: bool | None = None
+    """True means that prompts get the special tokens that the model expects, such as BOS. None means that texts do,
+    and chats do not: their templates write them."""
     prompt_fields: tuple[str, ...] = ()
     """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
     ingress: Ingress = UNKNOWN

@@ -22,6 +22,7 @@ from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.types import (
+    DEFAULTED,
     Admitted,
     Chat,
     GenerateRequest,
@@ -86,6 +87,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         request_id=request_id,
         thinking_budget=_thinking_budget(message.chat),
         sampling=_sampling(given, asked.grammar),
+        defaulted=DEFAULTED - given.keys(),
         grammar_field=asked.field,
         max_tokens=given.get("max_tokens"),
         seed=given.get("seed"),

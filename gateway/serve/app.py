@@ -13,6 +13,7 @@ import structlog
 from redis.asyncio import Redis
 
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
+from engine.process.generation_config import read_sampling_defaults
 from engine.rpc.target import UNIX
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
@@ -23,6 +24,7 @@ from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
+from gateway.config.models import ModelConfig
 from gateway.config.routes import virtual_names
 from gateway.config.whole import Config
 from gateway.core.space import Disk
@@ -222,6 +224,7 @@ async def _served_model(
     tokenizer = await _load_tokenizer(place.folder, settings.model.chat_template, config.section_of(name))
     own = replace(
         _settings(config),
+        sampling_defaults=await sampling_defaults(place.folder, settings.model, config.section_of(name)),
         lane_capacity=settings.lanes.capacity(),
         tool_parser=settings.model.tool_parser,
         reasoning_parser=settings.model.reasoning_parser,
@@ -235,6 +238,17 @@ def _warn_of_missing_rows(model: ServedModel) -> None:
     if beyond := model.tokenizer.beyond(rows):
         some = dict(sorted(beyond.items(), key=lambda token: token[1])[:MOST_NAMED_TOKENS])
         log.warning("tokens_without_rows", model=model.name, rows=rows, tokens=some, count=len(beyond))
+
+
+async def sampling_defaults(model_dir: Path, model: ModelConfig, where: str) -> dict[str, float]:
+    """Return the sampling parameters that a model folder gives, if the configuration asks for them. Raises StartError,
+    which names the section `where`, if they cannot be used."""
+    if model.generation_config == "none":
+        return {}
+    try:
+        return await asyncio.to_thread(read_sampling_defaults, model_dir)
+    except (OSError, ValueError) as error:
+        raise StartError(f"{where}.generation_config: {error}") from error
 
 
 async def _load_tokenizer(model_dir: Path, template: Path | None, where: str = "model") -> Tokenizer:

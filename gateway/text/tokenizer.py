@@ -139,9 +139,12 @@ class Tokenizer:
         options: TemplateOptions = DEFAULT_OPTIONS,
         cache_salt: str = "",
         most: int = MOST_TOKENS,
+        *,
+        special: bool = False,
     ) -> tuple[int, ...]:
         """Return the token ids of a chat, up to where the answer begins. Pieces that the tenant has sent before with
-        the same salt are taken from a cache, which keeps the new ones.
+        the same salt are taken from a cache, which keeps the new ones. `special` adds the special tokens that a text
+        would get, beside those of the template.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
@@ -154,6 +157,9 @@ class Tokenizer:
         text = await self._in_thread(tenant, render) if is_long else render()
         if len(text) > CHARACTERS_PER_TOKEN * most:
             await self._in_thread(tenant, partial(self._check_length, (text,), most, "messages"))
+        if special:
+            [ids] = await self._encode_all((text,), True, tenant, most, "messages")
+            return ids
         pieces = self._pieces.cut(text)
         known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
         new = [piece for piece, ids in known.items() if ids is None]

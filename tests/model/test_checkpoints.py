@@ -218,6 +218,52 @@ def test_weights_are_what_the_format_says(tmp_path, form):
     torch.testing.assert_close(dense(found), weights, rtol=2e-7, atol=0)
 
 
+@pytest.mark.parametrize(("v2", "named"), [(True, "gptq"), (False, "gptq_v2"), (True, "gptq_v2"), (False, "gptq")])
+def test_symmetric_zero_points_tell_their_format_whatever_the_settings_name(tmp_path, v2, named):
+    section, tensors, weights = gptq(np.random.default_rng(0), (64, 128), v2=v2)
+    write_module(tmp_path, section | {"checkpoint_format": named}, tensors)
+    torch.testing.assert_close(dense(Folder(tmp_path, {NAME: (64, 128)}).read(NAME)), weights, rtol=2e-7, atol=0)
+
+
+AUTO_AWQ = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "settings"),
+    [
+        (gptq, "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}),
+        (awq, "quant_config.json", AUTO_AWQ),
+    ],
+)
+def test_settings_may_be_in_a_file_of_their_own(tmp_path, make, file, settings):
+    section, tensors, weights = make(np.random.default_rng(0), (64, 128))
+    write_module(tmp_path, section, tensors)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_text(json.dumps(settings))
+    folder = Folder(tmp_path, {NAME: (64, 128)})
+    assert folder.form(NAME) == f"{section['quant_method']}-4bit-g32"
+    torch.testing.assert_close(dense(folder.read(NAME)), weights, rtol=2e-7, atol=0)
+    (tmp_path / file).write_text("{")
+    with pytest.raises(WeightsError, match=rf"{file} is not valid JSON"):
+        Folder(tmp_path, {NAME: (64, 128)})
+
+
+def test_files_may_have_auto_gptqs_names(tmp_path):
+    section, tensors, weights = gptq(np.random.default_rng(0), (64, 128))
+    write_module(tmp_path, section, tensors)
+    name = "gptq_model-4bit-128g"
+    first = (tmp_path / "model.safetensors").rename(tmp_path / f"{name}.safetensors")
+    torch.testing.assert_close(dense(Folder(tmp_path, {NAME: (64, 128)}).read(NAME)), weights, rtol=2e-7, atol=0)
+    part = first.rename(tmp_path / f"{name}-00001-of-00002.safetensors")
+    save_file({"model.norm.weight": torch.ones(8)}, tmp_path / f"{name}-00002-of-00002.safetensors")
+    with pytest.raises(WeightsError, match="several models"):
+        Folder(tmp_path, {NAME: (64, 128)})
+    others = dict.fromkeys(load_file(part), part.name) | {"model.norm.weight": f"{name}-00002-of-00002.safetensors"}
+    (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({"weight_map": others}))
+    folder = Folder(tmp_path, {NAME: (64, 128)})
+    assert folder.shapes == {NAME: (64, 128), "model.norm.weight": (8,)}
+
+
 def quantise(model, folder, make):
     """Quantises the linears of a saved model but the head, and gives the model the weights."""
     rng, tensors = np.random.default_rng(0), load_file(folder / "model.safetensors")

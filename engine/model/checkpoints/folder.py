@@ -98,9 +98,27 @@ class Folder:
 
 
 def _read_section(folder: Path) -> Json:
-    """Returns the section of config.json that says how weights are quantised, empty if there is none."""
-    file = folder / "config.json"
-    return quantisation_section(json.loads(read_small_text(file))) if file.is_file() else {}
+    """Returns the section of config.json that says how weights are quantised or, if it has none, what a file of its own
+    says, as AutoGPTQ and AutoAWQ wrote it; empty if there is neither. Raises WeightsError, which names it, for a broken
+    file."""
+    section = quantisation_section(_read_object(folder / "config.json"))
+    if not section and (found := _read_object(folder / "quantize_config.json")):
+        section = {"quant_method": "gptq", **found}
+    if not section and (found := _read_object(folder / "quant_config.json")):
+        section = {"quant_method": "awq", **found}
+    return section
+
+
+def _read_object(file: Path) -> Json:
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(read_small_text(file))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file} is not valid JSON ({error}): fetch it again") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{file} is not a JSON object: fetch it again")
+    return found
 
 
 def quantisation_section(config: Json) -> Json:

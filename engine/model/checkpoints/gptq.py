@@ -2,7 +2,8 @@
 
 A module has `qweight` (int32 [in_features * bits / 32, out_features]), `scales` ([groups, out_features]), `qzeros`
 (int32 [groups, out_features * bits / 32]) and `g_idx` (int32 [in_features], the group of each input). Format `gptq`
-stores zero points less 1, `gptq_v2` as they are. Source: AutoGPTQ's QuantLinear and GPTQModel's configuration.
+stores zero points less 1, `gptq_v2` as they are. Older folders have the settings in quantize_config.json. Source:
+AutoGPTQ's QuantLinear and GPTQModel's configuration.
 """
 
 from __future__ import annotations
@@ -73,15 +74,19 @@ class Gptq:
         or 0 where the inputs of each group are neighbours."""
         codes = unpack(self._stored.read(f"{module}.qweight").T, coding.bits)
         zeros = unpack(self._stored.read(f"{module}.qzeros"), coding.bits)
-        zeros = (zeros + self._offset & (1 << coding.bits) - 1).T
-        if coding.zero is not None:
-            _check_zeros(f"{module}.qzeros", zeros, coding.zero)
+        offset = self._offset if coding.zero is None else _offset_of(f"{module}.qzeros", zeros, coding.zero)
+        zeros = (zeros + offset & (1 << coding.bits) - 1).T
         scales, order = self._stored.read(f"{module}.scales").T, None
         if sorted_size:
             order = order_of(f"{module}.g_idx", self._stored.read(f"{module}.g_idx"), sorted_size)
         return integer_weight(f"{module}.scales", coding, codes, scales, zeros if coding.zero is None else None, order)
 
 
-def _check_zeros(name: str, zeros: Tensor, zero: int) -> None:
-    if not (zeros == zero).all():
-        raise WeightsError(f"tensor {name} has zero points besides {zero}, but config.json says that sym is true")
+def _offset_of(name: str, zeros: Tensor, zero: int) -> int:
+    """Returns the number that makes `zero` of all stored zero points of symmetric weights, which tell their format
+    better than the settings: some tools write those of `gptq_v2` and name it `gptq`. Raises WeightsError, which names
+    the tensor, if there is none."""
+    found = next((offset for offset in OFFSETS.values() if (zeros == zero - offset).all()), None)
+    if found is None:
+        raise WeightsError(f"tensor {name} has zero points besides {zero}, but its settings say that sym is true")
+    return found

@@ -22,6 +22,8 @@ MOST_INDEX_BYTES = 64 * 2**20
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head."
 """Name of the embedding where names lack the prefix `model.`, and the beginning of the names that never have it."""
+GPTQ_NAME = "gptq_model*"
+"""Matches the beginning of the names of AutoGPTQ's files, such as gptq_model-4bit-128g.safetensors."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -40,14 +42,14 @@ class Header(NamedTuple):
 
 
 class StoredTensors:
-    """The tensors of one file model.safetensors, or of shards with an index. Creating it raises WeightsError if there
-    are none, a file is damaged, or the index names a file that is missing or outside the folder. In names of tensors,
-    the first string of each of `aliases` is replaced by the second. Names that lack Hugging Face's prefix `model.` get
-    it."""
+    """The tensors of one file model.safetensors, or of shards with an index, or of such under AutoGPTQ's names.
+    Creating it raises WeightsError if there are none, a file is damaged, or the index names a file that is missing or
+    outside the folder. In names of tensors, the first string of each of `aliases` is replaced by the second. Names that
+    lack Hugging Face's prefix `model.` get it."""
 
     def __init__(self, folder: Path, aliases: Iterable[tuple[str, str]] = ()) -> None:
         self._headers: dict[str, Header] = {}
-        for path in _locate(folder):
+        for path in locate(folder):
             self._headers |= _read_headers(path)
         if EMBEDDING in self._headers:  # saved by AutoModel, as embedding models are
             self._headers = {_prefixed(name): header for name, header in self._headers.items()}
@@ -94,16 +96,25 @@ class StoredTensors:
             return file.get_slice(header.name)[number]
 
 
-def _locate(folder: Path) -> list[Path]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
+def locate(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model folder. Raises WeightsError if there are none, several models', or an
+    index names one outside the folder."""
+    indexes, files = (
+        [folder / f"model{end}"] if (folder / f"model{end}").is_file() else sorted(folder.glob(f"{GPTQ_NAME}{end}"))
+        for end in (".safetensors.index.json", ".safetensors")
+    )
+    if len(indexes) > 1 or (len(files) > 1 and not indexes):
+        names = ", ".join(file.name for file in indexes or files)
+        raise WeightsError(f"{folder} has the weights of several models: leave one of {names}")
+    if indexes:
+        [index] = indexes
         files = sorted({folder / name for name in _read_index(index)})
         for file in files:
             if file.parent != folder:
                 raise WeightsError(f"{index} names {file}, which is not in its folder")
         return files
-    if single.is_file():
-        return [single]
+    if files:
+        return files
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     hint = f"; {pickled[0]} is a pickle, which is never read" if pickled else ""
     raise WeightsError(f"{folder} has no model.safetensors and no model.safetensors.index.json{hint}")

@@ -219,6 +219,9 @@ class Model(Struct):
     max_model_len: int
     weights: str = ""
     """Format of the base model's weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16."""
+    default_sampling_params: dict[str, float] = {}
+    """Sampling parameters of requests that do not set them, where the model has defaults, and `max_tokens`, its bound
+    of every answer."""
 
 
 class Models(Struct):

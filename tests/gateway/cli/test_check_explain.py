@@ -21,6 +21,7 @@ from gateway.config.whole import demo_config
 ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2}
 MODEL = {
     "architecture": "llama",
+    "sampling_defaults": {"temperature": 0.7, "top_k": 20},
     "weights": "bf16",
     "weight_bytes": 2**30,
     "weight_bits": 16.0,
@@ -61,6 +62,20 @@ def test_sizes_of_the_pool_are_given_in_tokens():
     assert facts["engine.token_budget"] == "640: so short"
     assert facts["engine.host_adapter_gb"] == "1.5: a quarter; others are read from disk on demand"
     assert facts["tenant globex"].startswith("600 requests a minute, 200,000 tokens a minute; 50% of")
+
+
+def test_defaults_of_the_model_are_told():
+    facts, _ = explained(**MODEL)
+    assert facts["sampling"].endswith("the model's own defaults: temperature 0.7, top_k 20 (generation_config.json)")
+    config = demo_config()
+    config = replace(config, model=replace(config.model, generation_config="none"))
+    facts, _ = explained(config, **MODEL)
+    assert (
+        facts["sampling"]
+        == "the model's own defaults (temperature 0.7, top_k 20) are not used (model.generation_config)"
+    )
+    facts, _ = explained(**MODEL | {"sampling_defaults": {}})
+    assert facts["sampling"].startswith("requests that set no sampling parameters get those of OpenAI's API")
 
 
 def test_stages_are_told_with_their_weights():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -84,6 +85,20 @@ def test_texts_and_token_ids_are_continued_as_by_hugging_face(llm, reference):
     assert (results[0].usage.prompt, results[0].usage.completion) == (len(results[0].prompt_token_ids), 12)
     assert results[0].outputs[0].finish_reason == "length"
     assert_idle(stats(llm))
+
+
+def test_sampling_parameters_of_the_folder_apply_where_none_is_given(tiny_chat, options, tmp_path):
+    """With the likeliest token alone, there is one answer."""
+    folder = shutil.copytree(tiny_chat, tmp_path / "own")
+    given = {"do_sample": True, "top_k": 1, "repetition_penalty": 1.3, "max_new_tokens": 8}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with LLM(folder, **options) as own, LLM(folder, generation_config="none", **options) as plain:
+        result = own.generate("The sea", SamplingParams(max_tokens=20, ignore_eos=True))[0]
+        expected = model.generate(torch.tensor([result.prompt_token_ids]), min_new_tokens=8, pad_token_id=0)
+        assert result.outputs[0].token_ids == tuple(expected[0, -8:].tolist())
+        drawn = plain.generate("The sea", SamplingParams(max_tokens=20, ignore_eos=True, seed=1))[0].outputs[0]
+        assert len(drawn.token_ids) == 20 and drawn.token_ids[:8] != result.outputs[0].token_ids
 
 
 def test_adapters_are_named_or_given_as_folders(llm, reference, tiny_chat, tiny_adapter):

@@ -21,7 +21,7 @@ COMPLETION = {"model": BASE, "prompt": "Say hello", "max_tokens": 50}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 OTHERS = """
-add_special_tokens spaces_between_special_tokens kv_transfer_params mm_processor_kwargs request_id
+spaces_between_special_tokens kv_transfer_params mm_processor_kwargs request_id
 guided_decoding_backend media_io_kwargs rid stream_reasoning bootstrap_host bootstrap_port bootstrap_room
 data_parallel_rank output_ids extra_key return_cached_tokens_details n_keep num_ctx num_keep penalize_nl rep_pen_range
 mirostat_tau mirostat_eta dynatemp_exponent smoothing_curve xtc_threshold dry_base dry_allowed_length

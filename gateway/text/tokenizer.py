@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from tokenizers.decoders import DecodeStream
 
+from engine.process.model_source import CHATS_BEGIN_WITH_BOS
 from gateway.core.errors import context_length_exceeded, unsupported_parameter
 from gateway.core.in_thread import in_thread
 from gateway.core.json_bounds import has_more_values
@@ -82,6 +83,7 @@ class Tokenizer:
         them."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
+        self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
         for template in filter(None, {self.template, self.tool_template}):
             compile_template(template)
 
@@ -172,7 +174,8 @@ class Tokenizer:
         self._check_tools(messages, tools)
         if self._in_channels:
             messages = [with_thinking(message) for message in messages]
-        return render(self._template, messages, tools, options)
+        text = render(self._template, messages, tools, options)
+        return text if text.startswith(self._chat_start) else self._chat_start + text
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """Raise ApiError (UNSUPPORTED_PARAMETER) if the chat has tools, tool calls or their results but the template

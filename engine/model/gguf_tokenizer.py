@@ -39,13 +39,11 @@ def write_tokenizer(path: Path, out: Path) -> None:
 def _settings(vocabulary: Vocabulary) -> dict[str, object]:
     """Return the contents of tokenizer_config.json."""
     named = {f"{name}_token": vocabulary.tokens[token_id] for name, token_id in vocabulary.special.items()}
-    control = [text for text, kind in _added(vocabulary) if kind != Kind.USER_DEFINED]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         CHATS_BEGIN_WITH_BOS: vocabulary.adds_bos,
         **named,
-        "extra_special_tokens": [text for text in control if text not in named.values()],
         **({"chat_template": _templates(vocabulary.templates)} if vocabulary.templates else {}),
     }
 

@@ -19,7 +19,8 @@ from engine.process.model_source import CHATS_BEGIN_WITH_BOS
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands for a space in tokens that are text."""
 UNSTRIPPED = frozenset(("<unk>", "<s>", "<|endoftext|>"))
-"""Special tokens of Phi-3 behind which white space stays."""
+"""Special tokens of Phi-3 behind which white space stays. Behind others the library drops all white space, as the
+tokenizer of Phi-3 does, and llama.cpp that of ASCII."""
 
 Merge = tuple[str, str]
 

@@ -31,13 +31,15 @@ PIECES = [
     *("\u2581world\n", "t\u00e9", "\u00e9t\u00e9", "\u2581\u2581", "\u2581x", "\u4f60\u597d", "lo", "el", "He"),
     *("or", "wo", "\u2581w", "\u2581h", "\u2581H", "s>", "</", *"\u2581helowrdH\u00e9tsx\u4f60\u597d<>/"),
 ]
+STRIPPED = "<s> x</s> \n x<tool> x<|endoftext|> x</s>"
 PIECE_TEXT = "Hello  world\n<s>\u00e9t\u00e9</s> hello   x\u4f60\u597d \U0001f600<tool>he<tool> llo world"
 GEMMA_TEXT = "hello hello  world\n\n\nworld \u00e9t\u00e9 \U0001f680hello\n"
 
 
-def write(path, model, tokens, kinds, *, scores=None, merges=None, **values):
+def write(path, model, tokens, kinds, *, name="tiny", scores=None, merges=None, **values):
     """Write a file of architecture llama with this vocabulary. `values` are further keys of the tokenizer."""
     writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
     writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -101,9 +103,18 @@ def write_byte_pairs(path, pre="", **values):
 def write_pieces(path, **values):
     """Write a vocabulary of pieces, as Llama 2 has, in which merges follow from scores."""
     pieces = {piece: -float(rank) for rank, piece in enumerate(PIECES)}
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<tool>", "  "]
-    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), USER_DEFINED, USER_DEFINED]
-    scores = [0.0] * 259 + [*pieces.values()] + [0.0, 0.0]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *pieces,
+        "<tool>",
+        "  ",
+        "<|endoftext|>",
+    ]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), USER_DEFINED, USER_DEFINED, CONTROL]
+    scores = [0.0] * 259 + [*pieces.values()] + [0.0] * 3
     return write(path, "llama", tokens, kinds, scores=scores, **values)
 
 

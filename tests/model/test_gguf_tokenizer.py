@@ -19,6 +19,7 @@ from tests.model.gguf_vocabularies import (
     MARKS,
     PIECE_TEXT,
     SPECIALS,
+    STRIPPED,
     WORDS,
     write_byte_pairs,
     write_gemma,
@@ -67,6 +68,12 @@ def test_the_file_says_whether_bos_and_eos_are_added(tmp_path, case):
 def test_pieces_are_merged_by_their_scores(tmp_path, case):
     path = write_pieces(tmp_path / "tiny.gguf", **case["values"])
     assert [*ids(path, (PIECE_TEXT, "", "hello")), *ids(path, (PIECE_TEXT,), special=False)] == case["ids"]
+
+
+def test_phi_3_has_no_white_space_behind_special_tokens(tmp_path):
+    path = write_pieces(tmp_path / "tiny.gguf", name="Phi-3-mini")
+    assert ids(path, (STRIPPED,)) == EXPECTED["phi"]
+    assert ids(write_pieces(path), (STRIPPED,)) != EXPECTED["phi"]
 
 
 def test_a_vocabulary_of_gemma_4_is_text_with_merges(tmp_path):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 from engine.process.model_source import gguf_parts
@@ -51,11 +53,15 @@ class StoredTensor(NamedTuple):
     file: Path | None = None
 
 
+Array = Sequence[str] | Sequence[float]
+
+
 class Header(NamedTuple):
-    """The header of a GGUF file: metadata values and tensors, by their names."""
+    """The header of a GGUF file: metadata values, tensors, and the arrays that the caller wanted, by their names."""
 
     values: dict[str, Value]
     tensors: dict[str, StoredTensor]
+    arrays: Mapping[str, Array] = MappingProxyType({})
 
 
 def read_tensors(gguf: Path) -> dict[str, StoredTensor]:
@@ -87,13 +93,13 @@ def _open_header(path: Path, name: str) -> Header:
         return read_header(file, os.fstat(file.fileno()).st_size, name)
 
 
-def read_header(file: BinaryIO, size: int, name: str) -> Header:
-    """Return the header of an open file, whose first `size` bytes hold it. Raises ValueError, which names the file
-    `name`, if it is no GGUF file of version 2 or 3, or is damaged."""
+def read_header(file: BinaryIO, size: int, name: str, arrays: Sequence[str] = ()) -> Header:
+    """Return the header of an open file, whose first `size` bytes hold it, with the arrays of these keys, however long.
+    Raises ValueError, which names the file `name`, if it is no GGUF file of version 2 or 3, or is damaged."""
     if file.read(len(MAGIC) + 4) not in BEGINNINGS:
         raise ValueError(f"{name} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")
     try:
-        return _HeaderReader(file, size).read()
+        return _HeaderReader(file, size, arrays).read()
     except (EOFError, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name} is a damaged GGUF file") from error
 
@@ -102,8 +108,9 @@ class _HeaderReader:
     """Reads a header of at most `size` bytes from an open file, from behind its version. Raises EOFError, KeyError,
     UnicodeDecodeError or RecursionError if the file is damaged."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
+    def __init__(self, file: BinaryIO, size: int, wanted: Sequence[str]) -> None:
+        self._file, self._size, self._wanted = file, size, wanted
+        self._arrays: dict[str, Array] = {}
 
     def bytes(self, size: int) -> bytes:
         found = self._file.read(min(size, self._size))
@@ -124,7 +131,7 @@ class _HeaderReader:
         tensors = {name: stored._replace(place=data + stored.place) for name, stored in described}
         if len(tensors) < len(described):
             raise KeyError("two tensors have one name")
-        return Header(values, tensors)
+        return Header(values, tensors, self._arrays)
 
     def _value(self) -> tuple[str, Value]:
         key, kind = self.bytes(self.number("Q")).decode(), self.number("I")
@@ -132,6 +139,9 @@ class _HeaderReader:
             return key, self.bytes(self.number("Q")).decode(errors="replace")
         if kind in NUMBERS:
             return key, struct.unpack(f"<{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind]))[0]
+        if kind == ARRAY and key in self._wanted:
+            self._arrays[key] = self._whole_array(self.number("I"), self.number("Q"))
+            return key, None
         if kind == ARRAY:
             return key, self._array(self.number("I"), self.number("Q"))
         raise KeyError(f"values of type {kind}")
@@ -159,6 +169,12 @@ class _HeaderReader:
         else:
             self._skip(FIXED_BYTES[kind] * length)
         return None
+
+    def _whole_array(self, kind: int, length: int) -> Array:
+        """Read an array of strings or numbers, however long."""
+        if kind == STRING:
+            return [self.bytes(self.number("Q")).decode(errors="replace") for _ in range(length)]
+        return struct.unpack(f"<{length}{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind] * length))
 
     def _skip_strings(self, count: int) -> None:
         """Skip `count` strings, of which a vocabulary has 100,000, by reading them: that is faster than seeking."""

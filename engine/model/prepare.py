@@ -1,7 +1,7 @@
 """Finds or downloads the model that a user names, and prints the path of a folder that the engine reads.
 
-`python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because GGUF files are read by
-transformers, which its callers should not need.
+`python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because a GGUF file's tokenizer takes
+seconds and hundreds of megabytes to make, which its callers should not keep.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _make_folder(gguf: Path, data_dir: Path, console: Console, on_progress: OnPr
         if not is_shown:
             console.print(title)
         with nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
-            # Imported here because it takes seconds, and a model that is ready needs none of it.
+            # Imported here because a model that is ready needs none of it.
             from engine.model.gguf import prepare_gguf
 
             prepare_gguf(gguf, out, tell)
@@ -157,4 +157,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # Python's own end takes two seconds where torch and transformers are loaded
+    os._exit(status)  # Python's own end takes longer, and nothing is left to do

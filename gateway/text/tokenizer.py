@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from tokenizers.decoders import DecodeStream
 
+from engine.process.model_source import CHATS_BEGIN_WITH_BOS
 from gateway.core.errors import context_length_exceeded, unsupported_parameter
 from gateway.core.in_thread import in_thread
 from gateway.core.json_bounds import has_more_values
@@ -75,13 +76,16 @@ class Tokenizer:
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._special = frozenset(hf_tokenizer.all_special_ids)
-        self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
+        added = self._backend.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special = frozenset(special)
+        self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer, special.values()))
         self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Semaphore that bounds the encoding threads of each tenant. It exists only while the tenant uses any of
         them."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
+        self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
         for template in filter(None, {self.template, self.tool_template}):
             compile_template(template)
 
@@ -178,7 +182,8 @@ class Tokenizer:
         self._check_tools(messages, tools)
         if self._in_channels:
             messages = [with_thinking(message) for message in messages]
-        return render(self._template, messages, tools, options)
+        text = render(self._template, messages, tools, options)
+        return text if text.startswith(self._chat_start) else self._chat_start + text
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """Raise ApiError (UNSUPPORTED_PARAMETER) if the chat has tools, tool calls or their results but the template
@@ -379,14 +384,14 @@ class Detokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
 
-def _marks(hf_tokenizer: Any) -> list[str]:
-    """Return the texts of the special tokens that the chat template may write: BOS and EOS in any case, others if the
-    template contains them. The list is empty if the tokenizer encodes special tokens as plain text."""
+def _marks(hf_tokenizer: Any, special: Iterable[str]) -> list[str]:
+    """Return those of the `special` tokens' texts that the chat template may write: BOS and EOS in any case, others if
+    the template contains them. The list is empty if the tokenizer encodes special tokens as plain text."""
     if hf_tokenizer.backend_tokenizer.encode_special_tokens:
         return []
     named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
     written = str(hf_tokenizer.chat_template)  # may be a mapping of several templates by name
-    return [token for token in hf_tokenizer.all_special_tokens if token in named or token in written]
+    return [token for token in special if token in named or token in written]
 
 
 def _is_about_tools(message: Message) -> bool:

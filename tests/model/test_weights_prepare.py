@@ -1,6 +1,5 @@
 """What a user may call a model, and what folder comes of it."""
 
-import errno
 import signal
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from fnmatch import fnmatch
 
 import pytest
 from rich.console import Console
-from safetensors import SafetensorError
 
 from engine.model.prepare import prepare_model
 from engine.process.model_source import ModelNotFound, find_prepared, prepared_folder
@@ -113,26 +111,6 @@ def test_the_program_prints_the_folder_last_and_imports_no_torch(tmp_path):
     failed = subprocess.run([*command, "no/such/model", "--data-dir", str(tmp_path)], capture_output=True, text=True)
     assert failed.returncode == 1
     assert "no/such/model" in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), errno.ENOSPC),
-        (Exception("Disk quota exceeded (os error 122)"), 122),
-    ],
-)
-def test_what_the_system_refuses_a_library_is_an_os_error_and_leaves_nothing(tmp_path, monkeypatch, error, number):
-    gguf = pytest.importorskip("engine.model.gguf")
-
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(gguf, "_write", fail)
-    with pytest.raises(OSError) as caught:
-        gguf.prepare_gguf(tmp_path / "m.gguf", tmp_path / "models" / "m", print)
-    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "models"))
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path):

@@ -1,6 +1,7 @@
 """`make test-peers`: runs the public tests of another server against a demo, from a folder of that server's sources.
 
-    python -m tests.peers --suite vllm|sglang|llama.cpp --path FOLDER [--url URL --tokenizer FOLDER] [PYTEST OPTIONS]
+    python -m tests.peers --suite vllm|sglang|llama.cpp --path FOLDER [--url URL --tokenizer FOLDER] [--seconds 900]
+        [PYTEST OPTIONS]
 
 Nothing of these suites is part of loralane. Prints how many tests ran and passed, and the class of each failure
 (`classes.py`). A suite's options, keys and models differ from the demo's, so that failures are expected; the exit
@@ -38,9 +39,10 @@ def main() -> int:
     parser.add_argument("--path", type=Path, required=True, help="folder of the other server's sources")
     parser.add_argument("--url", help="a running demo; default: one is started")
     parser.add_argument("--tokenizer", default="", help="folder of the tokenizer of the demo at --url")
+    parser.add_argument("--seconds", type=float, help="time after which the rest of the tests is left out")
     args, options = parser.parse_known_args()
     with nullcontext((args.url.rstrip("/"), args.tokenizer)) if args.url else demo() as (url, tokenizer):
-        results = run(SUITES[args.suite], args.path.resolve(), url, tokenizer, options)
+        results = run(SUITES[args.suite], args.path.resolve(), url, tokenizer, options, seconds=args.seconds)
     print(report(results))
     return int(any(result.class_of_failure is UNKNOWN for result in results))
 

@@ -19,6 +19,9 @@ class Class(NamedTuple):
 
 
 CLASSES = (
+    Class(
+        "slow", "the machine is too busy for the time limits of the test", text=r"ReadTimeout|timed out|TimeoutError"
+    ),
     Class("not installed", "the test needs a library that is not installed", text=r"ModuleNotFoundError|ImportError"),
     Class(
         "inside",
@@ -38,7 +41,7 @@ CLASSES = (
         "other model",
         "the test needs a model that reasons, embeds, classifies, reranks or speaks in channels",
         test=r"(?i)harmony|gpt.?oss|reasoning|thinking|classif|reward|cross_encoder|late_interaction|mteb|colbert"
-        r"|token_embed|token_classify|embeds|matryoshka|rerank",
+        r"|token_embed|token_classify|embeds|matryoshka|rerank|real_model",
     ),
     Class("other model", "the test needs a model that reasons", text=r"model\.reasoning_parser"),
     Class(
@@ -62,7 +65,7 @@ CLASSES = (
     Class(
         "field",
         "the answer lacks a field of the peer",
-        text=r"KeyError|has no attribute|AttributeError|is None|not None|NoneType",
+        text=r"KeyError|has no attribute|AttributeError|is None|not None|NoneType|assert '\w+' in \{|hasattr",
     ),
     Class(
         "model's words",

@@ -37,11 +37,18 @@ class Result(NamedTuple):
 
 
 def run(
-    suite: Suite, path: Path, url: str, tokenizer: str = "", options: Sequence[str] = (), key: str = KEY
+    suite: Suite,
+    path: Path,
+    url: str,
+    tokenizer: str = "",
+    options: Sequence[str] = (),
+    key: str = KEY,
+    seconds: float | None = None,
 ) -> list[Result]:
     """Run the tests of a suite in the folder `path` against the server at `url`. `tokenizer` is the folder of its
-    model's tokenizer, for tests that encode texts themselves; `options` are passed on to pytest, and `key` is that of
-    the tenant that the tests become. Raises FileNotFoundError: the folder has none of the suite's tests."""
+    model's tokenizer, for tests that encode texts themselves; `options` are passed on to pytest; `key` is that of the
+    tenant that the tests become; after so many `seconds` the rest is left out. Raises FileNotFoundError: the folder has
+    none of the suite's tests."""
     tests = suite.found(path)
     if not tests:
         raise FileNotFoundError(f"{path} has none of {', '.join(suite.tests)} below {suite.folder}")
@@ -60,7 +67,7 @@ def run(
             "PEERS_ADAPTER": ADAPTER if ADAPTER in served else base,
             "PEERS_TOKENIZER": tokenizer,
         }
-        plugins = [word for name in ("peer_plugin", *suite.plugins) for word in ("-p", name)]
+        plugins = [word for name in ("peer_plugin", *suite.fixtures(path)) for word in ("-p", name)]
         fixed = ["-q", "--noconftest", "-c", str(SHIMS / "pytest.ini"), "--rootdir", str(path / suite.folder)]
         fixed += [
             "-p",
@@ -72,7 +79,8 @@ def run(
             "--continue-on-collection-errors",
         ]
         command = [sys.executable, "-m", "pytest", *fixed, *plugins, *options, *tests]
-        subprocess.run(command, cwd=path / suite.folder, env={**os.environ, **environment}, check=False)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # what has ended is told all the same
+            subprocess.run(command, cwd=path / suite.folder, env={**os.environ, **environment}, timeout=seconds)
         return read(results)
 
 

@@ -18,12 +18,17 @@ class Suite(NamedTuple):
     any_name: bool = False
     """True means that the peer serves its one model under any name."""
     plugins: Sequence[str] = ()
-    """Modules of the suite whose fixtures its tests use."""
+    """Modules of the suite whose fixtures its tests use. Other `conftest.py` are not read, because they import the
+    peer itself."""
 
     def found(self, path: Path) -> list[str]:
         """Return the tests of this suite that are in a folder of sources."""
         folder = path / self.folder
         return [str(found.relative_to(folder)) for pattern in self.tests for found in sorted(folder.glob(pattern))]
+
+    def fixtures(self, path: Path) -> list[str]:
+        """Return those of `plugins` that are in a folder of sources."""
+        return [name for name in self.plugins if (path / self.folder / f"{name.replace('.', '/')}.py").exists()]
 
 
 SUITES = {
@@ -43,7 +48,7 @@ SUITES = {
             "tests/entrypoints/pooling/embed",
             "tests/entrypoints/pooling/scoring",
         ),
-        plugins=("tests.entrypoints.openai.responses.conftest",),
+        plugins=("tests.entrypoints.conftest", "tests.entrypoints.openai.responses.conftest"),
     ),
     "sglang": Suite("peer_sglang", ".", ("test/srt/openai_server", "test/registered/openai_server"), any_name=True),
     "llama.cpp": Suite("peer_llama", "tools/server/tests", ("unit/test_*.py",), any_name=True),

@@ -33,8 +33,8 @@ async def test_a_stream(server, name):
     async for chunk in await server.get_async_client().chat.completions.create(**chat):
         assert chunk.model == name
 
-def test_no_name(server):
-    answer = requests.post(server.url_for("v1", "completions"), json={"prompt": "hi"})
+def test_no_name(server, prompt):
+    answer = requests.post(server.url_for("v1", "completions"), json={"prompt": prompt})
     assert answer.json()["model"] == "Big/Model"
 
 def test_an_unknown_name(server):
@@ -46,6 +46,13 @@ def test_a_field(server):
 
 def test_without_server():
     raise AssertionError("asks no server")
+"""
+FIXTURE = """
+import pytest
+
+@pytest.fixture
+def prompt():
+    return "hi"
 """
 SGLANG = """
 import requests
@@ -122,7 +129,7 @@ def outcomes(url, name, path, files):
 
 @pytest.mark.slow
 def test_tests_of_vllm_ask_the_gateway(url, tmp_path):
-    files = {"tests/entrypoints/openai/test_mini.py": VLLM, "tests/entrypoints/openai/responses/conftest.py": ""}
+    files = {"tests/entrypoints/openai/test_mini.py": VLLM, "tests/entrypoints/conftest.py": FIXTURE}
     assert outcomes(url, "vllm", tmp_path, files) == {
         "test_its_name": "passed",
         "test_a_stream[Big/Model]": "passed",
@@ -152,6 +159,7 @@ def test_a_folder_without_the_suite_is_named(url, tmp_path):
 
 
 FAILURES = {
+    "slow": ("test_a.py::test", "httpx.ReadTimeout"),
     "not installed": ("test_a.py", "ModuleNotFoundError: No module named 'mteb'"),
     "inside": ("test_a.py::test", "TypeError: object Missing can't be used in 'await' expression"),
     "not text": ("unit/test_vision_api.py::test", "assert 400 == 200"),

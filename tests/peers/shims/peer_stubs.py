@@ -28,6 +28,11 @@ class Missing:
             raise AttributeError(name)
         return Missing()
 
+    def __or__(self, other):
+        return Missing()
+
+    __ror__ = __getitem__ = __or__
+
     def __iter__(self):
         return iter(())
 

@@ -22,6 +22,11 @@ CLASSES = (
     Class(
         "slow", "the machine is too busy for the time limits of the test", text=r"ReadTimeout|timed out|TimeoutError"
     ),
+    Class(
+        "stream",
+        "as OpenAI's, a stream begins with a chunk that has the role and no text",
+        text=r"Expected non empty content delta",
+    ),
     Class("not installed", "the test needs a library that is not installed", text=r"ModuleNotFoundError|ImportError"),
     Class(
         "inside",

@@ -33,7 +33,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 SITE_PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 find_rest_in_venv = @$(BIN)/python $(SITE_PACKAGES) > $$($(1)/bin/python $(SITE_PACKAGES))/below.pth
 
-.PHONY: help setup setup-dev serve test test-all test-fast test-clients test-jit test-gpu-versions lint format bench bench-adapters
+.PHONY: help setup setup-dev serve test test-all test-fast test-clients test-peers test-jit test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-experts bench-gpu bench-planning bench-router bench-routes bench-speculation bench-split bench-validation bench-weights
@@ -118,6 +118,9 @@ $(JAVASCRIPT)/.setup: $(JAVASCRIPT_TESTS)/package.json $(JAVASCRIPT_TESTS)/packa
 	@cp $^ $(JAVASCRIPT) && ln -sfn $(abspath $(JAVASCRIPT_TESTS)) $(JAVASCRIPT)/cases
 	@npm ci --prefix $(JAVASCRIPT) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
+
+test-peers: setup-dev  ## Run another server's public tests against a demo (ARGS="--suite vllm|sglang|llama.cpp --path FOLDER")
+	$(BIN)/python -m tests.peers $(ARGS)
 
 # These tests need no numbers from Triton's interpreter, which needs an older numpy, as test-gpu-versions has. Triton 3.9
 # alone compiles the kernels for sm_80, which takes as long as for sm_90.

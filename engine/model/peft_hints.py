@@ -13,22 +13,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from engine.model.peft_settings import AdapterError
-from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE
+from engine.process.adapter_files import CONFIG_FILE, FROM_MLX, GGUF_END, WEIGHTS_FILE, lacks_weights
 
-PICKLE_FILE, MLX_FILE, MODEL_FILE = "adapter_model.bin", "adapters.safetensors", "config.json"
+MODEL_FILE = "config.json"
 MLX_FIELDS = ("lora_parameters", "fine_tune_type")
 """Fields of the configuration that mlx-lm writes."""
 MLX_KEY = re.compile(r"\.lora_[ab]$")
 """End of the names that mlx-lm gives to tensors."""
-PART = re.compile(r"adapter_model-\d+-of-\d+\.safetensors")
 LFS = b"version https://git-lfs.github.com/"
 MOST_NAMED = 3
 """Maximum number of subfolders that a message names."""
-FROM_MLX = (
-    "an adapter of mlx-lm: fuse it into its base with `mlx_lm.fuse` and serve that model, or write it in PEFT's form, "
-    f"in which {WEIGHTS_FILE} has lora_a and lora_b transposed, as lora_A.weight and lora_B.weight, and lora_alpha is "
-    "scale times rank"
-)
 FROM_ZERO = (
     "as DeepSpeed's ZeRO-3 leaves weights that it has not gathered: save it again with "
     "stage3_gather_16bit_weights_on_model_save or transformers 5, or make it from the checkpoint with zero_to_fp32.py"
@@ -43,29 +37,12 @@ def missing(folder: Path, name: str) -> str:
         return f"{folder / name} does not exist"
     names = _names(folder)
     if name == WEIGHTS_FILE:
-        return _without_weights(folder, names)
+        return f"{folder} {lacks_weights(names)}"
     if inner := _with_adapters(folder, names):
         return f"{folder} has no {name}, but its subfolders {', '.join(inner)} have one: load one of these folders"
     if MODEL_FILE in names:
         return f"{folder} holds a whole model and no adapter ({name}): serve it as model.source"
     return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"
-
-
-def _without_weights(folder: Path, names: Iterable[str]) -> str:
-    parts = sorted(filter(PART.fullmatch, names))
-    if parts:
-        return (
-            f"{folder} has its weights in {len(parts)} parts such as {parts[0]}: join them in one {WEIGHTS_FILE}, with "
-            "safetensors' load_file of each part and save_file of all tensors"
-        )
-    if MLX_FILE in names:
-        return f"{folder} has {MLX_FILE} but no {WEIGHTS_FILE}, which makes it {FROM_MLX}"
-    if PICKLE_FILE in names:
-        return (
-            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
-            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
-        )
-    return f"{folder} has no {WEIGHTS_FILE}: point to the folder that PEFT's save_pretrained wrote"
 
 
 def _names(folder: Path) -> list[str]:

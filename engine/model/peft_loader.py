@@ -22,11 +22,11 @@ from engine.model.lora import FIRST_EXPERT, ROUTER, touched_names
 from engine.model.parallel.adapters import Place
 from engine.model.peft_dora import Block, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
-from engine.model.peft_hints import FROM_MLX, MLX_KEY, check_gathered, damaged
+from engine.model.peft_hints import MLX_KEY, check_gathered, damaged
 from engine.model.peft_settings import AdapterError, PeftSettings, short
 from engine.model.peft_targets import TargetShapes
 from engine.model.peft_tokens import KnownRows, TrainedRows, read_rows, refuse_changed, split_stored, split_tokens
-from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from engine.process.adapter_files import CONFIG_FILE, FROM_MLX, WEIGHTS_FILE
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 KEY = re.compile(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 CONFIG_FILE = "adapter_config.json"
@@ -16,6 +18,13 @@ TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, ADDED_TOKENS_FILE = (
 )
 TEXT_FILES = (TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, ADDED_TOKENS_FILE)
 """Small files of the tokenizer with which an adapter was trained, which may lie in its folder."""
+PICKLE_FILE, MLX_FILE = "adapter_model.bin", "adapters.safetensors"
+PART = re.compile(r"adapter_model-\d+-of-\d+\.safetensors")
+FROM_MLX = (
+    "an adapter of mlx-lm: fuse it into its base with `mlx_lm.fuse` and serve that model, or write it in PEFT's form, "
+    f"in which {WEIGHTS_FILE} has lora_a and lora_b transposed, as lora_A.weight and lora_B.weight, and lora_alpha is "
+    "scale times rank"
+)
 
 
 def is_place(path: Path) -> bool:
@@ -46,3 +55,22 @@ def only_gguf(place: Path | str, names: list[str]) -> Path | None:
     if len(found) > 1:
         raise ValueError(f"{place} has {len(found)} GGUF files: name the one to be loaded, such as {found[0]}")
     return Path(place, found[0]) if found else None
+
+
+def lacks_weights(names: Iterable[str]) -> str:
+    """Return what a folder or repository has, with files of these names, in place of the weights of an adapter, and
+    what to do, as the end of a sentence about it: "has ..."."""
+    names = set(names)
+    if parts := sorted(filter(PART.fullmatch, names)):
+        return (
+            f"has its weights in {len(parts)} parts such as {parts[0]}: join them in one {WEIGHTS_FILE}, with "
+            "safetensors' load_file of each part and save_file of all tensors"
+        )
+    if MLX_FILE in names:
+        return f"has {MLX_FILE} but no {WEIGHTS_FILE}, which makes it {FROM_MLX}"
+    if PICKLE_FILE in names:
+        return (
+            f"has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; save the "
+            "adapter with PEFT's save_pretrained(..., safe_serialization=True)"
+        )
+    return f"has no {WEIGHTS_FILE}: name what PEFT's save_pretrained wrote"

@@ -12,7 +12,15 @@ from typing import BinaryIO
 
 import fsspec
 
-from engine.process.adapter_files import CONFIG_FILE, GGUF_END, PEFT_FILES, TEXT_FILES, only_gguf
+from engine.process.adapter_files import (
+    CONFIG_FILE,
+    GGUF_END,
+    PEFT_FILES,
+    TEXT_FILES,
+    WEIGHTS_FILE,
+    lacks_weights,
+    only_gguf,
+)
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.space import Disk, SpaceUse
 
@@ -78,8 +86,10 @@ def _files_of(source: str, names: list[str]) -> tuple[str, ...]:
     they make no adapter, or several."""
     if CONFIG_FILE not in names and (gguf := only_gguf(source, names)):
         return (gguf.name,)
-    if missing := [name for name in PEFT_FILES if name not in names]:
-        raise _failed(source, f"it has no {missing[0]}{_elsewhere(source, names) if CONFIG_FILE in missing else ''}")
+    if CONFIG_FILE not in names:
+        raise _failed(source, f"it has no {CONFIG_FILE}{_elsewhere(source, names)}")
+    if WEIGHTS_FILE not in names:
+        raise _failed(source, f"it {lacks_weights(names)}")
     return (*PEFT_FILES, *(name for name in TEXT_FILES if name in names))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ from redis.asyncio import Redis
 from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
-from gateway.core.tenants import NAME as TENANT_NAME
+from gateway.core.names import ADAPTER_NAME, TENANT_NAME
 from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
@@ -101,10 +100,6 @@ def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisR
     return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)
 
 
-NAME = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
-"""Valid names of adapters and aliases: those of base models, without a colon, because a request may name an adapter as
-`base:adapter`. No part is `.` or `..`, and none is empty, because names stand in URLs: a client that normalises
-`a/../b` would unload the adapter `b`."""
 MAX_ALIASES = 64
 """Maximum number of aliases of one adapter."""
 
@@ -112,18 +107,14 @@ MAX_ALIASES = 64
 def check_name(name: str, param: str) -> None:
     """Raise ApiError (INVALID_REQUEST) if the name of an adapter or alias is malformed. `param` is the request field
     that the error names."""
-    if not NAME.fullmatch(name):
-        rule = (
-            "1 to 128 letters, digits, '_', '.' or '-', perhaps in parts with '/' between them, and each part begins "
-            "with a letter or digit"
-        )
-        raise invalid_request(f"{param} must be {rule}", param)
+    if not ADAPTER_NAME.fits(name):
+        raise invalid_request(f"{param} must be {ADAPTER_NAME.words}", param)
 
 
 def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
     """Return tenant names sorted and without duplicates. Raises ApiError (INVALID_REQUEST) if a name is malformed."""
     for tenant in tenants:
-        if not TENANT_NAME.fullmatch(tenant):
+        if not TENANT_NAME.fits(tenant):
             raise invalid_request(f"{tenant[:80]!r} is no name of a tenant", "tenants")
     return tuple(sorted(set(tenants)))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
-from urllib.parse import quote
 
 from gateway.client.call import Call
+from gateway.client.paths import path_part
 from gateway.http import admin_answers as answers
 from gateway.http.accounts import (
     KEYS,
@@ -177,4 +177,4 @@ def usage(
 
 
 def _of(path: str, name: str, action: str = "") -> str:
-    return f"{path}/{quote(name, '')}" + (f"/{action}" if action else "")
+    return f"{path}/{path_part(name)}" + (f"/{action}" if action else "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from gateway.adapters.status import AdapterStatus
 from gateway.client.call import Call
+from gateway.client.paths import path_parts
 from gateway.http.admin import ADAPTERS
 from gateway.http.openapi.answers import Adapters, Reloaded, Unloaded
 from gateway.openai.schema import AliasRequest, AllowRequest, NativeLoadRequest
@@ -64,4 +64,4 @@ def allow_adapter(name: str, tenants: Sequence[str]) -> Call[AdapterStatus]:
 
 
 def _path(name: str, action: str = "") -> str:
-    return f"{ADAPTERS}/{quote(name)}" + (f"/{action}" if action else "")
+    return f"{ADAPTERS}/{path_parts(name)}" + (f"/{action}" if action else "")

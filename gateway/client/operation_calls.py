@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import Literal
-from urllib.parse import quote
 
 from gateway.client.call import Call
+from gateway.client.paths import path_part
 from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import Deleted
 from gateway.http.admin_batches import ADMIN_BATCHES
@@ -70,7 +70,7 @@ def add_engine(name: str, address: str, model: str = "", role: str = "") -> Call
 
 def remove_engine(name: str, model: str = "") -> Call[Deleted]:
     """Remove an engine that was added: its requests move to other engines, and its process goes on."""
-    return Call("DELETE", f"{ENGINES}/{quote(name, '')}", Deleted, {"model": model})
+    return Call("DELETE", f"{ENGINES}/{path_part(name)}", Deleted, {"model": model})
 
 
 def drain_engine(name: str, model: str = "") -> Call[EngineOverview]:
@@ -91,7 +91,7 @@ def restart_engine(name: str, model: str = "", *, seconds: int | None = None) ->
 
 def _engine(name: str, action: str, model: str, seconds: int | None = None) -> Call[EngineOverview]:
     query = {"model": model, "seconds": seconds}
-    return Call("POST", f"{ENGINES}/{quote(name, '')}/{action}", EngineOverview, query)
+    return Call("POST", f"{ENGINES}/{path_part(name)}/{action}", EngineOverview, query)
 
 
 def live_requests(model: str = "") -> Call[LiveRequests]:
@@ -101,7 +101,7 @@ def live_requests(model: str = "") -> Call[LiveRequests]:
 
 def cancel_request(request_id: str) -> Call[LiveRequest]:
     """Cancel a live request, and return it as it was when it was cancelled."""
-    return Call("POST", f"{REQUESTS}/{quote(request_id, '')}/cancel", CancelledRequest, field="cancelled")
+    return Call("POST", f"{REQUESTS}/{path_part(request_id)}/cancel", CancelledRequest, field="cancelled")
 
 
 def recent_requests(which: Literal["all", "failed"] = "all", *, limit: int = 100) -> Call[list[RecentRequest]]:
@@ -133,7 +133,7 @@ def readiness(model: str = "") -> Call[Readiness]:
 
 def batch(batch_id: str) -> Call[Batch]:
     """Return one of the tenant's own batches, with its estimated end."""
-    return Call("GET", f"{BATCHES}/{quote(batch_id, '')}", Batch)
+    return Call("GET", f"{BATCHES}/{path_part(batch_id)}", Batch)
 
 
 def batches(tenant: str = "", which: Literal["unfinished", "all"] = "unfinished") -> Call[list[AdminBatch]]:
@@ -143,4 +143,4 @@ def batches(tenant: str = "", which: Literal["unfinished", "all"] = "unfinished"
 
 def cancel_batch(tenant: str, batch_id: str) -> Call[AdminBatch]:
     """Cancel a batch of any tenant."""
-    return Call("POST", f"{ADMIN_BATCHES}/{quote(tenant, '')}/{quote(batch_id, '')}/cancel", AdminBatch)
+    return Call("POST", f"{ADMIN_BATCHES}/{path_part(tenant)}/{path_part(batch_id)}/cancel", AdminBatch)

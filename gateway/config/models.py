@@ -13,6 +13,7 @@ from engine.rpc.target import UNIX, EngineTarget, EngineTls
 from gateway.config.cluster import RayConfig, RayShare
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, read_each
 from gateway.config.lanes import LanesConfig
+from gateway.core.names import ADAPTER_NAME, MODEL_NAME
 from gateway.routing.router import MAX_REPLICAS
 from gateway.text.reasoning.parser import ReasoningParserName
 from gateway.text.tools.dialects import ToolParserName
@@ -22,12 +23,6 @@ OWN_KEYS = ("source", "chat_template", "tool_parser", "reasoning_parser", "gener
 ALONE = ("model", "engine")
 """Sections that are the short form for one base model. A file has either these or the section `models`."""
 
-NAME = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9_.:-]*(/[A-Za-z0-9][A-Za-z0-9_.:-]*)*")
-"""Valid names of base models, such as `org/name`. They stand in URLs, keys of Redis and names of folders."""
-NAME_RULE = (
-    "a name of a base model is 1 to 128 letters, digits, '_', '.', '-' or ':', perhaps in parts with '/' between them, "
-    "and each part begins with a letter or digit"
-)
 EMBEDDED, EMBEDDED_NAME, UNNAMED = "embedded", "smollm2-135m-instruct", "model"
 
 
@@ -62,8 +57,8 @@ class ModelConfig:
     generation_config.json, if it has one; with `none`, they are those of OpenAI's API."""
 
     def __post_init__(self) -> None:
-        if self.name and not NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} cannot be the name: {NAME_RULE}")
+        if self.name and not MODEL_NAME.fits(self.name):
+            raise ValueError(f"{self.name!r} cannot be the name: a name of a base model is {MODEL_NAME.words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +189,7 @@ def _valid_lanes(lanes: Any, base: Path) -> Any:
 
 
 def _model(name: str, value: Any, lanes: Any, base: Path, engine: EngineParts) -> ModelSettings:
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"models: {name!r} cannot be the name of an entry: {NAME_RULE}")
+    check_entry("models", name)
     where, problems = f"models.{name}", Problems()
     section, parts = as_mapping(value, where), dict[str, Any]()
     with problems.noting():
@@ -256,12 +250,23 @@ def check_kv_places(models: Mapping[str, ModelSettings], sections: Mapping[str, 
         taken.add(place)
 
 
-def check_preloads(models: Mapping[str, ModelSettings]) -> None:
-    """Raise ConfigError if an adapter that is loaded at start has the name of a base model, or of another adapter."""
+def check_entry(section: str, name: str) -> None:
+    """Raise ConfigError if an entry of a section of base models, virtual models or upstreams has a malformed name."""
+    if not MODEL_NAME.fits(name):
+        what = f"a name of a base model is {MODEL_NAME.words}"
+        raise ConfigError(f"{section}: {name!r} cannot be the name of an entry: {what}")
+
+
+def check_preloads(models: Mapping[str, ModelSettings], sections: Mapping[str, str]) -> None:
+    """Raise ConfigError if an adapter that is loaded at start has a malformed name, that of a base model, or that of
+    another adapter. `sections` has the section in which each model's adapters stand, such as `adapters`."""
     owners: dict[str, str] = dict.fromkeys(models, "")
     for model, settings in models.items():
         for name in settings.preload:
+            place = f"{sections[model]}.preload"
+            if not ADAPTER_NAME.fits(name):
+                raise ConfigError(f"{place}: {name!r} cannot be the name of an adapter, which is {ADAPTER_NAME.words}")
             if name in owners:
                 taken = f"also an adapter of {owners[name]}" if owners[name] else "the name of a base model"
-                raise ConfigError(f"models.{model}.adapters.preload.{name}: is {taken}")
+                raise ConfigError(f"{place}.{name}: is {taken}")
             owners[name] = model

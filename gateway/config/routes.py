@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.file import ConfigError, Problems, as_mapping, build, read_each, resolve
-from gateway.config.models import NAME, NAME_RULE, ModelSettings
+from gateway.config.models import ModelSettings, check_entry
 from gateway.routes.cascade import Cascade
 from gateway.routes.learned import Learned
 from gateway.routes.policies import POLICIES
@@ -26,8 +26,7 @@ def read_routes(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Pol
 
 
 def _policy(name: str, value: Any, base: Path) -> Policy:
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"routes: {name!r} cannot be the name of an entry: {NAME_RULE}")
+    check_entry("routes", name)
     where = f"routes.{name}"
     section = dict(as_mapping(value, where))
     policy = section.pop("policy", None)

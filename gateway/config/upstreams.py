@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from engine.core.types import Lane
 from engine.rpc.target import is_loopback
 from gateway.config.file import ConfigError, Problems
-from gateway.config.models import NAME, NAME_RULE
+from gateway.config.models import check_entry
 from gateway.core.billing import LaneName, Price
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Tenant
@@ -105,8 +105,7 @@ def check_upstreams(upstreams: Mapping[str, UpstreamConfig], taken: Collection[s
     problems = Problems()
     for name, upstream in upstreams.items():
         with problems.noting():
-            if not NAME.fullmatch(name):
-                raise ConfigError(f"upstreams: {name!r} cannot be the name of an entry: {NAME_RULE}")
+            check_entry("upstreams", name)
             if name in taken:
                 raise ConfigError(f"upstreams.{name}: is also the name of a base model or an adapter")
             if upstream.price is not None and not has_prices:

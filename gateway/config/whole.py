@@ -120,7 +120,9 @@ class Config:
     def __post_init__(self) -> None:
         if not 1 <= self.gateways <= MAX_GATEWAYS:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
-        check_preloads(self.models)
+        check_preloads(
+            self.served, {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
+        )
         check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
         check_routes(self.routes, self.served, self.upstreams)
         self._check_keys()

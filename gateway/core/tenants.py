@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,11 +15,11 @@ from msgspec import Struct
 from engine.core.types import Lane
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.limits import NO_LIMITS, Limits
+from gateway.core.names import TENANT_NAME
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Bounds of a tenant's weight. Within them, sums and quotients of weights stay exact enough to compare."""
 UnknownFields = Literal["ignore", "refuse"]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_CLASSES = 8
 """Maximum number of a tenant's classes. Each may have one request waiting when the engine's queue is full."""
 MAX_GOAL_S = 86_400.0
@@ -83,8 +82,8 @@ class Tenant:
     """Classes by name, which divide the tenant's share of a lane. Requests that name none are a class of weight 1."""
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise ValueError(f"tenant name {self.name[:80]!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        if not TENANT_NAME.fits(self.name):
+            raise ValueError(f"tenant name {self.name[:80]!r} must be {TENANT_NAME.words}")
         if self.default_lane < self.highest_lane:
             raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
@@ -94,8 +93,8 @@ class Tenant:
         if len(self.classes) > MAX_CLASSES:
             raise ValueError(f"classes: a tenant has at most {MAX_CLASSES}, not {len(self.classes)}")
         for name in self.classes:
-            if not NAME.fullmatch(name):
-                raise ValueError(f"classes: the name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+            if not TENANT_NAME.fits(name):
+                raise ValueError(f"classes: the name {name[:80]!r} must be {TENANT_NAME.words}")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -11,14 +10,13 @@ from redis.asyncio import Redis
 
 from engine.rpc.target import UNIX, check_address
 from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.names import ENGINE_NAME
 from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
 AddedBy = Literal["operator", "ray"]
 EngineRole = Literal["prefill", "decode", "both"]
 ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
-"""Valid names of engines. A slash is not allowed, because a name is one segment of an HTTP path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +67,8 @@ def check_role(role: str) -> EngineRole:
 def check_member(engine: str, address: str) -> None:
     """Raise ApiError (INVALID_REQUEST) if the name or the address of an engine is malformed, or is a Unix socket, which
     the gateways of other machines cannot reach."""
-    if not NAME.fullmatch(engine):
-        rule = "1 to 128 letters, digits, '_', '.', ':' or '-', beginning with a letter or digit"
-        raise invalid_request(f"name must be {rule}", "name")
+    if not ENGINE_NAME.fits(engine):
+        raise invalid_request(f"name must be {ENGINE_NAME.words}", "name")
     try:
         check_address(address)
     except ValueError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
+import peft
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model.gguf_adapter import MAX_HEADER_BYTES
 from engine.model.peft_config import parse_config
-from engine.model.peft_fields import HANDLED, HARMLESS, KINDS, PLAIN_INITIALISATIONS, REFUSED
+from engine.model.peft_fields import HANDLED, HARMLESS, KINDS, LATEST_PEFT, PLAIN_INITIALISATIONS, REFUSED
 from engine.model.peft_folder import read_adapter
 from engine.model.peft_loader import LoadedAdapter, load_peft
 from engine.model.peft_settings import AdapterError
@@ -188,6 +189,7 @@ def test_every_field_of_pefts_configurations_is_read_harmless_or_refused(kind):
     fields = {field.name for field in fields_of(PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)])}
     assert fields - known.handled - known.harmless - known.refused - REFUSED.keys() == set()
     assert known.refused <= fields
+    assert tuple(map(int, peft.__version__.split(".")[:2])) == LATEST_PEFT, "read what a later PEFT has added"
 
 
 @pytest.mark.parametrize("key", sorted(KINDS["ADALORA"].refused - REFUSED.keys()))

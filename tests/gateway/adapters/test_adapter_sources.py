@@ -190,7 +190,14 @@ async def test_what_the_hub_has_not(make, hub):
     assert "'acme/absent' cannot be fetched: RepositoryNotFoundError" in await refusal(sources, "acme/absent")
     assert f"{REPO}@v9" in await refusal(sources, f"{REPO}@v9")
     del hub.revisions["main"]["adapter_model.safetensors"]
-    assert f"'{REPO}' cannot be fetched: it has no adapter_model.safetensors" == await refusal(sources, REPO)
+    told = await refusal(sources, REPO)
+    assert f"'{REPO}' cannot be fetched: it has adapter_model.bin but no adapter_model.safetensors: pickle" in told
+    hub.revisions["main"] |= {"adapters.safetensors": b"mlx"}
+    assert "which makes it an adapter of mlx-lm: fuse it" in await refusal(sources, REPO)
+    hub.revisions["main"] |= {"adapter_model-00001-of-00002.safetensors": b""}
+    assert "has its weights in 1 parts such as adapter_model-00001-of-00002" in await refusal(sources, REPO)
+    hub.revisions["main"] = {"adapter_config.json": b"{}"}
+    assert "it has no adapter_model.safetensors: name what PEFT's" in await refusal(sources, REPO)
 
 
 async def test_a_subfolder_of_a_repository_is_refused_with_what_to_do(make, hub):

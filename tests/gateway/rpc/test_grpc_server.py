@@ -267,6 +267,17 @@ async def test_refused_changes_name_the_field(api):
     assert await why(unknown) == ("NOT_FOUND", "MODEL_NOT_FOUND", ["model"])
 
 
+@pytest.mark.parametrize("name", ["a/../b", "t/", "..", ""])
+async def test_names_that_mean_something_else_in_a_url_are_refused(name, api):
+    calls = (
+        (api.admin.Load, pb.LoadAdapterRequest(name=name, path="poet"), "name"),
+        (api.admin.Alias, pb.AliasAdapterRequest(name="poet", alias=name), "alias"),
+    )
+    for method, request, field in calls:
+        refusal = await refused(method(request, metadata=as_key("admin")))
+        assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
+
+
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), 1e9])
 async def test_drain_seconds_are_checked(api, seconds):
     request = pb.UnloadAdapterRequest(name="pirate", drain_seconds=seconds)

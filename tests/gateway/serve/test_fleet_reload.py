@@ -31,8 +31,8 @@ from gateway.serve.launch import Launch
 from gateway.serve.single import running
 
 ACME, GLOBEX, ADMIN = (f"sk-{name}-0123456789" for name in ("acme", "globex", "admin"))
-BASE = "smollm2-135m-instruct"
-"""No adapter may be called that."""
+BASE, TAKEN = "smollm2-135m-instruct", "taken"
+"""TAKEN is an alias, so that no adapter may be called that. The engines of these tests load any folder."""
 GOAL = f'loralane_slo_goal_seconds{{goal="ttft",lane="interactive",model_name="{BASE}"}} 0.125'
 PROCESSES = 2
 ASKED = 12
@@ -55,7 +55,7 @@ BEFORE = Config(
 )
 AFTER = replace(
     BEFORE,
-    adapters=AdaptersConfig(preload={"cheer": DEMO_ADAPTERS["cheer"], BASE: Path("/nowhere/at/all")}),
+    adapters=AdaptersConfig(preload={"cheer": DEMO_ADAPTERS["cheer"], TAKEN: Path("/nowhere/at/all")}),
     lanes=LanesConfig(InteractiveLane(ttft_s=0.125)),
     tenants={"acme": tenant("acme", ACME, tokens_per_minute=4321), "globex": tenant("globex", GLOBEX)},
 )
@@ -104,8 +104,9 @@ async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(sm
     launch = Launch(BEFORE, smollm2, tmp_path, ("engine.serve.server", "--fake"))
     async with serving(launch) as app:
         assert {answer.status_code for answer in await chats(app, GLOBEX, "pirate")} == {401}
+        await asked(app, "/admin/v1/adapters/pirate/aliases", ADMIN, alias=TAKEN)
         failed = await app.apply(AFTER)
-        assert failed.keys() == {BASE}
+        assert failed.keys() == {TAKEN}
         await until_all(lambda: names(app, GLOBEX), {"pirate", "cheer"}.issubset)
         await until_all(lambda: chats(app, GLOBEX, "cheer"), lambda answer: answer.status_code == 200)
         for answer in await chats(app, ACME, "pirate"):  # named no more, and served until it is unloaded
@@ -117,12 +118,13 @@ async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(sm
 async def test_gateways_that_are_starting_meanwhile_or_come_later_begin_with_what_can_be_served(smollm2, tmp_path):
     launch = Launch(BEFORE, smollm2, tmp_path, ("engine.serve.server", "--fake"))
     async with together(launch) as fleet:
+        await asked(fleet, "/admin/v1/adapters/pirate/aliases", ADMIN, alias=TAKEN)
         victim, later = fleet.members
         victim._process.kill()
         async with asyncio.timeout(60):
             while victim.serving.is_set():
                 await asyncio.sleep(0.01)
-        assert (await fleet.apply(AFTER)).keys() == {BASE}
+        assert (await fleet.apply(AFTER)).keys() == {TAKEN}
         async with asyncio.timeout(60):
             while not victim.serving.is_set():
                 await asyncio.sleep(0.05)

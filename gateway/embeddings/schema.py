@@ -9,7 +9,8 @@ from typing import Literal
 from msgspec import Struct
 
 from gateway.openai.fields import Refused
-from gateway.openai.schema import Count, Extended, Tier
+from gateway.openai.schema import Count, Extended, Kept, Tier
+from gateway.requests.truncation import Side
 
 PoolingName = Literal["last", "mean"]
 
@@ -21,6 +22,9 @@ class PooledBody(Extended, kw_only=True):
     pooling: PoolingName | None = None
     """Makes a text's vector from the hidden state of its last token (the default) or from the mean over its tokens."""
     service_tier: Tier | None = None
+    truncate_prompt_tokens: Kept | None = None
+    """Longer texts lose their end, as in vLLM's API, or their beginning if `truncation_side` is left."""
+    truncation_side: Side | None = None
 
     @property
     def stream(self) -> bool:

@@ -59,7 +59,6 @@ REFUSED: Mapping[str, Refused] = {
     "token_healing": _unless(False),
     "transforms": _use("truncate_prompt_tokens", []),
     "truncate": _use("truncate_prompt_tokens"),
-    "truncate_prompt_tokens": _unless(),
     # Reasoning and tools.
     "audio": Refused(),
     "enable_search": _unless(False),
@@ -188,7 +187,7 @@ NO_EFFECT = frozenset(
         "user",
         "task",
         "spaces_between_special_tokens",
-        "truncation_side",
+        "",
         "guided_decoding_backend",
         "media_io_kwargs",
         "mm_processor_kwargs",

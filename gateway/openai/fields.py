@@ -98,7 +98,6 @@ REFUSED: Mapping[str, Refused] = {
     "stop_sequences": _use("stop", []),
     "t_max_predict_ms": _use("timeout", 0),
     # The choice of a token.
-    "allowed_token_ids": Refused(),
     "bad_words": _use("logit_bias or structured_outputs", []),
     "banned_strings": _use("logit_bias or structured_outputs", []),
     "banned_tokens": _use("logit_bias", [], ""),

@@ -137,6 +137,8 @@ class Shaped(Extended, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    """Answers consist of these tokens alone, as in vLLM's API; EOS ends them only if it is one of them."""
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -210,12 +210,12 @@ async function* events(body) {
   const decoder = new TextDecoder();
   let rest = "";
   for await (const bytes of chunksOf(body)) {
-    const frames = (rest + decoder.decode(bytes, { stream: true })).split("\n\n");
-    rest = frames.pop();
-    for (const frame of frames) {
-      if (!frame.startsWith("data: ")) continue;
-      if (frame === "data: [DONE]") return;
-      yield JSON.parse(frame.slice(6));
+    const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ")) continue;
+      if (line === "data: [DONE]") return;
+      yield JSON.parse(line.slice(6));
     }
   }
 }

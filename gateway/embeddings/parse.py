@@ -20,7 +20,7 @@ from gateway.embeddings.schema import (
     RerankRequest,
     ScoreRequest,
 )
-from gateway.openai.convert import extensions, prompts_of
+from gateway.openai.convert import extensions, prompts_of, truncation_of
 from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.schema import Slo
@@ -124,5 +124,6 @@ def _request(
         max_tokens=0,
         coalesce=True,
         lane=requested_lane(body.service_tier),
+        truncation=truncation_of(body, "right"),
         **extensions(body),
     )

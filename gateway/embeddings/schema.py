@@ -9,7 +9,8 @@ from typing import Literal
 from msgspec import Struct
 
 from gateway.openai.fields import Refused
-from gateway.openai.schema import Count, Extended, Tier
+from gateway.openai.schema import Count, Extended, Kept, Tier
+from gateway.requests.truncation import Side
 
 PoolingName = Literal["last", "mean"]
 
@@ -23,6 +24,9 @@ class PooledBody(Extended, kw_only=True):
     service_tier: Tier | None = None
     add_special_tokens: bool | None = None
     """False leaves special tokens such as BOS out, as in vLLM's API."""
+    truncate_prompt_tokens: Kept | None = None
+    """Longer texts lose their end, as in vLLM's API, or their beginning if `truncation_side` is left."""
+    truncation_side: Side | None = None
 
     @property
     def stream(self) -> bool:

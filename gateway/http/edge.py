@@ -241,11 +241,11 @@ def _api_error(scope: Scope, error: ApiError | HTTPException) -> ApiError:
     to use instead if there is one, a 405 also the allowed methods, and any other becomes INVALID_REQUEST."""
     if isinstance(error, ApiError):
         return error
-    method, path = scope["method"], scope["path"]
+    method, path, known = scope["method"], scope["path"], {route.path for route in _routes(scope)}
     if error.status_code == 404:
-        return route_not_found(method, path, route_hint(path, {route.path for route in _routes(scope)}))
+        return route_not_found(method, path, route_hint(path, known))
     if error.status_code == 405:
-        return method_not_allowed(method, path, _allowed(scope), method_hint(path))
+        return method_not_allowed(method, path, _allowed(scope), method_hint(path, known))
     return invalid_request(error.detail)
 
 

@@ -65,10 +65,10 @@ def route_hint(path: str, known: Collection[str]) -> str | None:
     return f"did you mean {meant}?" if meant in known else _absence(path)
 
 
-def method_hint(path: str) -> str | None:
+def method_hint(path: str, known: Collection[str]) -> str | None:
     """Return what to use instead of a path that has a route by chance, because a part of its name is taken for an id.
-    None means that the path is what the caller meant."""
-    return ABSENT.get(path) if path.count("/") > 2 else None
+    None means that the path is what the caller meant. `known` are the paths of the routes."""
+    return None if path in known else ABSENT.get(path)
 
 
 def _absence(path: str) -> str | None:

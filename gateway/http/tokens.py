@@ -50,10 +50,10 @@ class TokensApi:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
 
-        With `return_token_strs` the response also has each token's text. Raises what `_begin` and `EncodingTurns.take`
-        raise, and ApiError: INVALID_JSON; MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and
-        messages, or the chat is invalid; UNSUPPORTED_PARAMETER, for example tools that the chat template does not
-        support.
+        With `return_token_strs` the response also has each token as the vocabulary spells it. Raises what `_begin` and
+        `EncodingTurns.take` raise, and ApiError: INVALID_JSON; MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly
+        one of prompt and messages, or the chat is invalid; UNSUPPORTED_PARAMETER, for example tools that the chat
+        template does not support.
         """
         tenant, raw = await self._begin(request)
         asked = await self._gateway.parsing.run(tenant.name, len(raw), partial(_tokenized, raw))
@@ -65,12 +65,12 @@ class TokensApi:
             else:
                 chat = (prompt.messages, prompt.tools, prompt.options)
                 ids = await tokenizer.encode_chat(tenant.name, *chat, most=most, special=bool(asked.special))
-            texts = await tokenizer.token_texts(ids) if asked.texts else None
+            pieces = await tokenizer.pieces(ids) if asked.pieces else None
         answer = {
             "count": len(ids),
             "max_model_len": model.engine.info.max_model_len,
             "tokens": ids,
-            "token_strs": texts,
+            "token_strs": pieces,
         }
         return json_response(answer)
 
@@ -110,8 +110,8 @@ class Tokenized(Struct, frozen=True):
     prompt: Chat | str
     special: bool | None
     """True means that special tokens are added. None means that they are to a text, and not to a chat."""
-    texts: bool
-    """True means that the answer has the text of each token."""
+    pieces: bool
+    """True means that the answer has each token as the vocabulary spells it."""
 
 
 def _tokenized(raw: bytes) -> Tokenized:

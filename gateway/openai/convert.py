@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -27,9 +27,18 @@ from gateway.openai.schema import (
 )
 from gateway.openai.structured import by_format, constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
+from gateway.requests.truncation import Side, Truncation, truncation
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import Message, effort_variables, template_options, thinking_variables
 from gateway.text.tools.results import left_out
+
+
+class Truncatable(Protocol):
+    """A body whose prompts may be cut."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: Side | None
+
 
 COMPLETION_TOKENS = 16
 """Default maximum of output tokens of /v1/completions, as OpenAI documents it."""
@@ -87,6 +96,8 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
     """Convert the body of a completion to a request with one or several prompts. An echo with `logprobs` asks for log
     probabilities of the prompt, too. Raises ApiError: INVALID_REQUEST, fields contradict each other or a prompt or
     grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind, or a `best_of` other than `n` is not supported."""
+    if body.echo and body.truncate_prompt_tokens is not None:
+        raise invalid_request("echo and truncate_prompt_tokens exclude each other", "truncate_prompt_tokens")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise invalid_request("max_tokens must be at least 1 without echo or prompt_logprobs", "max_tokens")
     asked = [width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None]
@@ -218,8 +229,18 @@ def _request(
         coalesce=not body.stream,
         n=body.n or 1,
         lane=requested_lane(body.service_tier),
+        truncation=truncation_of(body, "left"),
         **extensions(body),
     )
+
+
+def truncation_of(body: Truncatable, default: Side) -> Truncation | None:
+    """Return how prompts are cut. Raises ApiError: INVALID_REQUEST, to no tokens at all."""
+    if body.truncate_prompt_tokens == 0:
+        raise invalid_request(
+            "truncate_prompt_tokens must be -1 or above 0", "truncate_prompt_tokens", "integer_below_min_value"
+        )
+    return truncation(body.truncate_prompt_tokens, body.truncation_side, default)
 
 
 def extensions(body: Extended) -> dict[str, Any]:

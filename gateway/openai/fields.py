@@ -59,7 +59,6 @@ REFUSED: Mapping[str, Refused] = {
     "token_healing": _unless(False),
     "transforms": _use("truncate_prompt_tokens", []),
     "truncate": _use("truncate_prompt_tokens"),
-    "truncate_prompt_tokens": _unless(),
     # Reasoning and tools.
     "audio": Refused(),
     "enable_search": _unless(False),
@@ -99,7 +98,6 @@ REFUSED: Mapping[str, Refused] = {
     "stop_sequences": _use("stop", []),
     "t_max_predict_ms": _use("timeout", 0),
     # The choice of a token.
-    "allowed_token_ids": Refused(),
     "bad_words": _use("logit_bias or structured_outputs", []),
     "banned_strings": _use("logit_bias or structured_outputs", []),
     "banned_tokens": _use("logit_bias", [], ""),
@@ -188,7 +186,7 @@ NO_EFFECT = frozenset(
         "user",
         "task",
         "spaces_between_special_tokens",
-        "truncation_side",
+        "",
         "guided_decoding_backend",
         "media_io_kwargs",
         "mm_processor_kwargs",

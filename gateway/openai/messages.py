@@ -59,6 +59,12 @@ class Tool(Struct):
     function: Function | None = None
 
 
+class WrittenTool(Tool):
+    """A tool with the object that it was decoded from, which chat templates read as the caller wrote it."""
+
+    written: dict[str, Any] = {}
+
+
 class FunctionName(Struct):
     name: str
 

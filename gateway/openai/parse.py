@@ -15,7 +15,7 @@ from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
 from gateway.openai.culprits import with_culprit
 from gateway.openai.fields import Refused, fields_of, refuse_unsupported
-from gateway.openai.messages import Function, Tool
+from gateway.openai.messages import Function, Tool, WrittenTool
 from gateway.openai.schema import (
     ChatRequest,
     CompletionRequest,
@@ -82,6 +82,9 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     parsed = to_struct(document, kind)
     if issubclass(kind, Sampled | TokenizeRequest):
         refuse_unsupported(document, kind, ELSEWHERE if issubclass(kind, Sampled) else {})
+    if isinstance(parsed, ChatRequest | TokenizeRequest) and parsed.tools:
+        pairs = zip(parsed.tools, document["tools"], strict=True)
+        parsed.tools = [WrittenTool(tool.type, tool.function, written) for tool, written in pairs]
     return parsed
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.openai.messages import ChatMessage, Choice, ContentPart, Tool, ToolChoice
+from gateway.requests.truncation import Side
 from gateway.text.chat_template import EFFORTS
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -36,6 +37,8 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 ClassName = Annotated[str, Meta(min_length=1, max_length=64)]
 Speculation = Literal["off", "auto"]
+Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Most tokens of a prompt that are kept, at least 1; -1 means as many as the context holds beside the answer."""
 
 
 class StreamOptions(Struct):
@@ -134,6 +137,8 @@ class Shaped(Extended, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    """Answers consist of these tokens alone, as in vLLM's API; EOS ends them only if it is one of them."""
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -165,6 +170,9 @@ class Sampled(Shaped, kw_only=True):
     add_special_tokens: bool | None = None
     """True means that the prompt gets special tokens such as BOS, as in vLLM's API. By default texts do, and chats,
     whose template writes them, do not."""
+    truncate_prompt_tokens: Kept | None = None
+    """Longer prompts lose their beginning, as in vLLM's API, or their end if `truncation_side` is right."""
+    truncation_side: Side | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens of log probabilities are named `token_id:ID`, as in vLLM's API."""

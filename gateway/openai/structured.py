@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
 from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json
@@ -40,7 +40,7 @@ class Constraint(msgspec.Struct, frozen=True):
 
 def constraint(body: Shaped, formatted: Constraint) -> Constraint:
     """Return the grammar that a request asks for with the field of its route for formats (`formatted`), with
-    `structured_outputs` or with a field in GUIDED.
+    `structured_outputs`, with a field in GUIDED or with `allowed_token_ids`.
 
     Raises ApiError: INVALID_REQUEST, several ask or one is incomplete; UNSUPPORTED_PARAMETER, its kind is unsupported.
     """
@@ -48,6 +48,7 @@ def constraint(body: Shaped, formatted: Constraint) -> Constraint:
         formatted,
         by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
         *(_guided(body, name) for name in GUIDED),
+        _allowed(body.allowed_token_ids),
     ]
     found = [one for one in asked if one.grammar]
     if len(found) > 1:
@@ -93,6 +94,18 @@ def _guided(body: Shaped, name: str) -> Constraint:
     if value is None or value == "":
         return Constraint()
     return _of_kind("json_object" if value == "json" and name == "format" else GUIDED[name], value, name)
+
+
+def _allowed(token_ids: list[int] | None) -> Constraint:
+    if token_ids is None:
+        return Constraint()
+    field = "allowed_token_ids"
+    if not token_ids:
+        raise invalid_request(f"{field} must not be empty", field, "empty_array")
+    grammar = allowed_tokens(token_ids)
+    if len(grammar.text) > MAX_CHARACTERS:
+        raise invalid_request(f"{field} has too many ids apart from each other", field, "array_above_max_length")
+    return Constraint(grammar, field)
 
 
 def _of_kind(kind: str, value: Any, field: str) -> Constraint:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
-from gateway.openai.messages import AssistantCall, Tool, ToolChoice
+from gateway.openai.messages import AssistantCall, Tool, ToolChoice, WrittenTool
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
@@ -22,7 +22,6 @@ from gateway.text.tools.rule import ToolRule
 Json = dict[str, Any]
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
@@ -117,10 +116,16 @@ def _check_named(choice: ToolChoice, names: Sequence[str]) -> None:
 
 
 def _shown(tool: Tool) -> Json:
+    """Return a tool in the form that chat templates read: as the caller wrote it or, in another API's form, converted
+    without additions."""
     assert tool.function is not None
-    function = {"name": tool.function.name, "description": tool.function.description or ""}
-    parameters = tool.function.parameters or NO_PARAMETERS
-    return {"type": "function", "function": {**function, "parameters": parameters}}
+    if isinstance(tool, WrittenTool):
+        return tool.written
+    given = {"description": tool.function.description, "parameters": tool.function.parameters}
+    return {
+        "type": "function",
+        "function": {"name": tool.function.name} | {name: value for name, value in given.items() if value is not None},
+    }
 
 
 class ChunkContent(msgspec.Struct, frozen=True):

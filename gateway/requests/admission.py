@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -224,8 +224,7 @@ class RequestIntake:
         together."""
         encoded, total, most, pauses = [], 0, self._most_tokens(request), EncodingPauses()
         for index, prompt in enumerate(request.prompts):
-            field, special = request.prompt_field(index), request.add_special_tokens
-            ids = await self.encode(tenant, prompt, request.cache_salt, field, special=special)
+            ids = await self._prompt(tenant, request, index)
             total += len(ids)
             if most is not None and total > most:
                 field, kind = request.prompt_field(index), "" if request.pooling else " for so many log probabilities"
@@ -233,6 +232,17 @@ class RequestIntake:
             encoded.append(ids)
             await pauses.after(0 if isinstance(prompt, Chat) else len(prompt))
         return tuple(encoded)
+
+    async def _prompt(self, tenant: Tenant, request: GenerateRequest, index: int) -> tuple[int, ...]:
+        """Return the token ids of one prompt, as many as the request keeps. Raises what `encode` raises."""
+        prompt, field, cut = request.prompts[index], request.prompt_field(index), request.truncation
+        encode = partial(self.encode, tenant, prompt, request.cache_salt, field, special=request.add_special_tokens)
+        if cut is None:
+            return await encode()
+        whole = await encode(most=self.most_counted)
+        ids = cut.cut(whole, self._engine.info.max_model_len - _answer_tokens(request))
+        self.check_ids(ids, field)
+        return ids
 
     def _most_tokens(self, request: GenerateRequest) -> int | None:
         """Return the maximum number of tokens of all prompts together, for a request that pools its prompts or asks for
@@ -288,6 +298,11 @@ class RequestIntake:
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
         return request.sampling.with_greedy._replace(max_tokens=max_tokens, seed=seed, speculates=request.speculates)
+
+
+def _answer_tokens(request: GenerateRequest) -> int:
+    """Return the number of tokens of the context that a request asks to keep for an answer."""
+    return 1 if request.asked_tokens is None else request.asked_tokens
 
 
 @lru_cache(maxsize=4)

@@ -17,6 +17,7 @@ from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import DeferredUsage
 from gateway.requests.prompt_scores import PromptScores, join_scores
+from gateway.requests.truncation import Truncation
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.calls import ToolCallPart
@@ -113,6 +114,8 @@ class GenerateRequest(Struct, frozen=True):
     and chats do not: their templates write them."""
     prompt_fields: tuple[str, ...] = ()
     """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
+    truncation: Truncation | None = None
+    """How prompts are cut. None means that they stay whole."""
     ingress: Ingress = UNKNOWN
 
     @property

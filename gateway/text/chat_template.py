@@ -22,7 +22,9 @@ Message = dict[str, Any]
 """A chat message as templates read it: role, content, and fields for tool calls."""
 
 ToolSchema = Mapping[str, Any]
-"""A tool as templates read it, in the format of the OpenAI API."""
+"""A tool as templates read it, in the format of the OpenAI API: what the caller wrote, without additions."""
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of the arguments of a tool that lists no parameters."""
 
 VARIABLES = "chat_template_kwargs"
 """Request field in which a caller sets variables of the template."""
@@ -90,6 +92,12 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
     return TemplateOptions(not resume if add is None else add, bool(resume), variables or {})
 
 
+def parameters_of(tool: ToolSchema) -> Mapping[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
+    parameters: Mapping[str, Any] = tool["function"].get("parameters") or NO_PARAMETERS
+    return parameters
+
+
 def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
     """Return the template variables for a reasoning effort: `reasoning_effort`, which gpt-oss's template reads, and the
     switches of `thinking_variables`, which are off only for the effort `none`. If `effort` is None, return no
@@ -147,7 +155,8 @@ def render(
     """Return the text of messages rendered with a transformers tokenizer's template, which runs in Jinja's sandbox.
 
     Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
-    run again with other forms of the tool calls, because templates differ in what they can read.
+    run again with tools that all have a description and parameters, and with other forms of the tool calls, because
+    templates differ in what they can read.
 
     Raises:
         ApiError: INVALID_REQUEST, the template refuses these messages or the model has no template.
@@ -156,11 +165,11 @@ def render(
         return _rendered(tokenizer, messages, tools, options)
     except REFUSALS as error:
         refusal = _refusal(error, options)
-    for arguments in (_object, _text):
-        adapted = [_with_calls(message, arguments) for message in messages]
-        if adapted != list(messages):
+    given, whole = list(messages), [_whole(tool) for tool in tools]
+    for adapted in (given, *([_with_calls(message, form) for message in messages] for form in (_object, _text))):
+        if adapted != given or whole != list(tools):
             with suppress(*REFUSALS):
-                return _rendered(tokenizer, adapted, tools, options)
+                return _rendered(tokenizer, adapted, whole, options)
     try:
         raise refusal
     finally:
@@ -188,6 +197,13 @@ def with_thinking(message: Message) -> Message:
     if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
         return message
     return {**message, "thinking": reasoning}
+
+
+def _whole(tool: ToolSchema) -> ToolSchema:
+    """Return a tool with a description and parameters, which some templates need."""
+    function = tool["function"]
+    described = {"description": function.get("description") or "", "parameters": parameters_of(tool)}
+    return {**tool, "type": "function", "function": {**function, **described}}
 
 
 def _with_calls(message: Message, adapt: Callable[[Any], Any]) -> Message:

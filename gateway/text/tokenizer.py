@@ -38,7 +38,7 @@ THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
 
 THREAD_IDS = 20_000
-"""Maximum number of token ids decoded on the event loop by `decode_apart` and `token_texts`; more are decoded in a
+"""Maximum number of token ids decoded on the event loop by `decode_apart` and `pieces`; more are decoded in a
 thread. Each takes a microsecond."""
 
 TENANT_THREADS = 2
@@ -205,14 +205,15 @@ class Tokenizer:
         decode = partial(self.decode, token_ids, skip_special=skip_special)
         return decode() if len(token_ids) <= THREAD_IDS else await in_thread(decode)
 
-    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the text of each token, as `token_text` does; of many tokens in a thread."""
+    async def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary spells it, which loses nothing: bytes that are no text by themselves are
+        spelled out. An id beyond the vocabulary is empty. Many ids are looked up in a thread."""
 
-        def texts() -> list[str]:
-            known = {token_id: self.token_text(token_id) for token_id in set(token_ids)}
+        def found() -> list[str]:
+            known = {token_id: str(self._backend.id_to_token(token_id) or "") for token_id in set(token_ids)}
             return [known[token_id] for token_id in token_ids]
 
-        return texts() if len(token_ids) <= THREAD_IDS else await in_thread(texts)
+        return found() if len(token_ids) <= THREAD_IDS else await in_thread(found)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token, special tokens included. Incomplete UTF-8 becomes U+FFFD."""

@@ -73,6 +73,7 @@ def check(request: GenerateRequest) -> None:
         "ignore_eos": sampling.ignore_eos,
         "min_tokens": bool(sampling.min_tokens),
         "include_stop_str_in_output": request.keep_stop,
+        "truncate_prompt_tokens": request.truncation is not None,
         "thinking": request.needs_thinking,
         "thinking_token_budget": request.thinking_budget is not None,
         request.grammar_field or "grammar": _is_other_grammar(sampling.grammar) or (sampling.grammar and not chats),

@@ -238,10 +238,10 @@ async def _events(answer: httpx.Response, *, slowly: bool) -> AsyncIterator[str]
     """What every event says, without the pings between them."""
     left = ""
     async for piece in answer.aiter_text():
-        *whole, left = (left + piece).split("\n\n")
-        for frame in whole:
-            if frame.startswith("data: "):
-                yield frame.removeprefix("data: ")
+        *whole, left = (left + piece).split("\n")
+        for line in whole:
+            if line.startswith("data: "):
+                yield line.removeprefix("data: ")
         if slowly:
             await asyncio.sleep(0.02)
 

@@ -18,10 +18,10 @@ from engine.core import proposals
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
 from engine.core.state import EngineState
 from engine.core.step import SampledToken
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
@@ -614,3 +614,22 @@ def test_a_sampler_is_left_what_a_room_does_not_see_to(byte_model):
     assert room.add("guided", guided, (70,), 1) == guided._replace(min_tokens=0)
     masks, _, _ = room.masks(["plain", "guided"])
     assert masks.rows == (1,) and masks.words.shape == (1, num_words(VOCAB))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_only_allowed_tokens_are_chosen(stepped, temperature):
+    """Nothing ends the answer unless its end is among them, as in vLLM."""
+    for ids in ([98, 104, 111], [7], range(5, 255, 2)):
+        name = stepped.ask(f"{ids} {temperature}", allowed_tokens(ids), temperature=temperature, max_tokens=20)
+        stepped.finish()
+        assert stepped.ends[name].finish_reason is FinishReason.LENGTH, stepped.ends[name].refusal
+        assert len(stepped.tokens[name]) == 20 and {*stepped.tokens[name]} <= {*ids}
+    names = [stepped.ask(f"end {seed} {temperature}", allowed_tokens([98, EOS]), temperature=3.0) for seed in range(5)]
+    stepped.finish()
+    assert all(stepped.tokens[name][-1] == EOS for name in names)
+    assert {token for name in names for token in stepped.tokens[name]} == {98, EOS}
+
+
+def test_tokens_that_are_none_cannot_be_allowed(stepped):
+    name = stepped.ask("beyond", allowed_tokens([98, 10**6]), max_tokens=5)
+    assert stepped.finish().ends[name].refusal.code is ErrorCode.INVALID_GRAMMAR

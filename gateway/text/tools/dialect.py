@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gateway.core.errors import unsupported_parameter
-from gateway.text.chat_template import ToolSchema
+from gateway.text.chat_template import ToolSchema, parameters_of
 from gateway.text.marks import before_white, begun_mark
 from gateway.text.tools.calls import CallReader
 from gateway.text.tools.frame import CallFrame
@@ -19,7 +19,7 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 def schemas_of(tools: Sequence[ToolSchema]) -> ToolSchemas:
     """Return the schemas of some tools, which are in the form that chat templates read."""
-    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    return {tool["function"]["name"]: parameters_of(tool) for tool in tools}
 
 
 class Place(NamedTuple):

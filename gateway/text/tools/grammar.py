@@ -8,9 +8,9 @@ from typing import Any
 from engine.core.grammars import Grammar
 from engine.grammar_check.json_schema import followable
 from engine.grammar_check.source import inline_schema
+from gateway.text.chat_template import ToolSchema, parameters_of
 from gateway.text.reasoning.grammar import REPLY, TokenOf, text_term, whole_grammar
 from gateway.text.reasoning.parser import Thinking
-from gateway.text.tokenizer import ToolSchema
 from gateway.text.tools.frame import CallFrame, Rules
 from gateway.text.tools.rule import ToolRule
 from gateway.text.tools.schemas import Schema
@@ -27,10 +27,9 @@ def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
     """Return the JSON schema that the arguments of a call of this tool must follow: the tool's own schema if the rule
     binds the tool, otherwise that of any object. A schema that lists properties and does not mention others allows no
     others, because a function takes the arguments that it lists."""
-    function = tool["function"]
-    if not rule.binds(function["name"]):
+    if not rule.binds(tool["function"]["name"]):
         return ANY_OBJECT
-    schema = {**ANY_OBJECT, **function["parameters"]}
+    schema = {**ANY_OBJECT, **parameters_of(tool)}
     return {**schema, "additionalProperties": False} if _lists_all(Schema(schema, schema)) else schema
 
 

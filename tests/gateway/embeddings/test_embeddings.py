@@ -217,7 +217,7 @@ async def test_leaving_aborts_texts_that_run_and_begins_no_others(tmp_path):
         (EMBEDDINGS, {"pooling": "max"}, "pooling"),
         (EMBEDDINGS, {"stream": True}, "stream"),
         (EMBEDDINGS, {"dimension": 2}, "dimension"),
-        (EMBEDDINGS, {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        (EMBEDDINGS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         (EMBEDDINGS, {"service_tier": "gold"}, "service_tier"),
         (RERANK, {"documents": []}, "documents"),
         (RERANK, {"query": ""}, "query"),
@@ -443,3 +443,9 @@ async def test_invocations_may_be_chats_and_completions(gateway_app):
     assert (whole["object"], text["object"]) == ("chat.completion", "text_completion")
     assert streamed.text.endswith("data: [DONE]\n\n")
     assert (neither.status_code, neither.json()["error"]["code"]) == (400, "missing_required_parameter")
+
+
+async def test_texts_are_cut_where_that_is_asked_for(gateway_app):
+    for fields, kept in (({}, ids_of("sea")[:2]), ({"truncation_side": "left"}, ids_of("sea")[-2:])):
+        data = (await post(gateway_app, input="sea", truncate_prompt_tokens=2, **fields)).json()["data"]
+        np.testing.assert_array_equal(np.asarray(data[0]["embedding"], np.float32), expected(list(kept)))

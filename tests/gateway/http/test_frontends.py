@@ -112,9 +112,9 @@ async def post(gateway_app, path, body):
 
 def events(text):
     """Return the chunks of a stream, which ends with [DONE]."""
-    frames = [frame for frame in text.split("\n\n") if frame]
-    assert frames[-1] == "data: [DONE]"
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1] if not frame.startswith(":")]
+    lines = [line for line in text.split("\n") if line and not line.startswith(":")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def check_stream(body, text):

@@ -159,7 +159,7 @@ async def test_tokenize_and_detokenize(gateway_app):
             "count": 3,
             "max_model_len": 256,
             "tokens": list(ids_of("hé")),
-            "token_strs": ["h", "\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}"],
+            "token_strs": ["h", "\xc3", "\xa9"],
         }
         chat = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
         tokens = (await client.post("/tokenize", json=chat)).json()["tokens"]

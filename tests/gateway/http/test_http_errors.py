@@ -182,8 +182,8 @@ async def test_a_route_that_is_not_there_names_the_one_that_is(gateway_app, path
 async def test_a_part_of_openais_api_is_no_id_of_ours(tmp_path, gateway_app):
     routes = {route.path for route in gateway_app.app.router.routes}
     for path, hint in (("/v1/responses/compact", "nothing is compacted"), ("/v1/responses/input_tokens", "/tokenize")):
-        assert hint in (method_hint(path) or "") and hint in (route_hint(path, routes) or "")
-    assert method_hint("/v1/responses/resp_1") is None
+        assert hint in (method_hint(path, routes) or "") and hint in (route_hint(path, routes) or "")
+    assert method_hint("/v1/responses/resp_1", routes) is method_hint("/v1/responses", routes) is None
     assert route_hint("/v1/nothing", routes) is None
 
 

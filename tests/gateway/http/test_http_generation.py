@@ -371,3 +371,31 @@ async def test_what_stopped_an_answer_is_told(gateway_app, path, stream):
 
 def _least(path: str) -> dict:
     return COMPLETION if path == "/v1/completions" else CHAT
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 4}, slice(-4, None)),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, slice(-4, None)),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "right"}, slice(4)),
+        ({"truncate_prompt_tokens": -1}, slice(-(CONTEXT - 50), None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 0, "prompt_logprobs": 0}, slice(-CONTEXT, None)),
+    ],
+)
+async def test_prompts_are_cut_where_that_is_asked_for(gateway_app, fields, kept):
+    for prompt in ("a long text " * 50, list(ids_of("a long text " * 50))):
+        answer = (await post(gateway_app, "/v1/completions", COMPLETION | {"prompt": prompt, **fields})).json()
+        ids = ids_of("a long text " * 50)[kept]
+        assert gateway_app.engine.requests[-1].prompt_ids == ids
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+async def test_chats_are_cut_too_and_echoes_are_not(gateway_app):
+    await post(gateway_app, "/v1/chat/completions", CHAT)
+    await post(gateway_app, "/v1/chat/completions", CHAT | {"truncate_prompt_tokens": 2})
+    whole, cut = (sent.prompt_ids for sent in gateway_app.engine.requests)
+    assert cut == whole[-2:]
+    for fields in ({"truncate_prompt_tokens": 2, "echo": True}, {"truncate_prompt_tokens": 0}):
+        response = await post(gateway_app, "/v1/completions", COMPLETION | fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "truncate_prompt_tokens")

@@ -71,7 +71,8 @@ SHAPED: dict[str, Any] = {
     "stall_timeout": 5, "cache_salt": "s", "speculation": "off", "min_tokens": 1, "top_k": 5, "min_p": 0.5,
     "presence_penalty": 1, "frequency_penalty": 1, "repetition_penalty": 1.1, "repeat_penalty": 1.1,
     "logit_bias": {"5": 1}, "seed": 5,
-    "stop": "s", "stop_token_ids": [5], "include_stop_str_in_output": True, "ignore_eos": True,
+    "stop": "s", "stop_token_ids": [5], "allowed_token_ids": [5],
+    "include_stop_str_in_output": True, "ignore_eos": True,
     "structured_outputs": {"regex": "a"}, "guided_json": SCHEMA, "guided_regex": "a", "guided_choice": ["a"],
     "guided_grammar": "start: a", "json_schema": SCHEMA, "regex": "a", "ebnf": 'root ::= "a"',
     "grammar": 'root ::= "a"', "format": "json", "model": "n", "temperature": 0.5, "top_p": 0.5, "stream": True,
@@ -79,7 +80,8 @@ SHAPED: dict[str, Any] = {
 }  # fmt: skip
 """A value of each field that chats, completions and responses have in common, which differs from the default."""
 SAMPLED: dict[str, Any] = {
-    **SHAPED, "max_tokens": 5, "n": 2, "prompt_logprobs": 1, "response_format": {"type": "json_object"}, "logprobs": 1,
+    **SHAPED, "max_tokens": 5, "n": 2, "truncate_prompt_tokens": 5,
+    "prompt_logprobs": 1, "response_format": {"type": "json_object"}, "logprobs": 1,
 }  # fmt: skip
 CHAT = {
     **SAMPLED, "messages": [{"role": "user", "content": "ho"}], "max_completion_tokens": 5,
@@ -92,7 +94,7 @@ RESPONSE = {
     "reasoning": {"effort": "low"}, "thinking_token_budget": 5, "text": {"format": {"type": "json_object"}},
     "tools": [{"type": "function", "name": "f"}], "top_logprobs": 1, "include": ["message.output_text.logprobs"],
 }  # fmt: skip
-TOGETHER = {"best_of", "tool_choice", "parallel_tool_calls", "top_logprobs"}
+TOGETHER = {"best_of", "truncation_side", "tool_choice", "parallel_tool_calls", "top_logprobs"}
 """Fields that have an effect beside others, which other tests send."""
 SHOWN = {
     "return_token_ids", "return_tokens_as_token_ids", "stream_options", "echo", "store", "background", "metadata",

@@ -370,7 +370,7 @@ def test_tools_and_their_calls_become_what_templates_read():
         {"role": "tool", "content": "blue", "tool_call_id": "call_1"},
     )
     [tool] = prompt.tools
-    assert tool["function"] == {"name": "look", "description": "", "parameters": {"type": "object"}}
+    assert tool == TOOL
     assert chat(tools=[TOOL], tool_choice="none").prompts[0].tools == ()
 
 

@@ -6,7 +6,7 @@ import pytest
 from fakes import BASE, build_gateway_app
 from grpc_app import as_key, ask, open_grpc_app, refused
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
@@ -45,8 +45,13 @@ SPELLINGS = [
     ({"guided_regex": "a+"}, Grammar(GrammarKind.REGEX, "a+"), "guided_regex"),
     ({"guided_grammar": "start: x"}, Grammar(GrammarKind.CONTEXT_FREE, "start: x"), "guided_grammar"),
     ({"guided_choice": ["a", "b"]}, Grammar(GrammarKind.CONTEXT_FREE, 'start: "a" | "b"'), "guided_choice"),
+    ({"allowed_token_ids": [9, 5, 6, 7, 5]}, allowed_tokens([5, 6, 7, 9]), "allowed_token_ids"),
 ]
 REFUSED = [
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": [*range(0, 50_000, 2)]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "guided_regex": "a"}, "allowed_token_ids"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}}, "response_format.json_schema.schema"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -195,3 +200,18 @@ async def test_unique_items_are_refused_wherever_they_stand(tmp_path, place):
         response = await client.post("/v1/chat/completions", json={**CHAT, "guided_json": {place: inner}})
     assert response.status_code == 400
     assert "uniqueItems is not supported" in response.json()["error"]["message"]
+
+
+def test_allowed_ids_next_to_each_other_are_one_range():
+    assert allowed_tokens([9, 5, 6, 7, 5]).text == "start: <[5-7,9]> start"
+    assert allowed_tokens([5]).text == "start: <[5]>{4000}"
+    assert allowed_tokens(range(200_000)).text == "start: <[0-199999]> start"
+
+
+async def test_allowed_ids_pass_the_gateways_trial_and_reach_the_engine(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path)
+    async with gateway_app.client() as client:
+        for ids in ([5, 7], [5]):
+            response = await client.post("/v1/chat/completions", json={**CHAT, "allowed_token_ids": ids})
+            assert response.status_code == 200, response.text
+            assert gateway_app.engine.requests[-1].params.grammar == allowed_tokens(ids)

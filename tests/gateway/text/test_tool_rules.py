@@ -202,7 +202,7 @@ BAD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
     ("change", "param", "code"),
     [
         ({"tools": [tool("look"), tool("wait", parameters=BAD)]}, "tools[1].function.parameters", None),
-        ({"tool_choice": "sometimes"}, "tool_choice", None),
+        ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", None),
         ({"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice", None),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "unsupported_parameter"),

@@ -1,6 +1,7 @@
 """Calls of tools in what models write, and as OpenAI's clients see them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.api import create_app
+from gateway.text.chat_template import render
 from gateway.text.tools.dialects import Hermes, Llama3, choose_dialect
 from gateway.text.tools.parser import ToolParser
 
@@ -117,9 +119,32 @@ async def test_the_model_is_shown_the_tools_and_earlier_calls(gateway_app):
     async with gateway_app.openai() as client:
         await client.chat.completions.create(**CHAT | {"messages": messages, "tools": [LOOK]})
     prompt = tiny_tokenizer().decode(gateway_app.engine.requests[0].prompt_ids, skip_special=False)
-    shown = {**LOOK["function"], "description": ""}
-    assert json.loads(prompt.partition(": ")[2].partition("<|end|>")[0]) == [{"type": "function", "function": shown}]
+    assert json.loads(prompt.partition(": ")[2].partition("<|end|>")[0]) == [LOOK]
     assert '{"name": "look", "arguments": {"place": "sea"}}<|end|><|tool|>blue' in prompt.replace("&#34;", '"')
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_tools_reach_the_template_as_the_caller_wrote_them(gateway_app, path):
+    tool = {
+        "function": {"strict": False, "parameters": {"type": "object", "x-note": 1}, "name": "look", "returns": {}},
+        "type": "function",
+        "defer_loading": True,
+    }
+    gateway_app.engine.info.max_model_len = 4096
+    async with gateway_app.client() as client:
+        response = await client.post(path, json=CHAT | {"tools": [tool, WAIT]})
+    ids = response.json()["tokens"] if path == "/tokenize" else gateway_app.engine.requests[0].prompt_ids
+    prompt = tiny_tokenizer().decode(ids, skip_special=False).replace("&#34;", '"')
+    shown = prompt.partition(": ")[2].partition("<|end|>")[0]
+    assert shown == json.dumps([tool, WAIT])
+
+
+def test_a_template_that_needs_a_description_and_parameters_gets_them():
+    def apply(messages, tools, **options):
+        return "".join(tool["function"]["description"] + tool["function"]["parameters"]["type"] for tool in tools)
+
+    tools = [{"type": "function", "function": {"name": "wait"}}]
+    assert render(SimpleNamespace(apply_chat_template=apply), [USER], tools) == "object"
 
 
 async def test_whole_answers_hold_calls(gateway_app):

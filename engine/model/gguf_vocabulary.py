@@ -71,30 +71,28 @@ class Kind(IntEnum):
 
 
 class Vocabulary(NamedTuple):
-    """What a GGUF file says of its tokenizer.
-
-    Attributes:
-        model: one of BYTE_PAIRS, PIECES and GEMMA.
-        tokens: texts of the tokens, in the order of their ids.
-        special: ids of special tokens, by transformers' names without `_token`.
-        adds_bos, adds_eos: whether prompts begin with BOS and end with EOS.
-        adds_space: whether a space is put before each part of a text that begins it or follows a special token.
-        strips: whether white space behind special tokens is dropped.
-        templates: chat templates by their names; "default" is the one without a name.
-    """
+    """What a GGUF file says of its tokenizer."""
 
     model: str
+    """One of BYTE_PAIRS, PIECES and GEMMA."""
     tokens: Sequence[str]
+    """Texts of the tokens, in the order of their ids, as are `kinds` and `scores`."""
     kinds: Sequence[int]
     scores: Sequence[float]
     merges: Sequence[str]
     pre: PreTokenizer
     special: Mapping[str, int]
+    """Ids of special tokens, by transformers' names without `_token`."""
     adds_bos: bool
+    """True means that prompts begin with BOS."""
     adds_eos: bool
+    """True means that prompts end with EOS."""
     adds_space: bool
+    """True means that a space is put before a text, and before what follows a special token."""
     strips: bool
+    """True means that white space behind special tokens is dropped."""
     templates: Mapping[str, str]
+    """Chat templates by their names; `default` is the one without a name."""
 
 
 def read_vocabulary(path: Path) -> Vocabulary:

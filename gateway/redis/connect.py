@@ -41,7 +41,7 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
     MAX_CONNECTIONS calls run at once, and others wait (up to 20 s). A call that loses its connection, or is refused in
     one of the states of ELSEWHERE, is retried once on a new connection."""
     address = store_address(url)
-    options: dict[str, Any] = {"retry": Retry(NoBackoff(), 1), "socket_connect_timeout": CONNECT_SECONDS}
+    options: dict[str, Any] = {"socket_connect_timeout": CONNECT_SECONDS, "max_connections": MAX_CONNECTIONS}
     options |= parse_url(address.server)
 
     async def leave() -> None:
@@ -57,7 +57,7 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
             sentinels = Sentinels([_sentinel(*node, is_tls, own) for node in address.nodes], address.service)
             stack.push_async_callback(sentinels.close)
             kind = following(kind, sentinels)
-        pool = BlockingConnectionPool(connection_class=kind, max_connections=MAX_CONNECTIONS, **options)
+        pool = BlockingConnectionPool(connection_class=kind, retry=Retry(NoBackoff(), 1), **options)
         yield await stack.enter_async_context(ScriptingRedis.from_pool(pool))
 
 

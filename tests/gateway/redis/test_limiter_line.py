@@ -151,3 +151,8 @@ async def test_a_server_that_cannot_be_reached_is_not_waited_for(tmp_path):
     async with connect_server(f"unix://{tmp_path / 'absent.sock'}") as client:
         with pytest.raises(ConnectionError):
             await Pipeline(client, 0.05).call("ECHO", "hello")
+
+
+async def test_options_of_the_address_count(valkey_server, valkey):
+    async with connect_server(f"{valkey_server.connection_url}?max_connections=3&client_name=gateway") as client:
+        assert (client.connection_pool.max_connections, await client.client_getname()) == (3, "gateway")

@@ -31,6 +31,7 @@ from gateway.text.chat_template import (
 )
 from gateway.text.encode_cache import EncodeCache
 from gateway.text.reasoning.harmony import CHANNEL
+from gateway.text.stored_tokenizer import follow_file
 
 T = TypeVar("T")
 
@@ -104,6 +105,7 @@ class Tokenizer:
         from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
+        follow_file(tokenizer, folder)
         if chat_template is not None:
             tokenizer.chat_template = read_template(chat_template)
             check_template(tokenizer, chat_template)

@@ -265,7 +265,7 @@ def sampling_of(body: Shaped, logprobs: int | None, grammar: Grammar | None) -> 
     """Return the sampling parameters of a body, which has `temperature` and `top_p`, too. Raises ApiError:
     INVALID_REQUEST, it has two penalties of repetition."""
 
-    if body.repetition_penalty is not None and body.repeat_penalty not in (None, body.repetition_penalty):
+    if body.repeat_penalty not in (None, body.repetition_penalty):
         raise invalid_request("repeat_penalty and repetition_penalty exclude each other", "repeat_penalty")
 
     def given(name: str, default: float) -> Any:
@@ -280,7 +280,7 @@ def sampling_of(body: Shaped, logprobs: int | None, grammar: Grammar | None) -> 
         min_p=given("min_p", 0.0),
         presence_penalty=given("presence_penalty", 0.0),
         frequency_penalty=given("frequency_penalty", 0.0),
-        repetition_penalty=given("repetition_penalty", given("repeat_penalty", 1.0)),
+        repetition_penalty=given("repetition_penalty", 1.0),
         logit_bias=tuple((body.logit_bias or {}).items()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

@@ -152,6 +152,10 @@ class Shaped(Extended, kw_only=True):
     format: dict[str, Any] | Literal["json", ""] | None = None
     """A JSON schema, or `json` for any object, as in Ollama's API."""
 
+    def __post_init__(self) -> None:
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -264,7 +264,8 @@ class RequestIntake:
         """Raise ApiError (INVALID_REQUEST, naming `param`) if any of the token ids is outside the vocabulary."""
         vocab_size = self._engine.info.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+            raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}, not {wrong}", param)
 
     def check_thinking(self, *, needed: bool) -> None:
         """Raise ApiError (UNSUPPORTED_PARAMETER) if thinking is `needed` and the gateway cannot read it from the

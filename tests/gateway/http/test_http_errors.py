@@ -55,10 +55,11 @@ async def test_unsupported_parameter(gateway_app):
     check(await ask(gateway_app, {**CHAT, "modalities": ["audio"]}), 400, "unsupported_parameter", "modalities")
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**31], [[5], [10**6]]])
-async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(gateway_app, ids):
+@pytest.mark.parametrize(("ids", "wrong"), [([-1], -1), ([5, 2**31, -1], 2**31), ([[5], [10**6]], 10**6)])
+async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(gateway_app, ids, wrong):
     response = await ask(gateway_app, {"model": BASE, "prompt": ids, "echo": True}, "/v1/completions")
     check(response, 400, None, "prompt")
+    assert response.json()["error"]["message"].endswith(f"not {wrong}")
 
 
 LONG = "x" * (CONTEXT + 1)

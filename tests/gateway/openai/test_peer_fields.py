@@ -94,7 +94,7 @@ RESPONSE = {
     "reasoning": {"effort": "low"}, "thinking_token_budget": 5, "text": {"format": {"type": "json_object"}},
     "tools": [{"type": "function", "name": "f"}], "top_logprobs": 1, "include": ["message.output_text.logprobs"],
 }  # fmt: skip
-TOGETHER = {"best_of", "truncation_side", "tool_choice", "parallel_tool_calls", "top_logprobs"}
+TOGETHER = {"add_special_tokens", "best_of", "truncation_side", "tool_choice", "parallel_tool_calls", "top_logprobs"}
 """Fields that have an effect beside others, which other tests send."""
 SHOWN = {
     "return_token_ids", "return_tokens_as_token_ids", "stream_options", "echo", "store", "background", "metadata",

@@ -110,13 +110,15 @@ $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
 # Node's tests are left out where the machine has no Node or npm.
 .PHONY: javascript
 javascript:
-	@if command -v node >/dev/null && command -v npm >/dev/null; then $(MAKE) -s $(JAVASCRIPT)/.setup; \
-	  else echo "JavaScript's client libraries are left out: install Node 20 and npm"; fi
+	@if ! { command -v node && command -v npm; } >/dev/null; then \
+	  echo "JavaScript's client libraries are left out: install Node 20 and npm"; \
+	elif ! $(MAKE) -s $(JAVASCRIPT)/.setup; then \
+	  echo "JavaScript's client libraries are left out: npm could not install them, see above"; fi
 
 $(JAVASCRIPT)/.setup: $(JAVASCRIPT_TESTS)/package.json $(JAVASCRIPT_TESTS)/package-lock.json
 	@echo "Installing JavaScript's client libraries ..." && mkdir -p $(JAVASCRIPT)
 	@cp $^ $(JAVASCRIPT) && ln -sfn $(abspath $(JAVASCRIPT_TESTS)) $(JAVASCRIPT)/cases
-	@npm ci --prefix $(JAVASCRIPT) --ignore-scripts --no-audit --no-fund --loglevel=error
+	@npm ci --prefix $(JAVASCRIPT) --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 --fetch-timeout=60000
 	@touch $@
 
 test-peers: setup-dev  ## Run another server's public tests against a demo (ARGS="--suite vllm|sglang|llama.cpp --path FOLDER")

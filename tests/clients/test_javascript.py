@@ -15,7 +15,7 @@ SECONDS = 600
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("node"), reason="Node is not installed"),
-    pytest.mark.skipif(not (INSTALLED / "node_modules").is_dir(), reason="npm has not installed the libraries"),
+    pytest.mark.skipif(not (INSTALLED / ".setup").is_file(), reason="npm has not installed the libraries"),
 ]
 
 

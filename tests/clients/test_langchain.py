@@ -34,11 +34,15 @@ def vcr_config():
 
 
 def show(model, *parts):
-    """Ask about each part of a message. The request: a text, and the part as a client of OpenAI writes it. Raise the
-    error of the last request, after a check that each error names the part that is refused."""
-    for part in parts:
+    """Ask about each part of a message. The request: a text, and the part as a client of OpenAI writes it."""
+    assert_named(parts, lambda part: model.invoke([HumanMessage([{"type": "text", "text": "Describe this:"}, part])]))
+
+
+def assert_named(given, ask):
+    """Raise the error of the last request, after a check that each error names the part that is refused."""
+    for each in given:
         with pytest.raises(openai.BadRequestError) as caught:
-            model.invoke([HumanMessage([{"type": "text", "text": "Describe this:"}, part])])
+            ask(each)
         assert NAMED.search(str(caught.value)), caught.value
     raise caught.value
 

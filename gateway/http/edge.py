@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -209,9 +209,17 @@ async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[byte
 
 
 async def _pieces(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    received, coding = 0, check_coding(header(request.scope, ENCODING))
-    pieces = _arriving(request)
-    async for piece in decoded(pieces, coding) if coding else pieces:
+    """Yield the pieces of a request's body, decoded if it is compressed. Neither what arrives nor what is decoded may
+    have more than `max_bytes`: raises ApiError (REQUEST_TOO_LARGE)."""
+    coding = check_coding(header(request.scope, ENCODING))
+    pieces = _bounded(_arriving(request), max_bytes)
+    async for piece in _bounded(decoded(pieces, coding), max_bytes) if coding else pieces:
+        yield piece
+
+
+async def _bounded(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncGenerator[bytes, None]:
+    received = 0
+    async for piece in pieces:
         received += len(piece)
         if received > max_bytes:
             raise request_too_large(max_bytes)

@@ -55,11 +55,15 @@ FOREIGN: Mapping[str, str] = {
     "/v2/embed": "/v1/embeddings",
 }
 """Routes of Ollama, llama.cpp, SGLang, TGI, Cohere and older ones of Anthropic, and what they are here."""
+MOST_PATH = 128
+"""Maximum characters of a path that is compared with others. A stranger's may have 64 KiB."""
 
 
 def route_hint(path: str, known: Collection[str]) -> str | None:
     """Return what to use instead of a path that no route has. `known` are the paths of the routes. None means that
     nothing resembles it."""
+    if len(path) > MOST_PATH:
+        return None
     meant = FOREIGN.get(path) or next((each for each in _spellings(path) if each in known), None)
     meant = meant or suggestion(path, frozenset(known))
     return f"did you mean {meant}?" if meant in known else _absence(path)

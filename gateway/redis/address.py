@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 SENTINEL = "+sentinel"
 SCHEMES = ("redis", "rediss", f"redis{SENTINEL}", f"rediss{SENTINEL}", "unix")
+ESCAPED = "what a password has of /, ?, # and @ is written as %2F, %3F, %23 and %40"
 DEFAULT_PORT, SENTINEL_PORT = 6379, 26379
 _URL = re.compile(r"(?P<scheme>[a-z+]+)://(?:(?P<user>[^/?#]*)@)?(?P<hosts>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)")
 
@@ -35,6 +36,8 @@ def store_address(url: str) -> StoreAddress:
     scheme = found["scheme"]
     if scheme == "unix":
         return StoreAddress((), url)
+    if "@" in found["path"] + found["rest"]:  # otherwise a part of the password would be taken for a path, and shown
+        raise ValueError(f"url has @ behind its hosts; {ESCAPED}")
     plain, has_sentinels, _ = scheme.partition(SENTINEL)
     nodes = tuple(_node(host, SENTINEL_PORT if has_sentinels else DEFAULT_PORT) for host in found["hosts"].split(","))
     path, service = found["path"], ""
@@ -60,5 +63,4 @@ def _node(text: str, port: int) -> tuple[str, int]:
         parts = urlsplit(f"//{text}")
         return parts.hostname or "localhost", parts.port or port
     except ValueError:
-        hint = "what a password has of /, ?, # and @ is written as %2F ..."
-        raise ValueError(f"url has no valid port, or hosts without commas between them; {hint}") from None
+        raise ValueError(f"url has no valid port, or hosts without commas between them; {ESCAPED}") from None

@@ -24,6 +24,7 @@ from gateway.requests.grammars import Constraints
 from gateway.requests.job import SEED_BITS, GenerationJob
 from gateway.requests.loop_turns import EncodingPauses
 from gateway.requests.thinking import ThinkingBudget
+from gateway.requests.truncation import ALL_THAT_FIT
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
 from gateway.text.tokenizer import MOST_TOKENS, PRIME_TOKENS, Tokenizer
@@ -239,8 +240,10 @@ class RequestIntake:
         encode = partial(self.encode, tenant, prompt, request.cache_salt, field, special=request.add_special_tokens)
         if cut is None:
             return await encode()
-        whole = await encode(most=self.most_counted)
-        ids = cut.cut(whole, self._engine.info.max_model_len - _answer_tokens(request))
+        room = self._engine.info.max_model_len - _answer_tokens(request)
+        if cut.most == ALL_THAT_FIT and room < 1:
+            raise invalid_request("max_tokens leaves the context no room for a prompt to be truncated to", "max_tokens")
+        ids = cut.cut(await encode(most=self.most_counted), room)
         self.check_ids(ids, field)
         return ids
 

@@ -17,9 +17,9 @@ class Truncation(NamedTuple):
     side: Side
 
     def cut(self, ids: tuple[int, ...], room: int) -> tuple[int, ...]:
-        """Return what is kept of a prompt's token ids. `room` is the number of tokens that the context holds beside the
-        answer."""
-        most = max(1, room) if self.most == ALL_THAT_FIT else self.most
+        """Return what is kept of a prompt's token ids. `room` is the number of tokens, 1 or more, that the context
+        holds beside the answer; it counts for ALL_THAT_FIT alone."""
+        most = room if self.most == ALL_THAT_FIT else self.most
         return ids[:most] if self.side == "right" else ids[-most:]
 
 

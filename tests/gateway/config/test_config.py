@@ -315,7 +315,8 @@ WRONG = {
     "hosts of no cluster": ("redis: {url: 'redis://a,b:1'}", "redis: url has several hosts: set cluster: true"),
     "Sentinel without a name": ("redis: {url: 'redis+sentinel://a:1'}", "redis: url must name the primary"),
     "cluster with Sentinel": ("redis: {cluster: true, url: 'redis+sentinel://a/b'}", "redis: cluster needs a url that"),
-    "secret in the port": ("redis: {url: 'redis://:sk-secret/x@here:1'}", "redis: url has no valid port"),
+    "secret in the port": ("redis: {url: 'redis://:sk-secret/x@here:1'}", "redis: url has @ behind its hosts"),
+    "secret in the path": ("redis: {url: 'redis://:12/x@here:1'}", "redis: url has @ behind its hosts"),
     "secret in a store": (
         "adapters: {urls: ['s3://me:sk-secret@bucket/x']}",
         r"adapters: .* not 's3://\*\*\*@bucket/x'",

@@ -187,6 +187,7 @@ async def test_a_part_of_openais_api_is_no_id_of_ours(tmp_path, gateway_app):
         assert hint in (method_hint(path, routes) or "") and hint in (route_hint(path, routes) or "")
     assert method_hint("/v1/responses/resp_1", routes) is method_hint("/v1/responses", routes) is None
     assert route_hint("/v1/nothing", routes) is None
+    assert route_hint("/v1/models" + "/" * 60_000, routes) is None, "a stranger's path takes no time"
 
 
 async def test_method_not_allowed(gateway_app):
@@ -276,6 +277,18 @@ async def test_a_compressed_body_may_come_in_any_pieces(size):
     found = [piece async for piece in decoded(pieces(), "gzip")]
     assert b"".join(found) == content
     assert max(map(len, found)) <= STEP_BYTES
+
+
+EMPTY_BLOCK = b"\x00\x00\x00\xff\xff"
+WITHOUT_CONTENT = {
+    "deflate": b"\x78\x9c" + EMPTY_BLOCK * 2001,
+    "gzip": b"\x1f\x8b\x08\x10" + bytes(6) + b"a comment " * 1000,
+}
+
+
+@pytest.mark.parametrize("coding", WITHOUT_CONTENT)
+async def test_a_compressed_body_is_bounded_by_what_arrives_too(gateway_app, coding):
+    check(await ask(gateway_app, WITHOUT_CONTENT[coding], **{"content-encoding": coding}), 413, "request_too_large")
 
 
 async def test_rate_limit_exceeded_by_requests(gateway_app):

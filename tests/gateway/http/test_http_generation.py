@@ -399,3 +399,6 @@ async def test_chats_are_cut_too_and_echoes_are_not(gateway_app):
     for fields in ({"truncate_prompt_tokens": 2, "echo": True}, {"truncate_prompt_tokens": 0}):
         response = await post(gateway_app, "/v1/completions", COMPLETION | fields)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+    without_room = {"truncate_prompt_tokens": -1, "max_tokens": CONTEXT}
+    response = await post(gateway_app, "/v1/completions", COMPLETION | without_room)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")

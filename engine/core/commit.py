@@ -19,7 +19,7 @@ from engine.core.proposals import count_proposed, count_refused, note_proposals
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step import Admission, PromptRows, SampledToken, StepPlan, StepResult
-from engine.core.types import AdapterHash, FinishReason, Lane, PageId, Refusal, TokenEvent
+from engine.core.types import AdapterHash, ErrorCode, FinishReason, Lane, PageId, Refusal, TokenEvent
 from engine.core.under_way import StepUnderWay, follow
 
 
@@ -126,6 +126,8 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     for request_id, refusal in result.failed:
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
+            if refusal.code is ErrorCode.MODEL_OUTPUT_INVALID:
+                _distrust_pages(state, seq)
             finish_early(state, seq, refusal)
     await_masks(state, step, result)
     if state.config.speculation:
@@ -136,6 +138,15 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     events = list(state.outbox)
     state.outbox.clear()
     return events
+
+
+def _distrust_pages(state: EngineState, seq: Sequence) -> None:
+    """Take the pages of a sequence whose output was invalid out of the prefix cache, on the device and on the host,
+    because their KV may be invalid, too."""
+    for page in seq.pages:
+        if page in state.prefix.key_of:
+            state.prefix.drop(page)
+    state.host.forget(seq.page_keys)
 
 
 def _measure(state: EngineState, step: StepUnderWay, began: float) -> None:

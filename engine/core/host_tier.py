@@ -68,6 +68,14 @@ class HostTier:
                 if key in order:
                     order.move_to_end(key)
 
+    def forget(self, keys: Iterable[PrefixKey]) -> None:
+        """Free the host pages of the copies of these `keys` that no transfer to another engine reads."""
+        for key in keys:
+            page = self.page_of.get(key)
+            if page is not None and key not in self.leased:
+                self._forget(page)
+                self.free[page] = None
+
     def need(self, keys: Iterable[PrefixKey]) -> None:
         """Record that one more live sequence has saved the KV pages of these keys to host memory, so that their copies
         are overwritten only if no idle copy is left."""

@@ -151,8 +151,8 @@ def _pattern(names: Any) -> str | None:
         return None
     words = _restricts(names) - {"type"}
     if words <= _LENGTHS:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
-        return rf"^[\s\S]{{{least},{most}}}$"
+        least, most = (int(names[word]) if word in names else "" for word in ("minLength", "maxLength"))
+        return rf"^[\s\S]{{{least or 0},{most}}}$"
     if words <= {"pattern", "format"} and "pattern" in words:
         return str(names["pattern"])
     return _NAME_PATTERNS.get(str(names["format"])) if words == {"format"} else None

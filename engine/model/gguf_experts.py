@@ -10,6 +10,8 @@ from engine.model.gguf_blocks import BLOCK_TYPES
 from engine.model.gguf_header import StoredTensor
 
 STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
+MOST_EXPERTS = 1024
+"""Maximum number of experts of a layer. The largest published models have 512."""
 FLOAT_BYTES = {0: 4, 1: 2, 30: 2}
 """Bytes of a number of the types that are not quantised, by their numbers in ggml: F32, F16 and BF16."""
 
@@ -28,6 +30,8 @@ def unstacked(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 def _slices(stored: StoredTensor) -> Iterator[StoredTensor]:
     count, outputs, inputs = stored.shape
+    if count > MOST_EXPERTS:
+        raise ValueError(f"a tensor has {count} experts, and may have {MOST_EXPERTS}")
     size = outputs * row_bytes(stored.kind, inputs)
     return (stored._replace(shape=(outputs, inputs), place=stored.place + number * size) for number in range(count))
 

@@ -53,6 +53,8 @@ def gemma_config(kind: str, shape: dict[str, Any], number: Numbers, pattern: Val
     found: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
     if not known.pattern:
         return found
+    if not number("attention.sliding_window", known.window):
+        raise ValueError(f"{kind}.attention.sliding_window is missing or 0: convert the model again with llama.cpp")
     wide = shape["hidden_size"] // shape["num_attention_heads"]
     found |= {
         "query_pre_attn_scalar": wide if layers == known.wide_layers else shape["head_dim"],

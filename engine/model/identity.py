@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.process.model_source import gguf_parts
+from engine.process.model_source import GGUF_NAME, gguf_parts
 
 if TYPE_CHECKING:
     from engine.model.arena import PageShape
@@ -23,7 +23,9 @@ def hash_model(config: EngineConfig) -> str:
     the engine loads them: equal across restarts, and different for different weights."""
     digest = hashlib.sha256(f"{config.load_format}:{config.seed}:{config.weights}".encode())
     folder = Path(config.model)
-    parts = [part for file in folder.glob("*.gguf") for part in (file, *gguf_parts(file)[1:])]
+    parts, link = list(folder.glob("*.gguf")), folder / GGUF_NAME
+    if link.exists():
+        parts += gguf_parts(link)[1:]
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *parts]):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())

@@ -38,7 +38,6 @@ from engine.model.sizes import (
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import name_weights, open_weights
 from engine.process.cores import usable_cores
-from engine.process.generation_config import read_sampling_defaults
 from engine.serve.step_store import step_store
 from lora_kernels.attention_choice import require_attention
 
@@ -83,7 +82,6 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     pages = count_pages(config, page_bytes, device, sized.loaded_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,
-        "sampling_defaults": read_sampling_defaults(Path(config.model)),
         "weights": name_weights(Path(config.model), spec, config.load_format, config.weights, dtype),
         "weight_bytes": sized.weight_bytes,
         "weight_bits": 8 * sized.weight_bytes / count_weights(spec, largest),

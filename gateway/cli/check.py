@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.process.files import default_data_dir
+from engine.process.generation_config import read_sampling_defaults
 from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
-from gateway.config.models import ModelSettings
+from gateway.config.models import ModelConfig, ModelSettings
 from gateway.config.whole import Config, load_config
 from gateway.serve.prepare import prepared_folder, state_dir
 from gateway.terminal.console import Console
@@ -74,4 +75,15 @@ def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Pa
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         exit_with_error(f"this machine cannot serve it: {answer['error']}")
-    return answer
+    return answer | {"sampling_defaults": _sampling_defaults(section, settings.model, folder)}
+
+
+def _sampling_defaults(section: str, model: ModelConfig, folder: Path | None) -> dict[str, float]:
+    """Return the sampling parameters that a model's folder gives; None means that it is not there yet. Ends the command
+    with an error if they cannot be used but would be."""
+    try:
+        return read_sampling_defaults(folder) if folder else {}
+    except (OSError, ValueError) as error:
+        if model.generation_config == "none":
+            return {}
+        exit_with_error(f"{section}.generation_config: {error}")

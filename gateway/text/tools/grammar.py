@@ -66,7 +66,7 @@ def tool_grammar(
     """
     rules = Rules(frame.marks, token_of)
     bodies = [
-        rules.add(_body(frame, number, tool, rule, rules))
+        _body(frame, number, tool, rule, rules)
         for number, tool in enumerate(tools)
         if rule.allows(tool["function"]["name"])
     ]
@@ -85,8 +85,9 @@ class UnwritableTool(ValueError):
 
 
 def _body(frame: CallFrame, number: int, tool: ToolSchema, rule: ToolRule, rules: Rules) -> str:
+    """Add the rule of a tool's calls, and return its name. Raises UnwritableTool."""
     try:
-        return frame.body(tool["function"]["name"], followable(arguments_schema(tool, rule)), rules)
+        return rules.add(frame.body(tool["function"]["name"], followable(arguments_schema(tool, rule)), rules))
     except (ValueError, RecursionError) as error:
         raise UnwritableTool(number, str(error)) from error
 

@@ -346,6 +346,10 @@ def test_schemas_that_multiply_cost_no_more_than_their_size(dialect):
         assert follows(grammar(dialect, ToolRule(required=True), tools), BACKEND, answer)
         text, [(_, written)] = read_with(schema, dialect, answer)
         assert (text, json.loads(written)) in (("", {"a": 1}), ("", {"b": {"c": {"a": {"a": 1}}}}))
+    long = {"properties": {"a": {"enum": ["x" * 34_000]}}}
+    two = [{"function": {"name": name, "parameters": long}} for name in ("look", "listen")]
+    with pytest.raises(UnwritableTool, match="characters"):
+        grammar(dialect, ToolRule(required=True), two)
     many = {"properties": {f"a{number}": {"type": "integer"} for number in range(20_000)}}
     with pytest.raises(UnwritableTool, match="characters"):
         grammar(dialect, ToolRule(required=True), [{"function": {"name": "look", "parameters": many}}])

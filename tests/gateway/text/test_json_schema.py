@@ -105,6 +105,10 @@ def test_what_generators_write_is_followed(name):
         (record(False), "propertyNames"),
         (record({"anyOf": "a"}), "propertyNames"),
         (record({"not": {"const": "a"}}), "propertyNames"),
+        (
+            record({"enum": [f"a{n}" for n in range(300)]}, additionalProperties={"description": "x" * 4000}),
+            "written out",
+        ),
     ],
     ids=str,
 )

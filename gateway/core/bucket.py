@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.core.demand import Demand, batch_ceiling, fits_alone
+from gateway.core.demand import OWED_ANSWERS, Demand, batch_ceiling, fits_alone
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
 MINUTE = 60_000_000
@@ -173,14 +173,14 @@ class Bucket(Struct, frozen=True):
             if not (ask.is_batch_line or meter.shadow or self._fits(name, ask)) and amount <= (meter.limit or 0):
                 wanted[name] = amount + (self._interactive if name == "concurrent_requests" else 0)
         requests, tokens, running, _ = wanted.values()
-        return self.wanting(requests, tokens, running)
+        return self.wanting(requests, tokens, running, OWED_ANSWERS if running and self.batch_lines else 0)
 
-    def wanting(self, requests: int, tokens: int, running: int) -> Bucket:
-        """Return a copy in which interactive requests want so much more, with `running` of them at once; this one if
-        they want nothing."""
+    def wanting(self, requests: int, tokens: int, running: int, owed: int) -> Bucket:
+        """Return a copy in which interactive requests want so much more, with `running` of them at once, and are owed
+        `owed` more answers; this one if they want nothing."""
         if not (requests or tokens or running):
             return self
-        return replace(self, demand=self.demand.plus(self.at // MINUTE, requests, tokens, running))
+        return replace(self, demand=self.demand.plus(self.at // MINUTE, requests, tokens, running, owed))
 
     def wait(self, name: LimitName, ask: Ask) -> float | None:
         """Return the seconds until the request can fit a limit; SLOT_WAIT for concurrent requests. None means that
@@ -213,7 +213,8 @@ class Bucket(Struct, frozen=True):
             return True
         wanted = self.demand.wanted(LIMIT_NAMES.index(name), minute)
         if name == "concurrent_requests":
-            return self.batch_lines + amount + max(self._interactive, wanted) <= meter.limit
+            is_alone = not (self.running.used or self.demand.owed)
+            return is_alone or self.batch_lines + amount + max(self._interactive, wanted) <= meter.limit
         if meter.used + amount <= batch_ceiling(meter.limit, wanted) + SLACK:
             return True
         return meter.used <= SLACK and fits_alone(meter.limit, wanted, amount)
@@ -293,4 +294,4 @@ class BucketCharge(Struct, frozen=True):
         if self.is_batch_line:
             return charged
         running = 0 if bucket.running.limit is None else charged.running.used - charged.batch_lines
-        return charged.wanting(self.requests or 0, self.tokens or 0, running)
+        return charged.wanting(self.requests or 0, self.tokens or 0, running, -1)

@@ -3,7 +3,9 @@
 Limits per minute hold a minute's worth, which a batch would keep full: whatever drains, the next line takes, and a chat
 that comes for it finds nothing. A meter that is kept low drains as much as a full one, so batch lines leave most of it
 free and lose little; only what interactive requests really use is lost to them. Slots are not filled again by time, so
-of them batch lines leave what interactive requests wanted, and take the rest.
+of them batch lines leave what interactive requests wanted, and take the rest. Where nothing runs, one line may run all
+the same, because requests that came all at once for a second would otherwise keep every slot for two minutes. Lines owe
+OWED_ANSWERS answers for each interactive request that is refused beside them, and until these are given, none runs so.
 
 Requests that a limit refused have wanted it, too: otherwise a batch that leaves nothing would never learn of them. The
 Lua scripts of the Redis limiter compute the same.
@@ -21,6 +23,11 @@ BATCH_PART = 0.25
 40 % of a limit in one minute and 200 % in the next then gets 94 % of the answers that it would get without a batch."""
 PROTECTED = 0.9
 """Share of what interactive requests want that must fit beside a single line, however long."""
+OWED_ANSWERS = 9
+"""Number of interactive requests that must get a slot, for each one refused while a line had one, before a line may
+again run on slots that interactive requests have lately wanted: so these lose a tenth of their answers at most."""
+MOST_OWED = 90
+"""Number of answers owed at most. A client that tries again and again while one long line runs counts only so far."""
 
 
 class Demand(Struct, frozen=True, array_like=True):
@@ -35,6 +42,8 @@ class Demand(Struct, frozen=True, array_like=True):
     """What was wanted in the minute before `minute`, as the two fields below."""
     tokens_before: int = 0
     running_before: int = 0
+    owed: int = 0
+    """Number of interactive requests that must get a slot before a line may run on one that they have lately wanted."""
 
     @property
     def now(self) -> tuple[int, int, int]:
@@ -54,12 +63,14 @@ class Demand(Struct, frozen=True, array_like=True):
     def is_recent(self, minute: int) -> bool:
         return self.minute >= 0 and minute - self.minute <= RECENT_MINUTES
 
-    def plus(self, minute: int, requests: int, tokens: int, running: int) -> Demand:
-        """Return a copy with more requests and tokens wanted in `minute`, and `running` of them at once."""
+    def plus(self, minute: int, requests: int, tokens: int, running: int, owed: int) -> Demand:
+        """Return a copy with more requests and tokens wanted in `minute`, with `running` of them at once, and with
+        `owed` more (if negative, fewer) answers owed."""
         age = max(0, minute - self.minute)
         now = self.now if not age else (0, 0, 0)
         before = self.before if not age else self.now if age == 1 else (0, 0, 0)
-        return Demand(minute, now[0] + requests, now[1] + tokens, max(now[2], running), *before)
+        owed = min(MOST_OWED, max(0, self.owed + owed))
+        return Demand(minute, now[0] + requests, now[1] + tokens, max(now[2], running), *before, owed)
 
     def corrected(self, minute: int, requests: int, tokens: int) -> Demand:
         """Return a copy in which a request of `minute` wanted so much more or less (negative) than it reserved."""

@@ -2,7 +2,7 @@
 -- A bucket is a hash {requests, tokens: in use, today: tokens of the day, as of at: microseconds; epoch: when what was
 -- in use was last forgotten; refused: day, and how often that day each limit did not fit; last: which did not fit the
 -- request that was refused last, and when; demand: minute, then requests, tokens and slots that interactive requests
--- wanted in it, and those of the minute before}; an absent one is unused.
+-- wanted in it, those of the minute before, and the answers owed}; an absent one is unused.
 -- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds. Of lines
 -- of batches it has the negative of that.
 
@@ -14,8 +14,10 @@ local STEP_MS = 60000
 local RECENT_MINUTES = 60
 local BATCH_PART = 0.25
 local PROTECTED = 0.9
-local DEMAND = '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)'
-local DEMAND_FORMAT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f'
+local OWED_ANSWERS = 9
+local MOST_OWED = 90
+local DEMAND = '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)'
+local DEMAND_FORMAT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f'
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 -- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
@@ -75,13 +77,13 @@ local function set_back(key, running, at, now)
 end
 
 -- What interactive requests have lately wanted, as gateway/core/demand.py has it: a minute, three amounts that were wanted
--- in it, and three in the minute before.
+-- in it, three in the minute before, and the answers owed, which gateways of earlier versions do not write.
 local function demand_of(text)
   if not text then
-    return { -1, 0, 0, 0, 0, 0, 0 }
+    return { -1, 0, 0, 0, 0, 0, 0, 0 }
   end
-  local minute, r, t, s, r1, t1, s1 = string.match(text, DEMAND)
-  return { minute + 0, r + 0, t + 0, s + 0, r1 + 0, t1 + 0, s1 + 0 }
+  local minute, r, t, s, r1, t1, s1, owed = string.match(text, DEMAND)
+  return { minute + 0, r + 0, t + 0, s + 0, r1 + 0, t1 + 0, s1 + 0, tonumber(owed) or 0 }
 end
 
 local function load(key, running, name, limits, now)
@@ -132,18 +134,19 @@ local function wanted(bucket, i)
   return age == 1 and demand[1 + i] or 0
 end
 
-local function want(bucket, requests, tokens, running)
+local function want(bucket, requests, tokens, running, owed)
   if requests == 0 and tokens == 0 and running == 0 then
     return
   end
-  local _, r, t, s, r1, t1, s1 = unpack(bucket.demand)
+  local _, r, t, s, r1, t1, s1, owed_before = unpack(bucket.demand)
   local age = math.max(0, bucket.minute - bucket.demand[1])
   if age == 1 then
     r, t, s, r1, t1, s1 = 0, 0, 0, r, t, s
   elseif age > 1 then
     r, t, s, r1, t1, s1 = 0, 0, 0, 0, 0, 0
   end
-  bucket.demand = { bucket.minute, r + requests, t + tokens, math.max(s, running), r1, t1, s1 }
+  owed = math.min(MOST_OWED, math.max(0, owed_before + owed))
+  bucket.demand = { bucket.minute, r + requests, t + tokens, math.max(s, running), r1, t1, s1, owed }
   bucket.has_wanted = true
 end
 
@@ -162,7 +165,8 @@ local function leaves_enough(bucket, i, amount)
   if not meter.limit or amount == 0 or i == 4 or minute < 0 or bucket.minute - minute > RECENT_MINUTES then
     return true
   elseif i == 3 then
-    return bucket.batch_lines + amount + math.max(meter.used - bucket.batch_lines, wanted(bucket, i)) <= meter.limit
+    return meter.used == 0 and bucket.demand[8] == 0
+      or bucket.batch_lines + amount + math.max(meter.used - bucket.batch_lines, wanted(bucket, i)) <= meter.limit
   end
   local left = wanted(bucket, i)
   return meter.used + amount <= math.max(0, meter.limit - left) * BATCH_PART + SLACK

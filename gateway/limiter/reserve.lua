@@ -57,7 +57,7 @@ if admitted and not only_asks then
     if is_batch_line then
       bucket.batch_lines = bucket.batch_lines + 1
     else
-      want(bucket, used[1], used[2], bucket[3].limit and bucket[3].used - bucket.batch_lines or 0)
+      want(bucket, used[1], used[2], bucket[3].limit and bucket[3].used - bucket.batch_lines or 0, -1)
     end
     redis.call('ZADD', bucket.running, is_batch_line and -expiry or expiry, lease_id)
     redis.call('PEXPIRE', bucket.running, receipt_ms)
@@ -77,7 +77,7 @@ for scope, bucket in ipairs(buckets) do
         refused[i] = amounts[i] + (i == 3 and bucket[3].used - bucket.batch_lines or 0)
       end
     end
-    want(bucket, unpack(refused))
+    want(bucket, refused[1], refused[2], refused[3], refused[3] > 0 and bucket.batch_lines > 0 and OWED_ANSWERS or 0)
   end
   if misses[scope] ~= '0000' and not (admitted and only_asks) then
     count_misses(bucket, misses[scope], not admitted, index, now)

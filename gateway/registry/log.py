@@ -16,6 +16,9 @@ from gateway.registry.store import RecordStore, StoreAway
 RECONNECT_SECONDS = 0.5
 ECHO_SECONDS = 5.0
 """Maximum seconds between writing a change and reading it back from the log; then the write fails."""
+OTHERS_SECONDS = 3.0
+"""Seconds for which a gateway that has missed changes, or has just started, leaves it to others to restore what Redis
+has lost. A gateway that follows the registry notices a loss within about a second."""
 
 log = structlog.get_logger("registry")
 
@@ -144,12 +147,12 @@ class RegistryLog(Generic[R]):
     async def _recovered(self, snapshot: RegistrySnapshot[R]) -> RegistrySnapshot[R]:
         """Write back what Redis has lost, all of it by a flush or without persistence, or some keys by eviction. Return
         the registry as it is then. Raises StoreAway."""
-        if snapshot.was_lost and 0 < self._mirror.generation < snapshot.generation:
-            for change in await self._store.changes(self._mirror.generation) or ():
-                self._mirror.apply_change(change)
-        known = dict(snapshot.records)
-        if snapshot.was_lost or snapshot.generation in (0, self._mirror.generation):
-            known = {**self._held(), **known}
+        if snapshot.was_lost and not await self._catch_up(snapshot.generation):
+            await asyncio.sleep(OTHERS_SECONDS)
+            snapshot = await self._store.read()
+        known = snapshot.records
+        if not known and (snapshot.was_lost or snapshot.generation in (0, self._mirror.generation)):
+            known = self._held()
         is_unwritten = not (snapshot.generation or self._mirror.generation or known)
         if is_unwritten or _is_whole(snapshot, known):
             return snapshot
@@ -157,6 +160,17 @@ class RegistryLog(Generic[R]):
         log.warning("registry_restored", registry=self._noun, records=len(known), lost=lost)
         await self._store.restore(known.values(), snapshot.generation)
         return await self._store.read()
+
+    async def _catch_up(self, generation: int) -> bool:
+        """Apply the changes up to `generation` to a mirror that has read the registry before. Return False if it has
+        not, or if some changes are gone from the store. Raises StoreAway."""
+        while 0 < self._mirror.generation < generation:
+            changes = await self._store.changes(self._mirror.generation)
+            if not changes:
+                return False
+            for change in changes:
+                self._mirror.apply_change(change)
+        return self._mirror.generation >= generation
 
     def _held(self) -> dict[str, R]:
         """Return the records of the mirror that came from the registry, by name."""

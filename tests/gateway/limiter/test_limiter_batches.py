@@ -132,6 +132,42 @@ async def test_chats_lose_a_tenth_of_their_answers_at_most(make, kind, every, le
     assert beside.lines >= least_lines, "what chats leave is for the batch"
 
 
+@pytest.mark.parametrize(("slots", "every", "least_lines"), [(4, 60, 100), (1, 120, 50)])
+async def test_short_bursts_that_take_all_slots_leave_a_line_time_between_them(make, slots, every, least_lines):
+    limiter, clock = await make(Limits(concurrent_requests=slots))
+    traffic = Traffic(limiter, clock)
+    for _ in range(slots):
+        traffic.chats(0, 1320, every)
+    traffic.at(1, traffic.line)
+    await traffic.run(1320)
+    assert traffic.answered >= 0.9 * (1320 / every) * slots
+    assert traffic.lines >= least_lines
+
+
+async def test_a_chat_waits_for_one_line_at_most_and_then_nine_more_go_first(make):
+    limiter, _ = await make(Limits(concurrent_requests=1))
+    await limiter.settle(await attempt(limiter), 1)
+    line = await attempt(limiter, is_line=True)
+    assert isinstance(await attempt(limiter), ApiError)
+    await limiter.settle(line, 1)
+    for _ in range(9):
+        assert isinstance(await attempt(limiter, is_line=True), ApiError)
+        await limiter.settle(await attempt(limiter), 1)
+    assert isinstance(await attempt(limiter, is_line=True), Grant)
+
+
+async def test_chats_refused_by_one_long_line_delay_the_next_by_ninety_answers_at_most(make):
+    limiter, _ = await make(Limits(concurrent_requests=1))
+    await limiter.settle(await attempt(limiter), 1)
+    line = await attempt(limiter, is_line=True)
+    assert all([isinstance(await attempt(limiter), ApiError) for _ in range(11)])
+    await limiter.settle(line, 1)
+    for _ in range(90):
+        assert isinstance(await attempt(limiter, is_line=True), ApiError)
+        await limiter.settle(await attempt(limiter), 1)
+    assert isinstance(await attempt(limiter, is_line=True), Grant)
+
+
 async def test_a_batch_that_leaves_nothing_learns_of_chats_by_their_refusals(make):
     limiter, clock = await make(LIMITS["tokens"])
     traffic = Traffic(limiter, clock)
@@ -203,3 +239,12 @@ async def test_what_a_chat_reserved_and_did_not_use_is_not_wanted(make):
     await limiter.settle(await attempt(limiter, 6000), 40)
     lines = [await attempt(limiter, 400, is_line=True) for _ in range(4)]
     assert [isinstance(one, Grant) for one in lines] == [True, True, True, False]
+
+
+async def test_a_demand_that_an_earlier_version_wrote_is_understood(valkey):
+    limiter = RedisLimiter(valkey, timeout=10.0)
+    await limiter.configure([Tenant("acme", limits=Limits(concurrent_requests=4))])
+    minute = int((await valkey.time())[0]) // 60
+    await valkey.hset("loralane:bucket:{acme}:tenant", "demand", f"{minute + 1} 0 0 3 0 0 3")
+    lines = [await attempt(limiter, is_line=True) for _ in range(2)]
+    assert [isinstance(one, Grant) for one in lines] == [True, False]

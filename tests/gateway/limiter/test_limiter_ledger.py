@@ -182,8 +182,8 @@ class Ledger:
         for bucket, state in zip(self.buckets.values(), states, strict=True):
             found = [float(state.get(name, 0)) for name in (b"requests", b"tokens", b"today", b"at")]
             assert found == [bucket.requests.used, bucket.tokens.used, bucket.today.used, bucket.at]
-            demand, written = bucket.demand, state.get(b"demand", b"-1 0 0 0 0 0 0").split()
-            assert [int(number) for number in written] == [demand.minute, *demand.now, *demand.before]
+            demand, written = bucket.demand, state.get(b"demand", b"-1 0 0 0 0 0 0 0").split()
+            assert [int(number) for number in written] == [demand.minute, *demand.now, *demand.before, demand.owed]
         assert await self.limiter.outstanding() == len(self.held) + len(self.lost)
 
 

@@ -29,6 +29,7 @@ ACME = Tenant("acme")
 def briefly_quiet(monkeypatch):
     """Followers look for losses after this time without changes, instead of a second."""
     monkeypatch.setattr("gateway.registry.store.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.registry.log.OTHERS_SECONDS", 0.1)
 
 
 async def evict(client: Redis, space: str, *names: str) -> None:
@@ -80,10 +81,65 @@ async def test_what_others_changed_before_an_eviction_is_not_undone(valkey):
     await quick.put(new_record("monk", "/a", 1.0), None)
     await quick.close()
     await evict(valkey, SPACE, "records")
-    again = RegistryLog(adapter_store(valkey, "tiny"), slow._mirror, "adapter")
+    await restarted(valkey, slow)
+    assert slow._mirror.records.keys() == {"poet", "monk"}
+
+
+async def test_a_gateway_that_missed_hundreds_of_changes_applies_all_of_them_before_it_restores(valkey):
+    slow, store = await written(valkey), adapter_store(valkey, "tiny")
+    await slow.close()
+    for number in range(120):
+        await store.put(new_record(f"monk-{number}", "/a", 1.0), None)
+    await store.remove(slow._mirror.records["bard"], None)
+    await evict(valkey, SPACE, "records")
+    await restarted(valkey, slow)
+    assert slow._mirror.records.keys() == {"poet", *(f"monk-{number}" for number in range(120))}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_gateway_that_does_not_know_all_changes_lets_one_that_does_restore(valkey, monkeypatch, is_new):
+    monkeypatch.setattr("gateway.registry.log.OTHERS_SECONDS", 1.0)
+    slow, quick = await behind(valkey)
+    if is_new:
+        slow = RegistryLog(adapter_store(valkey, "tiny"), Names(), "adapter")
+    await evict(valkey, SPACE, "records", "changes")
+    late = asyncio.create_task(restarted(valkey, slow))
+    await asyncio.sleep(0.2)
+    await restarted(valkey, quick)
+    await late
+    assert slow._mirror.records.keys() == quick._mirror.records.keys() == {"poet"}
+
+
+async def test_a_gateway_whose_missed_changes_are_gone_restores_what_it_knows_if_none_knows_more(valkey):
+    slow, _ = await behind(valkey)
+    await evict(valkey, SPACE, "records", "changes")
+    await restarted(valkey, slow)
+    assert slow._mirror.records.keys() == {"poet", "bard"}
+    assert await whole(adapter_store(valkey, "tiny"))
+
+
+async def test_a_gateway_that_is_behind_adds_nothing_to_records_whose_generation_was_evicted(valkey):
+    slow, _ = await behind(valkey)
+    await evict(valkey, SPACE, "generation")
+    await restarted(valkey, slow)
+    assert slow._mirror.records.keys() == {"poet"}
+
+
+async def behind(client: Redis) -> tuple[RegistryLog, RegistryLog]:
+    """Two closed logs, the first of which has missed that the second removed an adapter."""
+    slow, quick = await written(client), RegistryLog(adapter_store(client, "tiny"), Names(), "adapter")
+    await slow.close()
+    await quick.start()
+    await quick.remove(quick._mirror.records["bard"], None)
+    await quick.close()
+    return slow, quick
+
+
+async def restarted(client: Redis, log: RegistryLog) -> None:
+    """Follow the registry again for a moment, from what a closed log knows."""
+    again = RegistryLog(adapter_store(client, "tiny"), log._mirror, "adapter")
     await again.start()
     await again.close()
-    assert slow._mirror.records.keys() == {"poet", "monk"}
 
 
 async def test_a_start_after_an_eviction_applies_the_configuration_again(valkey):

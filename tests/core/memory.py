@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import replace
+from zlib import crc32
 
 from hypothesis import strategies as st
 
@@ -19,10 +20,12 @@ from engine.core.commands import (
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.types import ErrorCode, Lane, Refusal, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, FakeSampler, num_alike
 
+FAULTS = [Refusal(code, "it failed") for code in (ErrorCode.INVALID_GRAMMAR, ErrorCode.MODEL_OUTPUT_INVALID)]
+"""Why a request's step may fail."""
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
 """Their pages, and their bytes packed."""
 GRAMMARS = [Grammar(GrammarKind.REGEX, text) for text in ("x", "y", "z")]
@@ -98,7 +101,7 @@ class MemoryExecutor(FakeExecutor):
         kept = tuple(one for one in result.sampled if one.request_id not in self.failing)
         failed = sampled.keys() & self.failing
         forced = {name: self.forces(name, self.sequences[name].tokens) for name in sampled} if self.forces else {}
-        failed = tuple((name, "too large") for name in failed)
+        failed = tuple((name, FAULTS[crc32(name.encode()) % len(FAULTS)]) for name in failed)
         self.unready |= self.slow & {one.request_id for one in kept}
         masking = tuple(name for name in (*sampled, *self.late) if name in self.unready)
         more = {"failed": failed, "forced": tuple(forced.items()), "unsampled": tuple(self.late), "masking": masking}

@@ -300,9 +300,9 @@ class AdapterRegistry:
         return lambda: state() == before
 
     async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
-        """Serve a configured adapter as `seed` does, if its name `is_unchanged` once its files are fetched. Raises ApiError: INVALID_REQUEST, also if the registry has the
-        adapter from this source but this gateway's engine could not load it; otherwise as `load` does, except
-        ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
+        """Serve a configured adapter as `seed` does, if its name `is_unchanged` once its files are fetched. Raises
+        ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
+        not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
         check_name(name, "lora_name")
         try:
             if await self._store.seed(name) != source:
@@ -395,9 +395,9 @@ class AdapterRegistry:
     async def _content(
         self, name: str, source: str, previous: AdapterRecord | None, folder: Path | None = None
     ) -> AsyncIterator[AdapterRecord]:
-        """Load the adapter at `source` (fetched to `folder`, unless that is None) into the engine, and yield its record: a copy of `previous` (None: a new record
-        of `name`) with that source and with the version and sizes that the engine reports. On exit, the hold on the
-        version is released. Raises ApiError if a step fails."""
+        """Load the adapter at `source` (fetched to `folder`, unless that is None) into the engine, and yield its
+        record: a copy of `previous` (None: a new record of `name`) with that source and with the version and sizes that
+        the engine reports. On exit, the hold on the version is released. Raises ApiError if a step fails."""
         folder, now = folder or await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
@@ -416,9 +416,9 @@ class AdapterRegistry:
         return former
 
     async def _apply_seed(self, name: str, source: str, folder: Path) -> None:
-        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, and write its record. If the configuration has moved the adapter
-        here from another base model, the record takes over the adapter's aliases, tenants and pin, and the registry of
-        the other base model then removes the adapter."""
+        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, and write its
+        record. If the configuration has moved the adapter here from another base model, the record takes over the
+        adapter's aliases, tenants and pin, and the registry of the other base model then removes the adapter."""
         previous, former = self._mirror.records.get(name), await self._former(name)
         if former is None:
             await self._load(name, source, previous, seed=source, folder=folder)

@@ -396,7 +396,7 @@ async def test_an_operators_adapter_is_not_replaced_by_the_retries_of_a_configur
     await until(lambda: serves(there, "x", version))
     assert (await there.status("x")).error == ""
     write_adapter(cluster.root, "conf", "others")
-    await asyncio.gather(*(registry._waiting._task for registry in (here, there)))
+    await until(lambda: here._waiting._task.done() and there._waiting._task.done())
     assert await there.reload("x") is False
     assert [registry.records["x"].source for registry in (here, there)] == ["poet", "poet"]
 
@@ -419,7 +419,7 @@ async def test_an_unload_of_a_waiting_adapter_holds_on_all_gateways(cluster, mon
     assert await here.unload("x") == 0
     await until(lambda: not there.records)
     write_adapter(cluster.root, "conf")
-    await asyncio.gather(*(registry._waiting._task for registry in (here, there)))
+    await until(lambda: here._waiting._task.done() and there._waiting._task.done())
     assert await there.seed("x", "conf") == "" and not there.records and not here.records
     write_adapter(cluster.root, "conf2")
     assert await there.seed("x", "conf2") == "" and there.records["x"].source == "conf2"
@@ -452,7 +452,7 @@ async def retrying(cluster, monkeypatch):
     await here.restore()
     assert "not a folder" in await here.seed("x", "conf")
     sources.is_there = True
-    await sources.fetching.wait()
+    await until(sources.fetching.is_set)
     return here, sources
 
 
@@ -471,7 +471,7 @@ async def test_an_adapter_given_up_during_a_retry_stays_away(give_up, is_there, 
     await give_up(here)
     sources.is_there = is_there
     sources.go.set()
-    await here._waiting._task
+    await until(lambda: here._waiting._task.done())
     assert (dict(here.records), engine_of(here).paths) == ({}, {})
 
 
@@ -479,7 +479,7 @@ async def test_an_operator_loads_another_adapter_while_a_retry_fetches(retrying)
     here, sources = retrying
     version = (await here.load("x", "poet")).version
     sources.go.set()
-    await here._waiting._task
+    await until(lambda: here._waiting._task.done())
     assert here.records["x"].source == "poet" and serves(here, "x", version)
 
 
@@ -487,7 +487,7 @@ async def test_a_newly_configured_source_wins_over_a_retry_of_the_former_one(ret
     here, sources = retrying
     assert await here.seed("x", "poet") == ""
     sources.go.set()
-    await here._waiting._task
+    await until(lambda: here._waiting._task.done())
     assert here.records["x"].source == "poet"
 
 

@@ -300,7 +300,7 @@ class AdapterRegistry:
         return lambda: state() == before
 
     async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
-        """Serve a configured adapter as `seed` does, if its name `is_unchanged` once its files are fetched. Raises
+        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises
         ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
         not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
         check_name(name, "lora_name")
@@ -309,8 +309,7 @@ class AdapterRegistry:
                 await self._former(name)
                 folder = await self._sources.fetch(source)  # may take minutes, in which operators change the name
                 with self._names.changing(name):
-                    if is_unchanged():
-                        await self._apply_seed(name, source, folder)
+                    await self._apply_seed(name, source, folder, is_unchanged)
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
                 raise
@@ -368,27 +367,19 @@ class AdapterRegistry:
         return next((status for status in await self.statuses() if status.name == name), None)
 
     async def _load(
-        self,
-        name: str,
-        source: str,
-        previous: AdapterRecord | None,
-        tenants: tuple[str, ...] = (),
-        seed: str = "",
-        folder: Path | None = None,
+        self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = ()
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
-        none). Return the new record. If only the time of change would differ, and `seed`, the configured source, is
-        empty, nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`. `folder`
-        is where the source has been fetched to. Raises ApiError as `load` does."""
-        async with self._content(name, source, previous, folder) as record:
+        none). Return the new record. If only the time of change would differ, nothing is written, and `previous` itself
+        is returned. Empty `tenants` keep those of `previous`. Raises ApiError as `load` does."""
+        async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
-            if previous and not seed and record == replace(previous, updated=record.updated):
+            if previous and record == replace(previous, updated=record.updated):
                 if not self._mirror.is_current(previous):
                     self._mirror.put(previous)
                 return previous
-            await self._put(record, previous, seed=seed)
-        if not seed:  # an operator has given the name to an adapter that works
-            self._waiting.drop(name)
+            await self._put(record, previous)
+        self._waiting.drop(name)  # an operator has given the name to an adapter that works
         return self._mirror.records.get(name, record)
 
     @asynccontextmanager
@@ -415,16 +406,19 @@ class AdapterRegistry:
             self._names.check(self, name, "lora_name")
         return former
 
-    async def _apply_seed(self, name: str, source: str, folder: Path) -> None:
+    async def _apply_seed(self, name: str, source: str, folder: Path, is_unchanged: Callable[[], bool]) -> None:
         """Load an adapter that the configuration lists from `folder`, where its source was fetched to, and write its
-        record. If the configuration has moved the adapter here from another base model, the record takes over the
-        adapter's aliases, tenants and pin, and the registry of the other base model then removes the adapter."""
+        record if the name `is_unchanged` by then. If the configuration has moved the adapter here from another base
+        model, the record takes over the adapter's aliases, tenants and pin, and the registry of the other base model
+        then removes the adapter."""
         previous, former = self._mirror.records.get(name), await self._former(name)
-        if former is None:
-            await self._load(name, source, previous, seed=source, folder=folder)
-            return
-        theirs = former.records[name]
+        theirs = former.records[name] if former else None
         async with self._content(name, source, previous, folder) as record:
+            if not is_unchanged():
+                return
+            if former is None or theirs is None:
+                await self._put(record, previous, seed=source)
+                return
             kept = replace(record, aliases=theirs.aliases, tenants=theirs.tenants, pinned=theirs.pinned)
             await self._log.put(kept, previous, seed=source)
         await former.give_up(theirs, self.base_model)

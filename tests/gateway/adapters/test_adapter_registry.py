@@ -475,6 +475,20 @@ async def test_an_adapter_given_up_during_a_retry_stays_away(give_up, is_there, 
     assert (dict(here.records), engine_of(here).paths) == ({}, {})
 
 
+async def test_an_adapter_given_up_while_the_engine_loads_it_stays_away(retrying, monkeypatch):
+    here, sources = retrying
+    load_adapter = engine_of(here).load_adapter
+
+    async def load_while_given_up(path):
+        here.forget_waiting(())
+        return await load_adapter(path)
+
+    monkeypatch.setattr(engine_of(here), "load_adapter", load_while_given_up)
+    sources.go.set()
+    await until(lambda: here._waiting._task.done())
+    assert (dict(here.records), engine_of(here).paths) == ({}, {})
+
+
 async def test_an_operator_loads_another_adapter_while_a_retry_fetches(retrying):
     here, sources = retrying
     version = (await here.load("x", "poet")).version

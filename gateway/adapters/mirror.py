@@ -4,7 +4,7 @@ requests to it, release the old one."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +41,14 @@ class AdapterMirror:
     previous version and is not available until then.
     """
 
-    def __init__(self, versions: AdapterVersions, sources: AdapterFetcher, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        versions: AdapterVersions,
+        sources: AdapterFetcher,
+        drain_seconds: float,
+        on_new_source: Callable[[str], object],
+    ) -> None:
+        """`on_new_source` is called with the name of each adapter that the registry gives another source or removes."""
         self.generation = 0
         self.records: dict[str, AdapterRecord] = {}
         self.aliases: dict[str, str] = {}
@@ -56,6 +63,7 @@ class AdapterMirror:
         self._versions = versions
         self._sources = sources
         self.drain_seconds = drain_seconds
+        self._on_new_source = on_new_source
         self._started = False
         """True once an engine has started. `AdapterRegistry.restore` loads the adapters known by then into the first
         engine."""
@@ -196,6 +204,8 @@ class AdapterMirror:
     def _rename(self, name: str, record: AdapterRecord | None) -> None:
         """Replace the record, aliases and tenants of a name. A record of None removes them."""
         previous = self.records.get(name)
+        if record is None or previous is None or previous.source != record.source:
+            self._on_new_source(name)
         for alias in previous.aliases if previous else ():
             if self.aliases.get(alias) == name:  # in a new snapshot the alias may belong to another name by now
                 del self.aliases[alias]
@@ -243,10 +253,15 @@ class AdapterMirror:
                     await self.load_record(record)
                 except ApiError as error:
                     self.record_error(name, error)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(delay):
-                            await changed.wait()
-                    delay = min(2 * delay, LAST_RETRY_SECONDS)
+                except Exception:  # a bug: without a retry, this gateway would never serve the adapter
+                    log.exception("adapter_not_followed", adapter=name)
+                    self.errors[name] = "loading it failed unexpectedly; the gateway's log has the details"
+                else:
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await changed.wait()
+                delay = min(2 * delay, LAST_RETRY_SECONDS)
         finally:
             del self._bringing[name]
 

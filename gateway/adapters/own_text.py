@@ -6,8 +6,11 @@ operator should know where the adapter was trained with another one.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +23,9 @@ from engine.process.small_files import read_small
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer.json that is read: twice the largest of today's models."""
+ADDED_TOKENS = re.compile(rb'"added_tokens"\s*:\s*')
+MOST_ADDED_BYTES = 1 << 20
+"""Maximum size of the list of added tokens in a tokenizer.json that is decoded."""
 MOST_NAMED = 5
 """Maximum number of tokens that a warning names."""
 Told = TypeVar("Told")
@@ -41,9 +47,8 @@ class _Model(Struct):
 
 
 class _Tokenizer(Struct):
-    """The fields of tokenizer.json that are compared."""
+    """The vocabulary in tokenizer.json."""
 
-    added_tokens: list[_Token] = []
     model: _Model = msgspec.field(default_factory=_Model)
 
 
@@ -59,8 +64,7 @@ def read_own_text(folder: Path) -> OwnText:
     """Return the chat template and the added tokens in the folder of an adapter or a model. Files that are missing or
     damaged count as empty. Blocks."""
     config = _decoded(folder / TOKENIZER_CONFIG_FILE, _Config) or _Config()
-    tokenizer = _decoded(folder / TOKENIZER_FILE, _Tokenizer, MOST_TOKENIZER_BYTES) or _Tokenizer()
-    listed = (*tokenizer.added_tokens, *config.added_tokens_decoder.values())
+    listed = (*_added_tokens(folder / TOKENIZER_FILE), *config.added_tokens_decoder.values())
     further = _decoded(folder / ADDED_TOKENS_FILE, dict[str, int]) or {}
     tokens = frozenset(token.content for token in listed) | further.keys()
     return OwnText(_template_in(folder) or _default_of(config.chat_template), tokens)
@@ -68,15 +72,26 @@ def read_own_text(folder: Path) -> OwnText:
 
 def comparison_with(base: Path, template: Path | None) -> Callable[[Path], tuple[str, ...]]:
     """Return a function that compares an adapter's folder with the folder of its base model, whose chat template is in
-    the file `template` if that is given, and returns a warning for each difference. It blocks."""
+    the file `template` if that is given, and returns a warning for each difference. It blocks. The base model's files
+    are read once, when an adapter first needs them."""
+
+    @cache
+    def theirs() -> OwnText:
+        return read_own_text(base)
+
+    @cache
+    def vocabulary() -> frozenset[str] | None:
+        return _vocabulary(base / TOKENIZER_FILE)
 
     def compare(folder: Path) -> tuple[str, ...]:
         own = read_own_text(folder)
         if own == OwnText():
             return ()
-        theirs = read_own_text(base)
-        wanted = _text_of(template) if template else theirs.template
-        return (*_template_warning(own.template, wanted), *_token_warning(own.tokens - theirs.tokens, base))
+        wanted = _text_of(template) if template else theirs().template
+        added = own.tokens - theirs().tokens
+        known = vocabulary() if added else None
+        missing = sorted(added - known) if known is not None else []
+        return (*_template_warning(own.template, wanted), *_token_warning(missing))
 
     return compare
 
@@ -91,12 +106,8 @@ def _template_warning(own: str, base: str) -> tuple[str, ...]:
     )
 
 
-def _token_warning(tokens: frozenset[str], base: Path) -> tuple[str, ...]:
-    """Return a warning of added tokens that the tokenizer in the folder `base` does not have; none if it has all of
-    them as ordinary ones, or has no tokenizer.json."""
-    known = _decoded(base / TOKENIZER_FILE, _Tokenizer, MOST_TOKENIZER_BYTES) if tokens else None
-    vocabulary = known.model.vocab if known else None
-    missing = sorted(tokens - vocabulary.keys()) if isinstance(vocabulary, Mapping) else []
+def _token_warning(missing: list[str]) -> tuple[str, ...]:
+    """Return a warning of added tokens that the base model's tokenizer does not have, not even as ordinary ones."""
     if not missing:
         return ()
     named = ", ".join(repr(token[:40]) for token in missing[:MOST_NAMED])
@@ -104,6 +115,27 @@ def _token_warning(tokens: frozenset[str], base: Path) -> tuple[str, ...]:
         f"its folder adds {len(missing)} tokens that the base model's tokenizer lacks ({named}), which are read as "
         "ordinary text: serve a base model with the adapter's tokenizer and an embedding that was resized for it",
     )
+
+
+def _vocabulary(file: Path) -> frozenset[str] | None:
+    """Return the ordinary tokens in a tokenizer.json. None means that the file is missing or lists them otherwise."""
+    tokenizer = _decoded(file, _Tokenizer, MOST_TOKENIZER_BYTES)
+    vocabulary = tokenizer.model.vocab if tokenizer else None
+    return frozenset(vocabulary) if isinstance(vocabulary, Mapping) else None
+
+
+def _added_tokens(file: Path) -> list[_Token]:
+    """Return the added tokens in a tokenizer.json; none if it is missing or damaged. Only their list is decoded,
+    because decoding a large vocabulary holds the interpreter's lock, and with it all streams, for a tenth of a
+    second."""
+    try:
+        content = read_small(file, MOST_TOKENIZER_BYTES)
+        if (found := ADDED_TOKENS.search(content)) is None:
+            return []
+        listed = content[found.end() : found.end() + MOST_ADDED_BYTES].decode(errors="replace")
+        return msgspec.convert(json.JSONDecoder().raw_decode(listed)[0], list[_Token])
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return []
 
 
 def _template_in(folder: Path) -> str:

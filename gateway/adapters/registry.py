@@ -25,11 +25,12 @@ from engine.core.types import AdapterHash
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
-from gateway.adapters.names import AdapterNames
+from gateway.adapters.names import AdapterNames, NameOwner
 from gateway.adapters.record import (
     AdapterRecord,
     check_drain,
     check_name,
+    name_conflict,
     new_record,
     tenant_list,
     with_alias,
@@ -83,10 +84,10 @@ class AdapterRegistry:
         self._compare = compare
         self._clock = clock
         self._versions = AdapterVersions(engine)
-        self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
+        self._waiting = WaitingSeeds(self.seed, clock)
+        self._mirror = AdapterMirror(self._versions, sources, drain_seconds, self._waiting.drop)
         self._log = RegistryLog(store, self._mirror, "adapter")
         self._draining: dict[str, asyncio.Task[int]] = {}
-        self._waiting = WaitingSeeds(self.seed, clock)
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
@@ -215,6 +216,8 @@ class AdapterRegistry:
         and return how many were aborted when the drain time ended. A call while an earlier one still drains returns
         that one's result.
 
+        A configured source that could not be loaded yet counts as applied, so that no gateway loads it later.
+
         Args:
             name: name of the adapter.
             drain_seconds: 0 to MAX_DRAIN_SECONDS. None means the time configured for all adapters.
@@ -223,17 +226,15 @@ class AdapterRegistry:
             ApiError: INVALID_REQUEST (for `drain_seconds`), MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
         """
         check_drain(drain_seconds)
-        if self._waiting.drop(name) and name not in self.records:
-            return 0
         if name not in self.records and name in self._draining:
             return await asyncio.shield(self._draining[name])
         with self._names.changing(name):
-            record, served = self._known(name), self._mirror.served.get(name)
+            served = self._mirror.served.get(name)
             hold = (
                 self._versions.hold(served.adapter_hash) if served else None
             )  # so that this call decides its drain time
             try:
-                await self._log.remove(record, drain_seconds)
+                await self._remove(name, drain_seconds)
             finally:
                 draining = self._mirror.release_hold(name, hold, drain_seconds) if hold else None
         return 0 if draining is None else await self._drained(name, draining)
@@ -271,35 +272,52 @@ class AdapterRegistry:
         Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
         means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
         """
+        self._waiting.redirect(name, source)
+        is_unchanged = self._unchanged(name)
         try:
-            await self._seed(name, source)
+            await self._seed(name, source, is_unchanged)
         except ApiError as error:
             if error.fault is Fault.ADAPTER_CONFLICT or error.param == "lora_name":
                 raise
             record, others = self._mirror.records.get(name), self._names.others(self)
             is_tried = record is not None and record.source == source  # by the mirror
-            if not is_tried and not any(other.catalog.knows(name) for other in others):
+            if is_unchanged() and not is_tried and not any(other.catalog.knows(name) for other in others):
                 self._waiting.add(name, source, error.message)
             return error.message
-        self._waiting.drop(name)
+        if is_unchanged():
+            self._waiting.drop(name)
         return ""
 
-    async def _seed(self, name: str, source: str) -> None:
-        """Serve a configured adapter as `seed` does. Raises ApiError: INVALID_REQUEST, also if the registry has the
-        adapter from this source but this gateway's engine could not load it; otherwise as `load` does, except
-        ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
+    def _unchanged(self, name: str) -> Callable[[], bool]:
+        """Return a function that returns whether neither the configuration nor an operator has given up an adapter or
+        given it another source since this call."""
+
+        def state() -> tuple[AdapterRecord | None, str | None]:
+            record = self._mirror.records.get(name)
+            return self._waiting.records.get(name), record.source if record else None
+
+        before = state()
+        return lambda: state() == before
+
+    async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
+        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises
+        ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
+        not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
         check_name(name, "lora_name")
         try:
-            with self._names.changing(name):
-                if await self._store.seed(name) != source:
-                    await self._apply_seed(name, source)
+            if await self._store.seed(name) != source:
+                await self._former(name)
+                folder = await self._sources.fetch(source)  # may take minutes, in which operators change the name
+                with self._names.changing(name):
+                    await self._apply_seed(name, source, folder, is_unchanged)
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
                 raise
             if name not in self._mirror.records:
                 self._names.check(self, name, "lora_name")
                 async with self._content(name, source, None) as found:
-                    self._log.keep(found)
+                    if is_unchanged():
+                        self._log.keep(found)
         record = self._mirror.records.get(name)
         if record and record.source == source and name not in self._mirror.served:
             if name in self._mirror.errors:
@@ -349,29 +367,29 @@ class AdapterRegistry:
         return next((status for status in await self.statuses() if status.name == name), None)
 
     async def _load(
-        self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
+        self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = ()
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
-        none). Return the new record. If only the time of change would differ, and `seed`, the configured source, is
-        empty, nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`. Raises
-        ApiError as `load` does."""
+        none). Return the new record. If only the time of change would differ, nothing is written, and `previous` itself
+        is returned. Empty `tenants` keep those of `previous`. Raises ApiError as `load` does."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
-            if previous and not seed and record == replace(previous, updated=record.updated):
+            if previous and record == replace(previous, updated=record.updated):
                 if not self._mirror.is_current(previous):
                     self._mirror.put(previous)
                 return previous
-            await self._put(record, previous, seed=seed)
-        if not seed:  # an operator has given the name to an adapter that works
-            self._waiting.drop(name)
+            await self._put(record, previous)
+        self._waiting.drop(name)  # an operator has given the name to an adapter that works
         return self._mirror.records.get(name, record)
 
     @asynccontextmanager
-    async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
-        """Load the adapter at `source` into the engine, and yield its record: a copy of `previous` (None: a new record
-        of `name`) with that source and with the version and sizes that the engine reports. On exit, the hold on the
-        version is released. Raises ApiError if a step fails."""
-        folder, now = await self._sources.fetch(source), self._clock()
+    async def _content(
+        self, name: str, source: str, previous: AdapterRecord | None, folder: Path | None = None
+    ) -> AsyncIterator[AdapterRecord]:
+        """Load the adapter at `source` (fetched to `folder`, unless that is None) into the engine, and yield its
+        record: a copy of `previous` (None: a new record of `name`) with that source and with the version and sizes that
+        the engine reports. On exit, the hold on the version is released. Raises ApiError if a step fails."""
+        folder, now = folder or await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
             record = base.with_content(str(folder), info, now)
@@ -380,17 +398,27 @@ class AdapterRegistry:
                 log.warning("adapter_warning", adapter=name, reason=difference)
             yield replace(record, warnings=(*record.warnings, *differences))
 
-    async def _apply_seed(self, name: str, source: str) -> None:
-        """Load an adapter that the configuration lists and write its record. If the configuration has moved the adapter
-        here from another base model, the record takes over the adapter's aliases, tenants and pin, and the registry of
-        the other base model then removes the adapter."""
-        previous, former = self._mirror.records.get(name), await self._names.seeded_elsewhere(self, name)
+    async def _former(self, name: str) -> NameOwner | None:
+        """Return the registry of the other base model from which the configuration has moved an adapter here, if any.
+        Raises ApiError if the adapter cannot have the name; StoreAway."""
+        former = await self._names.seeded_elsewhere(self, name)
         if former is None:
             self._names.check(self, name, "lora_name")
-            await self._load(name, source, previous, seed=source)
-            return
-        theirs = former.records[name]
-        async with self._content(name, source, previous) as record:
+        return former
+
+    async def _apply_seed(self, name: str, source: str, folder: Path, is_unchanged: Callable[[], bool]) -> None:
+        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, and write its
+        record if the name `is_unchanged` by then. If the configuration has moved the adapter here from another base
+        model, the record takes over the adapter's aliases, tenants and pin, and the registry of the other base model
+        then removes the adapter."""
+        previous, former = self._mirror.records.get(name), await self._former(name)
+        theirs = former.records[name] if former else None
+        async with self._content(name, source, previous, folder) as record:
+            if not is_unchanged():
+                return
+            if former is None or theirs is None:
+                await self._put(record, previous, seed=source)
+                return
             kept = replace(record, aliases=theirs.aliases, tenants=theirs.tenants, pinned=theirs.pinned)
             await self._log.put(kept, previous, seed=source)
         await former.give_up(theirs, self.base_model)
@@ -402,6 +430,18 @@ class AdapterRegistry:
         before = {previous.name, *previous.aliases} if previous else set()
         async with self._names.reserved(self, {record.name, *record.aliases} - before):
             await self._log.put(record, previous, seed=seed)
+
+    async def _remove(self, name: str, drain_seconds: float | None) -> None:
+        """Remove an adapter's record, and count its configured source as applied if that is not in the registry yet.
+        Raises ApiError as `unload` does."""
+        if name not in self.records:
+            raise model_not_found(name)
+        record, waits = self.records[name], self._waiting.records.get(name)
+        configured = waits or record
+        await self._log.remove(record, drain_seconds, seed="" if configured.generation else configured.source)
+        self._waiting.drop(name)
+        if self._mirror.records.get(name) is record:
+            raise name_conflict(f"the adapter {name!r} was changed by another gateway meanwhile")
 
     async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord], *further: str) -> AdapterRecord:
         """Apply `change` to an adapter's record, and return the new record once it is in effect. Meanwhile, other

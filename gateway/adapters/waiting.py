@@ -44,6 +44,11 @@ class WaitingSeeds:
         self.errors.pop(name, None)
         return self.records.pop(name, None) is not None
 
+    def redirect(self, name: str, source: str) -> None:
+        """If an adapter waits for another source, let it wait for `source`."""
+        if name in self.records and self.records[name].source != source:
+            self.records[name] = new_record(name, source, self._clock())
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -56,5 +61,11 @@ class WaitingSeeds:
             delay = min(2 * delay, LAST_RETRY_SECONDS)
             for record in tuple(self.records.values()):
                 if self.records.get(record.name) is record:
-                    with suppress(ApiError):  # its name was given to another adapter meanwhile
-                        await self._seed(record.name, record.source)
+                    await self._try(record)
+
+    async def _try(self, record: AdapterRecord) -> None:
+        try:
+            with suppress(ApiError):  # its name is being changed, or was given to another adapter meanwhile
+                await self._seed(record.name, record.source)
+        except Exception:  # a bug: without a retry, no configured adapter that waits would ever be served
+            log.exception("adapter_retry_failed", adapter=record.name, source=record.source)

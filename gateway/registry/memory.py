@@ -53,7 +53,7 @@ class MemoryRecordStore(Generic[R]):
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
         if self._is_applied(record.name, seed):
             return 0
-        self._check(record, record)
+        self._check(record, record if record.generation else None)
         return self._write(record.name, None, drain_seconds, seed=seed)
 
     async def restore(self, records: Iterable[R], generation: int) -> None:

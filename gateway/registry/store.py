@@ -63,8 +63,9 @@ class RecordStore(Protocol[R]):
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
         """Remove a record with its aliases, and remember `seed` for its name. `drain_seconds` goes to all followers
-        (see `RecordChange`). Return the new generation, or 0, changing nothing, if the non-empty `seed` was the last
-        one applied. Raises ApiError if the stored record is no longer this one."""
+        (see `RecordChange`). If the record's generation is 0, there must be no record of its name, and only `seed` is
+        remembered. Return the new generation, or 0, changing nothing, if the non-empty `seed` was the last one applied.
+        Raises ApiError if the stored record is no longer this one."""
 
     async def restore(self, records: Iterable[R], generation: int) -> None:
         """Write back those of `records` that the registry lacks, under a new generation. Does nothing if its generation
@@ -122,7 +123,8 @@ class RedisRecordStore(Generic[R]):
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
         drain = "" if drain_seconds is None else repr(drain_seconds)
-        return await self._write(record, record, b"", (), drain=drain, seed=seed)
+        previous = record if record.generation else None
+        return await self._write(record, previous, b"", (), drain=drain, seed=seed)
 
     async def restore(self, records: Iterable[R], generation: int) -> None:
         keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]

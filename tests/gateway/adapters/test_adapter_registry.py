@@ -14,7 +14,7 @@ from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
 from engine.pb import engine_pb2 as pb
-from gateway.adapters import waiting
+from gateway.adapters import mirror, waiting
 from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
@@ -387,6 +387,147 @@ async def test_a_broken_adapter_that_is_configured_yields_to_operators_and_to_th
     assert (await here.status("y")).source == "missing", "the configuration wins where it changes"
 
 
+async def test_an_operators_adapter_is_not_replaced_by_the_retries_of_a_configured_one(cluster, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    here, there = await cluster.open(), await cluster.open()
+    for registry in (here, there):
+        assert "not a folder" in await registry.seed("x", "conf")
+    version = (await here.load("x", "poet")).version
+    await until(lambda: serves(there, "x", version))
+    assert (await there.status("x")).error == ""
+    write_adapter(cluster.root, "conf", "others")
+    await until(lambda: here._waiting._task.done() and there._waiting._task.done())
+    assert await there.reload("x") is False
+    assert [registry.records["x"].source for registry in (here, there)] == ["poet", "poet"]
+
+
+async def test_a_pin_does_not_end_the_retries_of_a_new_configured_source(cluster, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    here = await cluster.open()
+    await here.seed("x", "poet")
+    await here.seed("x", "conf")
+    await here.pin("x", True)
+    write_adapter(cluster.root, "conf", "others")
+    await until(lambda: here.records["x"].source == "conf")
+
+
+async def test_an_unload_of_a_waiting_adapter_holds_on_all_gateways(cluster, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    here, there = await cluster.open(), await cluster.open()
+    for registry in (here, there):
+        await registry.seed("x", "conf")
+    assert await here.unload("x") == 0
+    await until(lambda: not there.records)
+    write_adapter(cluster.root, "conf")
+    await until(lambda: here._waiting._task.done() and there._waiting._task.done())
+    assert await there.seed("x", "conf") == "" and not there.records and not here.records
+    write_adapter(cluster.root, "conf2")
+    assert await there.seed("x", "conf2") == "" and there.records["x"].source == "conf2"
+
+
+class SlowSources(LocalSources):
+    """From the second fetch of `conf` on, it waits until `go` is set. It fails while `is_there` is off."""
+
+    def __init__(self, root) -> None:
+        super().__init__([root])
+        self.fetching, self.go, self.is_there = asyncio.Event(), asyncio.Event(), False
+
+    async def fetch(self, source):
+        if source != "conf":
+            return await super().fetch(source)
+        if self.is_there:
+            self.fetching.set()
+            await self.go.wait()
+        return await super().fetch("pirate" if self.is_there else "conf")
+
+
+@pytest.fixture
+async def retrying(cluster, monkeypatch):
+    """A gateway that fetches the configured adapter `x` for the second time, and its sources."""
+    monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
+    sources = SlowSources(cluster.root)
+    here = AdapterRegistry(FakeEngine(), adapter_store(cluster.client, BASE), sources, base_names=(BASE,))
+    cluster.stack.push_async_callback(here.close)
+    await here.start()
+    await here.restore()
+    assert "not a folder" in await here.seed("x", "conf")
+    sources.is_there = True
+    await until(sources.fetching.is_set)
+    return here, sources
+
+
+async def unload_x(registry: AdapterRegistry) -> None:
+    assert await registry.unload("x") == 0
+
+
+async def forget_x(registry: AdapterRegistry) -> None:
+    registry.forget_waiting(())
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["found", "missing"])
+@pytest.mark.parametrize("give_up", [unload_x, forget_x])
+async def test_an_adapter_given_up_during_a_retry_stays_away(give_up, is_there, retrying):
+    here, sources = retrying
+    await give_up(here)
+    sources.is_there = is_there
+    sources.go.set()
+    await until(lambda: here._waiting._task.done())
+    assert (dict(here.records), engine_of(here).paths) == ({}, {})
+
+
+async def test_an_adapter_given_up_while_the_engine_loads_it_stays_away(retrying, monkeypatch):
+    here, sources = retrying
+    load_adapter = engine_of(here).load_adapter
+
+    async def load_while_given_up(path):
+        here.forget_waiting(())
+        return await load_adapter(path)
+
+    monkeypatch.setattr(engine_of(here), "load_adapter", load_while_given_up)
+    sources.go.set()
+    await until(lambda: here._waiting._task.done())
+    assert (dict(here.records), engine_of(here).paths) == ({}, {})
+
+
+async def test_an_operator_loads_another_adapter_while_a_retry_fetches(retrying):
+    here, sources = retrying
+    version = (await here.load("x", "poet")).version
+    sources.go.set()
+    await until(lambda: here._waiting._task.done())
+    assert here.records["x"].source == "poet" and serves(here, "x", version)
+
+
+async def test_a_newly_configured_source_wins_over_a_retry_of_the_former_one(retrying):
+    here, sources = retrying
+    assert await here.seed("x", "poet") == ""
+    sources.go.set()
+    await until(lambda: here._waiting._task.done())
+    assert here.records["x"].source == "poet"
+
+
+@pytest.mark.parametrize("configured", [True, False])
+async def test_a_bug_in_one_retry_does_not_end_the_retries(configured, cluster, monkeypatch):
+    for module in (waiting, mirror):
+        monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.01)
+    here, there = await cluster.open(), await cluster.open()
+    calls, fetch = [], there._sources.fetch
+    if configured:
+        await there.seed("x", "x")
+    write_adapter(cluster.root, "x")
+
+    async def failing_once(source):
+        calls.append(source)
+        if len(calls) == 1:
+            raise RuntimeError("a bug")
+        return await fetch(source)
+
+    monkeypatch.setattr(there._sources, "fetch", failing_once)
+    if not configured:
+        await here.load("x", "x")
+    await until(lambda: "x" in there._mirror.served)
+    assert len(calls) > 1 and (await there.status("x")).error == ""
+
+
 async def test_a_configured_adapter_of_another_models_name_is_refused(cluster):
     here = await cluster.open()
     assert (await refusal(here.seed(BASE, "poet"))).param == "lora_name"
@@ -693,7 +834,7 @@ async def test_a_change_that_loses_against_an_unload_is_a_conflict_of_its_own(ch
 
     async def then_unloaded(*args, **options):
         await put(*args, **options)
-        await until(lambda: there.records.keys() == here.records.keys())
+        await until(lambda: there.records == here.records)
         await there.unload("poet", 0.0)
         await until(lambda: "poet" not in here.records)
 

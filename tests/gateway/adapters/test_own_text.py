@@ -9,6 +9,7 @@ import pytest
 from fakes import tiny_tokenizer
 from transformers import AutoTokenizer
 
+from gateway.adapters import own_text
 from gateway.adapters.own_text import comparison_with
 
 
@@ -58,7 +59,39 @@ def test_added_tokens_that_the_base_lacks_are_told(base, adapter):
     assert "adds 1 tokens" in told and "'<tool>'" in told and "'a'" not in told
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b'{"chat_template": [7]}', b"[" * 100_000])
+def test_of_an_adapters_tokenizer_only_the_added_tokens_are_decoded(base, adapter, monkeypatch):
+    """Decoding a vocabulary holds the interpreter's lock, and the base's is decoded once."""
+    decoded, decode = [], own_text._decoded
+    monkeypatch.setattr(own_text, "_decoded", lambda file, *kind: decoded.append(file) or decode(file, *kind))
+    folder = adapter(lambda tokenizer: tokenizer.add_tokens(["<tool>"]))
+    compare = comparison_with(base, None)
+    assert compare(folder) == compare(folder) != ()
+    assert [file.parent for file in decoded if file.name == "tokenizer.json"] == [base]
+    assert sum(file.parent == base for file in decoded) == 3
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_added_tokens_stand_in_tokenizer_json_alone(indent, base, adapter):
+    folder = adapter(lambda tokenizer: tokenizer.add_tokens(["<tööl>"]))
+    (folder / "tokenizer_config.json").unlink()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=indent))
+    [told] = comparison_with(base, None)(folder)
+    assert "'<tööl>'" in told
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b'{"added_tokens": [{"content": 1}]}',
+        b'{"added_tokens": [',
+        b'{"chat_template": [7]}',
+        b"[" * 100_000,
+    ],
+)
 def test_damaged_files_count_as_absent(content, base, tmp_path):
     for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
         (tmp_path / name).write_bytes(content)

@@ -79,7 +79,7 @@ FIELDS = {
     "/v1/messages": {**CHAT, "max_tokens": 9},
     "/v1/messages/count_tokens": CHAT,
     "/v1/embeddings": {"input": "hi"},
-    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), {"query": "hi", "documents": ["ho"]}),
+    **{key: {"query": "hi", "documents": ["ho"]} for key in ("/v1/rerank", "/rerank", "/v2/rerank")},
     "/invocations": {"prompt": "hi"},
     "/v1/score": {"text_1": "hi", "text_2": "ho"},
     "/score": {"text_1": "hi", "text_2": "ho"},

@@ -198,6 +198,7 @@ class AdapterRegistry:
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
             await self._load(name, source, previous, allowed)
+            self._waiting.drop(name)
             return self._kept(name)
 
     async def reload(self, name: str) -> bool:
@@ -379,7 +380,6 @@ class AdapterRegistry:
                     self._mirror.put(previous)
                 return previous
             await self._put(record, previous)
-        self._waiting.drop(name)  # an operator has given the name to an adapter that works
         return self._mirror.records.get(name, record)
 
     @asynccontextmanager

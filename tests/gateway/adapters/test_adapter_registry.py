@@ -411,6 +411,16 @@ async def test_a_pin_does_not_end_the_retries_of_a_new_configured_source(cluster
     await until(lambda: here.records["x"].source == "conf")
 
 
+async def test_a_new_engine_does_not_end_the_retries_of_a_new_configured_source(cluster):
+    here = await cluster.open()
+    await here.seed("x", "poet")
+    await here.seed("x", "conf")
+    write_adapter(cluster.root, "poet", "changed on disk")
+    engine_of(here).paths.clear()
+    await here.restore()
+    assert here.pick("x").version and "not a folder" in (await here.status("x")).error
+
+
 async def test_an_unload_of_a_waiting_adapter_holds_on_all_gateways(cluster, monkeypatch):
     monkeypatch.setattr(waiting, "FIRST_RETRY_SECONDS", 0.01)
     here, there = await cluster.open(), await cluster.open()

@@ -90,10 +90,10 @@ class ChatCompletions:
     def test_audio_inputs(self, model):
         show(model, AUDIO)
 
-    def test_image_tool_message(self, model):
+    def test_a_session_goes_on_behind_images_in_results(self, model):
         show_as_result(model, IMAGE, OPENAI_IMAGE)
 
-    def test_pdf_tool_message(self, model):
+    def test_a_session_goes_on_behind_documents_in_results(self, model):
         show_as_result(model, PDF)
 
 

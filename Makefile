@@ -100,7 +100,7 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	  -c configs/constraints-gpu.txt -e '.[gpu,train]' $(GPU_TEST_TOOLS)
 	@touch $@
 
-test-clients: setup-dev $(CLIENTS_VENV)/.setup javascript  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
+test-clients: setup-dev $(CLIENTS_VENV)/.setup $(filter-out $(WITHOUT),javascript)  ## Run the tests of client libraries and frameworks for agents that `test` leaves out
 	LITELLM_LOCAL_MODEL_COST_MAP=True LORALANE_JAVASCRIPT=$(JAVASCRIPT) $(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile \
 	  -k 'clients or langchain or litellm' tests/clients tests/e2e/behaviour/test_behaviour.py $(ARGS)
 
@@ -114,7 +114,7 @@ $(CLIENTS_VENV)/.setup: $(VENV)/.venv configs/constraints-clients.txt
 	$(call find_rest_in_venv,$(CLIENTS_VENV))
 	@touch $@
 
-# Node's tests are left out where the machine has no Node or npm.
+# Node's tests are left out where the machine has no Node or npm, and by WITHOUT=javascript.
 .PHONY: javascript
 javascript:
 	@if ! { command -v node && command -v npm; } >/dev/null; then \

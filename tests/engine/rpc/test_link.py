@@ -196,6 +196,7 @@ async def test_an_engine_refuses_more_gateways_than_it_can_serve_and_takes_the_n
         async with engine_at(address):
             async with client_of(address) as first:
                 await asyncio.wait_for(first.wait_ready(), 60)
+                await tokens_of(first, "q")  # otherwise the engine may not know of its session yet
                 second = EngineClient(address)
                 await second.start()
                 await until(lambda: second.mismatch)

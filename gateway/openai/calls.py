@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.render import Envelope, WholeAnswer, whole_answer
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
-from gateway.openai.styles import ChatStyle, CompletionStyle, Style
+from gateway.openai.styles import Additions, ChatStyle, CompletionStyle, Style
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
@@ -65,9 +64,8 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
 
     def make_style(admitted: Admitted) -> ChatStyle:
         tools = tool_call_reader(request, admitted.speech)
-        return ChatStyle(
-            admitted.speech.tokenizer, tools=tools, prompt_logprobs=prompt, **_shown(body, request, admitted)
-        )
+        additions = _additions(body, request, admitted)
+        return ChatStyle(admitted.speech.tokenizer, additions, tools=tools, prompt_logprobs=prompt)
 
     return _call(body, request, make_style)
 
@@ -86,10 +84,10 @@ def completion_call(
     def make_style(admitted: Admitted) -> CompletionStyle:
         return CompletionStyle(
             admitted.speech.tokenizer,
+            _additions(body, request, admitted),
             echo=echo,
             logprobs=body.logprobs,
             prompt_logprobs=body.prompt_logprobs,
-            **_shown(body, request, admitted),
         )
 
     return _call(body, request, make_style)
@@ -107,14 +105,13 @@ def _call(body: Sampled, request: GenerateRequest, make_style: Callable[[Admitte
     return ApiCall(request, make_style, bool(body.stream), body.include_usage, body.continuous_usage)
 
 
-def _shown(body: Sampled, request: GenerateRequest, admitted: Admitted) -> dict[str, Any]:
-    """Return the arguments that the styles of both routes have in common, by name."""
-    return {
-        "token_ids": bool(body.return_token_ids),
-        "prompt_ids": [ids for ids in admitted.prompt_ids for _ in range(request.n)],
-        "stop_ids": request.sampling.stop_token_ids,
-        "names_ids": bool(body.return_tokens_as_token_ids),
-    }
+def _additions(body: Sampled, request: GenerateRequest, admitted: Admitted) -> Additions:
+    return Additions(
+        token_ids=bool(body.return_token_ids),
+        prompt_ids=[ids for ids in admitted.prompt_ids for _ in range(request.n)],
+        stop_ids=request.sampling.stop_token_ids,
+        names_ids=bool(body.return_tokens_as_token_ids),
+    )
 
 
 def _prompt_texts(model: ServedModel, request: GenerateRequest) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer, prompt_logprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
@@ -39,6 +39,31 @@ class Style(Protocol):
         answer."""
 
 
+class Additions(NamedTuple):
+    """What vLLM's API tells of each answer beyond OpenAI's, as far as a request asks for it."""
+
+    token_ids: bool = False
+    """Choices have their token ids, and responses those of the prompts."""
+    prompt_ids: Sequence[tuple[int, ...]] = ()
+    """The token ids of the prompt of each answer."""
+    stop_ids: Collection[int] = ()
+    """The token ids that end an answer because the request asks for it."""
+    names_ids: bool = False
+    """Tokens of log probabilities are named by their ids."""
+
+    def of(self, chunk: GenerationChunk) -> Json:
+        """Return the fields that a chunk's choice has in addition. The last chunk's has `stop_reason`: the stop string
+        or stop token of the request that ended the answer, None if something else did."""
+        added: Json = {"token_ids": chunk.token_ids} if self.token_ids else {}
+        if chunk.finish_reason is None:
+            return added
+        last = chunk.token_ids[-1] if chunk.token_ids and chunk.finish_reason == "stop" else None
+        return {"stop_reason": chunk.stop_string or (last if last in self.stop_ids else None)} | added
+
+
+NO_ADDITIONS = Additions()
+
+
 class ChatStyle:
     """The `Style` of /v1/chat/completions: renders messages and deltas with tool calls and log probabilities."""
 
@@ -49,36 +74,28 @@ class ChatStyle:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        additions: Additions = NO_ADDITIONS,
         *,
-        token_ids: bool = False,
-        prompt_ids: Sequence[tuple[int, ...]] = (),
-        stop_ids: Collection[int] = (),
         tools: ToolCalls | None = None,
         prompt_logprobs: bool = False,
-        names_ids: bool = False,
     ) -> None:
         """Initialize the style.
 
         Args:
             tokenizer: renders the tokens of log probabilities.
-            token_ids: include the token ids in each choice, and those of the prompt.
-            prompt_ids: the token ids of the prompt of each answer.
-            stop_ids: the token ids that end an answer because the request asks for it.
+            additions: what choices have beyond OpenAI's API.
             tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
             prompt_logprobs: include log probabilities of the prompt beside the choices.
-            names_ids: name tokens of log probabilities by their ids.
         """
         self._tokenizer = tokenizer
         self._prompt_logprobs = prompt_logprobs
-        self._logprobs = ChatLogprobsRenderer(tokenizer, silent=token_ids, names_ids=names_ids)
-        self._token_ids = token_ids
-        self._prompt_ids = prompt_ids
-        self._stop_ids = stop_ids
+        self._logprobs = ChatLogprobsRenderer(tokenizer, silent=additions.token_ids, names_ids=additions.names_ids)
+        self._additions = additions
         self._tools = tools
 
     @property
     def shared(self) -> Json:
-        return {"prompt_token_ids": self._prompt_ids[0]} if self._token_ids else {}
+        return {"prompt_token_ids": self._additions.prompt_ids[0]} if self._additions.token_ids else {}
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": ""}
@@ -110,7 +127,7 @@ class ChatStyle:
     def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
         logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
-        return choice | _stopped(chunk, self._stop_ids) | ({"token_ids": chunk.token_ids} if self._token_ids else {})
+        return choice | self._additions.of(chunk)
 
 
 class CompletionStyle:
@@ -123,35 +140,27 @@ class CompletionStyle:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        additions: Additions = NO_ADDITIONS,
         *,
-        token_ids: bool = False,
-        prompt_ids: Sequence[tuple[int, ...]] = (),
-        stop_ids: Collection[int] = (),
         echo: Sequence[str] = (),
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
-        names_ids: bool = False,
     ) -> None:
         """Initialize the style.
 
         Args:
             tokenizer: renders the tokens of log probabilities.
-            token_ids: include the token ids in each choice, and those of the prompt.
-            prompt_ids: the token ids of the prompt of each answer.
-            stop_ids: the token ids that end an answer because the request asks for it.
+            additions: what choices have beyond OpenAI's API.
             echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
             logprobs: number of alternatives to list for each token of an echoed prompt. None means that no log
                 probabilities were requested.
             prompt_logprobs: number of alternatives to list for each token of the prompt in the choice's field of this
                 name. None means that there is no such field.
-            names_ids: name tokens of log probabilities by their ids.
         """
         self._tokenizer = tokenizer
         scored = () if logprobs is None else echo
-        self._logprobs = CompletionLogprobsRenderer(tokenizer, scored, logprobs or 0, names_ids=names_ids)
-        self._token_ids = token_ids
-        self._prompt_ids = prompt_ids
-        self._stop_ids = stop_ids
+        self._logprobs = CompletionLogprobsRenderer(tokenizer, scored, logprobs or 0, names_ids=additions.names_ids)
+        self._additions = additions
         self._echo = echo
         self._prompt_logprobs = prompt_logprobs
         self._unsent = dict(enumerate(scored))
@@ -162,11 +171,13 @@ class CompletionStyle:
         return {}
 
     def opening(self, index: int) -> Json | None:
-        if not self._echo and not self._token_ids:
+        if not self._echo and not self._additions.token_ids:
             return None
         text = self._echo[index] if self._echo and not self._unsent else ""
         choice: Json = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        return choice | ({"prompt_token_ids": self._prompt_ids[index], "token_ids": ()} if self._token_ids else {})
+        if self._additions.token_ids:
+            choice |= {"prompt_token_ids": self._additions.prompt_ids[index], "token_ids": ()}
+        return choice
 
     def delta(self, chunk: GenerationChunk) -> Json:
         choice = self._choice(chunk)
@@ -175,8 +186,8 @@ class CompletionStyle:
     def complete(self, chunk: GenerationChunk) -> Json:
         echo = self._echo[chunk.answer] if self._echo else ""
         choice = self._choice(chunk) | {"text": echo + chunk.text}
-        if self._token_ids:
-            choice["prompt_token_ids"] = self._prompt_ids[chunk.answer]
+        if self._additions.token_ids:
+            choice["prompt_token_ids"] = self._additions.prompt_ids[chunk.answer]
         if self._prompt_logprobs is not None:
             rendered = prompt_logprobs(chunk.prompt_scores, self._prompt_logprobs, self._tokenizer)
             choice["prompt_logprobs"] = rendered
@@ -188,7 +199,7 @@ class CompletionStyle:
     def _choice(self, chunk: GenerationChunk) -> Json:
         logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
-        return choice | _stopped(chunk, self._stop_ids) | ({"token_ids": chunk.token_ids} if self._token_ids else {})
+        return choice | self._additions.of(chunk)
 
     def _echoed(self, chunk: GenerationChunk) -> str:
         """Return the text of the prompt whose log probabilities a chunk has, or all that is left of it once the answer
@@ -221,12 +232,3 @@ def ending(choice: Json) -> list[Json]:
 def _reasoning(chunk: GenerationChunk) -> Json:
     """Return the reasoning of a chunk under the names of DeepSeek's and of vLLM's API."""
     return {"reasoning_content": chunk.reasoning, "reasoning": chunk.reasoning} if chunk.reasoning else {}
-
-
-def _stopped(chunk: GenerationChunk, stop_ids: Collection[int]) -> Json:
-    """Return the `stop_reason` of vLLM's API: the stop string or the stop token of the request that ended an answer,
-    None if something else did. Chunks before the last one have none."""
-    if chunk.finish_reason is None:
-        return {}
-    last = chunk.token_ids[-1] if chunk.token_ids and chunk.finish_reason == "stop" else None
-    return {"stop_reason": chunk.stop_string or (last if last in stop_ids else None)}

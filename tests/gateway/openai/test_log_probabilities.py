@@ -11,7 +11,7 @@ from fakes import tiny_tokenizer
 from engine.core.types import Lane, TokenLogprobs
 from gateway.openai.logprobs import LOWEST_LOGPROB
 from gateway.openai.render import TURN_MEMBERS, Envelope, encode_json, encoded
-from gateway.openai.styles import ChatStyle, CompletionStyle
+from gateway.openai.styles import Additions, ChatStyle, CompletionStyle
 from gateway.requests.prompt_scores import ENTRIES_AT_ONCE
 from gateway.requests.types import Admitted, GenerationChunk, Speech, TokenUsage
 
@@ -56,7 +56,7 @@ def content(chunk: GenerationChunk) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("num_answers", "num_tokens", "width"), [(1, 3, 0), (1, 3, 20), (3, 700, 2), (1, 1200, 20)])
 async def test_chats_have_the_bytes_that_python_objects_would_have(num_answers, num_tokens, width):
     chunks = answers(num_answers, num_tokens, width)
-    style = ChatStyle(TOKENIZER, token_ids=True, prompt_ids=[(1, 2)])
+    style = ChatStyle(TOKENIZER, Additions(token_ids=True, prompt_ids=[(1, 2)]))
     body = await Envelope(style, ADMITTED, num_answers=num_answers).complete(chunks)
     pieces = await encoded(body)
     assert len(pieces) > num_tokens // TURN_MEMBERS * num_answers
@@ -97,7 +97,9 @@ async def test_many_are_rendered_in_a_thread(monkeypatch):
 async def test_tokens_are_named_by_their_ids_where_that_is_asked_for(style):
     [chunk] = answers(1, 4)
     wide = {"logprobs": WIDTH} if style is CompletionStyle else {}
-    body = await Envelope(style(TOKENIZER, names_ids=True, **wide), ADMITTED, num_answers=1).complete([chunk])
+    body = await Envelope(style(TOKENIZER, Additions(names_ids=True), **wide), ADMITTED, num_answers=1).complete(
+        [chunk]
+    )
     shown = json.loads(b"".join(await encoded(body)))["choices"][0]["logprobs"]
     tokens = shown["tokens"] if style is CompletionStyle else [one["token"] for one in shown["content"]]
     assert tokens == [f"token_id:{token_id}" for token_id in chunk.token_ids]

@@ -92,7 +92,9 @@ def _json_source(schema: str) -> str:
     if any(keyword in schema for keyword in REWRITTEN):
         schema = json.dumps(_followable(document))
         if len(schema) > MAX_CHARACTERS:  # a schema of property names is repeated for each of them
-            raise ValueError(f"it is {len(schema)} characters long once it is written out, not {MAX_CHARACTERS}")
+            raise ValueError(
+                f"with its property names written out it has {len(schema)} characters, over {MAX_CHARACTERS}"
+            )
     return LLMatcher.grammar_from_json_schema(
         schema, defaults={"whitespace_pattern": WHITESPACE}, overrides={"lenient": False}
     )

@@ -3,9 +3,10 @@
 Limits per minute hold a minute's worth, which a batch would keep full: whatever drains, the next line takes, and a chat
 that comes for it finds nothing. A meter that is kept low drains as much as a full one, so batch lines leave most of it
 free and lose little; only what interactive requests really use is lost to them. Slots are not filled again by time, so
-of them batch lines leave what interactive requests wanted, and take the rest. Where nothing runs, one line may run all
-the same, because requests that came all at once for a second would otherwise keep every slot for two minutes. Lines owe
-OWED_ANSWERS answers for each interactive request that is refused beside them, and until these are given, none runs so.
+of them batch lines leave what interactive requests wanted, and take the rest. While nothing runs in the scope, a single
+line may run nevertheless: otherwise a burst of interactive requests that lasts a second would keep batches from every
+slot for two minutes. For each interactive request that is refused while such a line runs, OWED_ANSWERS interactive
+requests must get a slot before the next line may run in this way.
 
 Requests that a limit refused have wanted it, too: otherwise a batch that leaves nothing would never learn of them. The
 Lua scripts of the Redis limiter compute the same.

@@ -50,7 +50,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class NoBody(Struct, forbid_unknown_fields=True):
-    """Body of a change that takes none: empty, or an object without fields."""
+    """Body of an operation that changes something but reads no fields: it may be absent, or an object without any."""
 
 
 class AdminApi:

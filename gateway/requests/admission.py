@@ -242,7 +242,7 @@ class RequestIntake:
             return await encode()
         room = self._engine.info.max_model_len - _answer_tokens(request)
         if cut.most == ALL_THAT_FIT and room < 1:
-            raise invalid_request("max_tokens leaves the context no room for a prompt to be truncated to", "max_tokens")
+            raise invalid_request("max_tokens takes the whole context, and leaves no room for the prompt", "max_tokens")
         ids = cut.cut(await encode(most=self.most_counted), room)
         self.check_ids(ids, field)
         return ids

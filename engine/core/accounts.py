@@ -26,29 +26,28 @@ another."""
 
 
 class RecentSenders:
-    """Remembers the two senders whose requests came last, in constant time and memory, which is enough to know whether
+    """Remembers the two senders that were active last, in constant time and memory, which is enough to know whether
     there is more than one. A sender is a tenant or, in the scheduler, a party."""
 
     def __init__(self) -> None:
         self._came: dict[str, float] = {}
-        """Arrival of the last request of each of the two senders, in seconds on the engine's clock, the older first."""
+        """When each of the two senders was active last, in seconds on the engine's clock, the older first."""
 
     @property
     def newest(self) -> str:
-        """Sender (a tenant or one of its classes of requests) whose request came last; an empty string means that no
+        """Sender (a tenant or one of its classes of requests) that was active last; an empty string means that no
         request has come."""
         return next(reversed(self._came), "")
 
     def note(self, sender: str, now: float) -> None:
-        """Record that a request of `sender` arrived at `now` (seconds on the engine's clock), and forget all but the
-        last two senders."""
-        self._came.pop(sender, None)
-        self._came[sender] = now
+        """Record that a request of `sender` arrived or ended at `now` (seconds on the engine's clock), and forget all
+        but the last two senders."""
+        self._came[sender] = max(now, self._came.pop(sender, now))
         if len(self._came) > 2:
             del self._came[next(iter(self._came))]
 
     def has_other(self, sender: str, now: float) -> bool:
-        """Return whether a sender other than `sender` sent a request within `RECENT_S` seconds before `now`."""
+        """Return whether a sender other than `sender` was active within `RECENT_S` seconds before `now`."""
         return any(other != sender and now - came <= RECENT_S for other, came in self._came.items())
 
 
@@ -103,6 +102,8 @@ class Accounts:
         """Accounts of parties, by lane and party."""
         self.tenants: dict[tuple[Lane, str], TenantAccount] = {}
         self._last_left = dict.fromkeys(Lane, 0.0)
+        self._live: dict[Lane, set[str]] = {lane: set() for lane in Lane}
+        """Parties with requests in each lane, waiting or running."""
         self._recent = {lane: RecentSenders() for lane in Lane}
 
     def get(self, lane: Lane, party: str) -> Account:
@@ -123,6 +124,7 @@ class Accounts:
         """
         lane, party = request.lane, request.party
         self._recent[lane].note(party, request.arrival)
+        self._live[lane].add(party)
         account = self.get(lane, party)
         tenant = account.tenant
         tenant.weight, account.class_weight = request.weight, request.class_weight
@@ -147,19 +149,22 @@ class Accounts:
         if not any(other in account.tenant.parties for other in waiting):
             self._last_left[lane] = account.tenant.served
 
-    def end(self, request: Request) -> None:
-        """Record that a request has ended. If its party has no other request in the lane, the tenant's weight is
-        divided anew among the tenant's parties that have."""
-        account = self.get(request.lane, request.party)
+    def end(self, request: Request, now: float) -> None:
+        """Record that a request has ended at `now` (seconds on the engine's clock). If its party has no other request
+        in the lane, the tenant's weight is divided anew among the tenant's parties that have."""
+        lane, party = request.lane, request.party
+        self._recent[lane].note(party, now)
+        account = self.get(lane, party)
         account.live -= 1
         if not account.live:
+            self._live[lane].discard(party)
             _weigh(account.tenant)
 
-    def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:
-        """Return whether a lane is in use by at least two parties: those in `waiting`, and those that have sent a
-        request within `RECENT_S` seconds before `now`."""
-        recent = self._recent[lane]
-        return len(waiting) > 1 or any(recent.has_other(party, now) for party in (*waiting, recent.newest))
+    def is_shared(self, lane: Lane, now: float) -> bool:
+        """Return whether a lane is in use by at least two parties: those with requests in it, and those of which a
+        request arrived or ended within `RECENT_S` seconds before `now`."""
+        live, recent = self._live[lane], self._recent[lane]
+        return len(live) > 1 or any(recent.has_other(party, now) for party in (*live, recent.newest))
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Return the service gap of a lane for the statistics: the largest difference between the virtual counters of

@@ -364,7 +364,7 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         seq.proposer.end(seq.tokens)
         state.drafts.end(seq.request.adapter_hash, seq.drafting)
     del state.sequences[seq.id]
-    state.ledger.accounts.end(seq.request)
+    state.ledger.accounts.end(seq.request, state.ledger.settled)
     state.suspects.pop(seq.id, None)
     use_adapter(state, seq, live=-1)
     state.grammars.leave(seq.request.params.grammar)

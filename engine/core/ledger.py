@@ -102,7 +102,8 @@ class Ledger:
         """Predicted seconds of the last step without its batch work, and the factor by which batch work extended it.
         Both are 0 if the step had no interactive decodes."""
         self._was_shared = self.wants_batch = False
-        self._settled = 0.0
+        self.settled = 0.0
+        """End of the last step that computed something, in seconds on the engine's clock."""
         self._tokens = self._late = 0
         """Interactive tokens of the last step other than first ones, and how many of them were late in a step shared
         with batch work."""
@@ -154,8 +155,8 @@ class Ledger:
         if self.interactive_at is None:
             self.interactive_at = began
         if not self.wants_batch:  # time without batch work counts as if batch work had got all of it
-            self._note_share(began - self._settled, began - self._settled)
-        self.wants_batch, self._settled = wants_batch, now
+            self._note_share(began - self.settled, began - self.settled)
+        self.wants_batch, self.settled = wants_batch, now
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0

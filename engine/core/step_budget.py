@@ -1,7 +1,8 @@
 """The budget of a step: tokens for which the executor has memory, and time until the next token of a request is late.
 
     slack = earliest due time of an interactive decode - now
-    interactive prefill    until the step lasts `slack`, or the tail if there is batch work; `min_chunk` even when late
+    interactive prefill    until the step lasts `slack`, or the tail if there is batch work; `min_chunk` even when late,
+                           but not beyond `LATE_GOALS` ITL goals
     batch, shared step     until the step lasts its duration without batch work times a stretch, or the tail; at most
                            `slack`
     batch only             until the step lasts as long as an arriving request may be made to wait
@@ -26,6 +27,10 @@ from engine.core.types import AdapterHash, Lane
 COPY_SHARE = 0.1
 """Maximum share of a step's duration by which copies that no request of the step waits for may extend it: those of
 evicted prefixes and of pages for other engines."""
+
+LATE_GOALS = 2.0
+"""Multiple of the ITL goal to which `min_chunk` may extend a step that is late, unless `full_chunk` decodes take
+longer: 16 tokens at a context of 7,000 take a core 220 ms, in every step that another tenant's answer waits for."""
 
 
 class StepBudget:
@@ -249,8 +254,9 @@ class StepBudget:
         limit. Without a limit, that is all of `wanted`.
 
         The first interactive prompt of a step, and a batch prompt in an empty step, get at least `min_chunk` tokens, or
-        `wanted` if that is less. Other batch prompts take what fits, however little: when they waited for room for a
-        whole page, none ever started beside interactive decodes.
+        `wanted` if that is less; the former only as many as fit into `LATE_GOALS` ITL goals or `full_chunk` decodes.
+        Other batch prompts take what fits, however little: when they waited for room for a whole page, none ever
+        started beside interactive decodes.
 
         Args:
             start: position of the first token.
@@ -265,9 +271,13 @@ class StepBudget:
         fits = chunk_that_fits(self._model, self.features, start, rank, limit, scores=not seq.is_scored)
         fits = min(wanted, fits)
         least = min(wanted, self._rules.min_chunk)
-        if self._lane is Lane.INTERACTIVE:
-            return max(fits, 0 if self._prefill else least)
-        return max(fits, least * self._is_empty)
+        if self._lane is not Lane.INTERACTIVE:
+            return max(fits, least * self._is_empty)
+        if self._prefill or fits >= least:
+            return fits
+        late = max(LATE_GOALS * self._state.config.interactive.itl_s, self._rules.full_chunk * self._one_decode)
+        in_time = chunk_that_fits(self._model, self.features, start, rank, late, scores=not seq.is_scored)
+        return max(fits, min(least, in_time), 1)
 
     @property
     def _one_decode(self) -> float:
@@ -363,13 +373,16 @@ class StepBudget:
 
 
 def _slack(state: EngineState, now: float) -> float:
-    """Return the seconds from `now` until the first interactive decode is late (at least 0; infinity if there is none),
-    or the lane's ITL goal if that is less and several tenants use the lane, without the time of the step's masks."""
-    left = _times_left(state, now)
-    if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
+    """Return the seconds from `now` until the first interactive decode is late (at least 0), or until the step's end is
+    late for a request that arrives meanwhile: the lane's ITL goal if several parties use it, and otherwise, without
+    decodes, its TTFT goal. The time of the step's masks is left out."""
+    goals, left = state.config.interactive, _times_left(state, now)
+    if state.ledger.accounts.is_shared(Lane.INTERACTIVE, now):
         # Another party's next request should not wait for a long step that one party's prompts fill.
-        left.append(state.config.interactive.itl_s)
-    return max(0.0, min(left) - state.ledger.masks_s(state.running.values())) if left else inf
+        left.append(goals.itl_s)
+    elif not left:
+        left.append(max(goals.ttft_s, goals.itl_s))
+    return max(0.0, min(left) - state.ledger.masks_s(state.running.values()))
 
 
 def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core.accounts import RECENT_S
 from engine.core.config import LaneGoals, Scheduling
 from engine.core.report import lane_reports, tenant_reports
 from engine.core.types import Lane
@@ -43,6 +44,40 @@ def test_a_chat_waits_for_no_prompt_of_another_tenant():
         waits.append(stepped.times[name][0] - begun)
     assert max(waits) < 3 * 0.04
     assert any(name.startswith("flood") for name in stepped.ends), "the prompts advance beside the chats"
+
+
+def test_a_prompt_that_takes_long_stays_one_of_two_tenants():
+    """After 10 s, the tenant of the long prompt counted as gone, and its steps between two chats took seconds."""
+    stepped = SteppedEngine(num_pages=4000, max_model_len=64_000, interactive=LaneGoals(ttft_s=0.5, itl_s=0.04))
+    stepped.learn()
+    stepped.submit("long", 60_000, 1, tenant="flood")
+    stepped.run_until(lambda: stepped.clock.now > 2 * RECENT_S)
+    for number in range(3):
+        stepped.submit(f"chat-{number}", 40, 4, tenant="neighbour")
+        stepped.step(20)
+        assert f"chat-{number}" in stepped.ends and "long" not in stepped.ends
+        assert max(stepped.executor.took[-10:]) <= 0.04
+
+
+def test_a_chat_that_takes_long_was_active_until_its_end():
+    stepped = SteppedEngine(num_pages=4000, max_model_len=64_000, interactive=LaneGoals(ttft_s=0.5, itl_s=0.04))
+    stepped.learn()
+    stepped.submit("chat", 40, 400, tenant="neighbour")
+    stepped.submit("long", 60_000, 1, tenant="flood")
+    stepped.run_until(lambda: "chat" in stepped.ends)
+    assert stepped.clock.now - stepped.times["chat"][0] > RECENT_S
+    stepped.step(20)
+    assert "long" not in stepped.ends and max(stepped.executor.took[-20:]) <= 0.04
+
+
+def test_no_prompt_keeps_a_newcomer_waiting_for_more_than_its_first_token_may_take():
+    stepped = SteppedEngine(num_pages=4000, max_model_len=2048, interactive=LaneGoals(ttft_s=0.1, itl_s=0.04))
+    stepped.learn()
+    stepped.clock.advance(2 * RECENT_S)
+    backlog(stepped, "alone", 4, Lane.INTERACTIVE, 1500, 1)
+    steps = len(stepped.executor.took)
+    stepped.finish()
+    assert 0.05 < max(stepped.executor.took[steps:]) <= 0.1
 
 
 @pytest.mark.parametrize("lane", list(Lane))

@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
 from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
+from gateway.openai.choices import refuse_long_choices
 from gateway.openai.culprits import with_culprit
 from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.messages import Function, Tool, WrittenTool
@@ -128,6 +129,7 @@ def to_struct(document: Any, kind: type[Body]) -> Body:
     """Convert a decoded body to a struct. Raises ApiError: INVALID_REQUEST, naming the field that does not fit."""
     convert = partial(msgspec.convert, type=kind, str_keys=True)
     whole = _with_integers(document)
+    refuse_long_choices(whole, kind)
     try:
         return convert(whole)
     except msgspec.ValidationError as error:

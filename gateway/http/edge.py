@@ -25,6 +25,7 @@ from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
 from gateway.http.hints import method_hint, route_hint
 from gateway.http.stream import json_response
+from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.wire_room import REQUEST_BYTES, WireHold, WireRoom
 
 log = structlog.get_logger("http")
@@ -40,6 +41,11 @@ LONG_BODY_BYTES = 64 * 2**10
 PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
+
+PROBES = frozenset(("/health", "/ready", "/ping"))
+"""Paths whose requests never wait for a turn: whoever watches the gateway takes a late answer for an illness."""
+STRANGERS = ""
+"""Whom requests without a key take their turns as, all together."""
 
 
 class ClientGone(OSError):
@@ -57,6 +63,7 @@ class RequestMiddleware:
         """`room` bounds the bytes of requests that arrive, and counts those of responses that are not written yet."""
         self.router = router
         self._room = room
+        self._turns = LoopTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +90,8 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            if scope["path"] not in PROBES and not header(scope, b"authorization"):
+                await self._turns.take(STRANGERS)
             try:
                 await self.router(scope, receive, send_with_id)
             except (ApiError, HTTPException) as error:

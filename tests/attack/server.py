@@ -22,7 +22,8 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 TEMPLATE = Path(__file__).parents[2] / "engine/demo/chat_template.jinja"
 CONFIG = {
     "model": {"source": "embedded", "name": MODEL, "chat_template": str(TEMPLATE)},
-    "engine": {"memory_gb": 0.5, "swap_gb": 0.1},
+    "engine": {"memory_gb": 0.5, "swap_gb": 0.1, "threads": 1},
+    "lanes": {"interactive": {"itl_s": 0.04}},
     "admin": {"keys": ["${ATTACK_ADMIN}"]},
 }
 """Configuration of the server: the demo's model with a small page pool, which fills within seconds, so that the

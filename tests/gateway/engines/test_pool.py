@@ -207,7 +207,7 @@ async def test_the_engines_report_as_one(engines):
     assert stats.total_pages == 2 * 999
     assert [(one.adapter, one.running) for one in stats.adapters] == [(adapter, 8)]
     assert not stats.violations
-    assert sum(stats.step_tokens.counts) >= 8 and len(stats.step_tokens.counts) == len(stats.step_tokens.bounds) + 1
+    assert sum(stats.step_tokens.counts) > 0 and len(stats.step_tokens.counts) == len(stats.step_tokens.bounds) + 1
     assert (pool.info.max_seqs, pool.info.num_pages) == (32, 2000)
     assert await pool.cancel([answer.request.id for answer in answers]) == 8
     ends = await asyncio.gather(*(answer.task for answer in answers), return_exceptions=True)

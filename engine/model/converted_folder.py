@@ -9,15 +9,22 @@ from pathlib import Path
 from engine.model.sentencepiece_file import read_sentencepiece
 from engine.model.tekken_file import read_tekken
 from engine.model.tokenizer_builder import write_tokenizer
-from engine.model.tokenizer_settings import read_settings, with_settings
+from engine.model.tokenizer_settings import Template, read_settings, with_settings
 from engine.model.vocabulary import Vocabulary
 from engine.process.files import appearing
 from engine.process.model_source import OTHER_TOKENIZERS, TOKENIZER, TOKENIZER_SETTINGS, other_tokenizer
 
-READERS: dict[str, Callable[[Path], Vocabulary]] = dict(
-    zip(OTHER_TOKENIZERS, (read_sentencepiece, read_tekken), strict=True)
-)
-"""Readers of tokenizers in other formats, by the names of their files."""
+READERS = {"tokenizer.model": read_sentencepiece, "tekken.json": read_tekken}
+"""Readers of the files of OTHER_TOKENIZERS."""
+REPLACED = (TOKENIZER, *OTHER_TOKENIZERS, *TOKENIZER_SETTINGS)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise ValueError, which names the file, if the tokenizer of a Hugging Face folder is in another format and no
+    tokenizer.json can be made of it."""
+    file = other_tokenizer(folder)
+    if file is not None:
+        _vocabulary(file)
 
 
 def prepare_folder(folder: Path, out: Path, on_progress: Callable[[str, float], object]) -> None:
@@ -34,13 +41,18 @@ def prepare_folder(folder: Path, out: Path, on_progress: Callable[[str, float], 
     file = other_tokenizer(folder)
     assert file is not None
     on_progress(f"reading {file.name}", 0.0)
-    vocabulary, settings = READERS[file.name](file), read_settings(folder)
+    vocabulary, template = _vocabulary(file)
     with appearing(out) as made:
-        try:
-            template = {} if settings.config.chat_template is None else {"chat_template": settings.config.chat_template}
-            write_tokenizer(with_settings(vocabulary, settings), made, **template)
-        except ValueError as error:
-            raise ValueError(f"{folder} {error}: fetch the model's {TOKENIZER}") from error
+        write_tokenizer(vocabulary, made, **({} if template is None else {"chat_template": template}))
         for entry in folder.iterdir():
-            if entry.name not in (*OTHER_TOKENIZERS, *TOKENIZER_SETTINGS):
+            if entry.name not in REPLACED:
                 (made / entry.name).symlink_to(entry.absolute())
+
+
+def _vocabulary(file: Path) -> tuple[Vocabulary, Template]:
+    """Return the vocabulary of a tokenizer's file with what its folder says of it, and the folder's chat template."""
+    vocabulary, settings = READERS[file.name](file), read_settings(file.parent)
+    try:
+        return with_settings(vocabulary, settings), settings.config.chat_template
+    except ValueError as error:
+        raise ValueError(f"{file.parent} {error}: fetch the model's {TOKENIZER}") from error

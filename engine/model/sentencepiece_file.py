@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from engine.model.gguf_pretokenizers import DEFAULT, PRE_TOKENIZERS
-from engine.model.vocabulary import MOST_CHARACTERS, PIECES, Kind, Vocabulary, with_control
+from engine.model.vocabulary import MOST_CHARACTERS, MOST_TOKENS, PIECES, Kind, Vocabulary, with_control
 from engine.process.small_files import read_small
 
 MOST_BYTES = 16 << 20
@@ -99,6 +99,8 @@ def _special(trainer: Any, tokens: Sequence[str], kinds: Sequence[int]) -> Itera
 def _check(model: Any) -> None:
     """Raise ValueError, to whose message the caller adds the file's name, unless a model's ids can be given."""
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    if len(model.pieces) > MOST_TOKENS:
+        raise ValueError(f"has more than {MOST_TOKENS:,} pieces")
     if trainer.model_type != BPE:
         found = MODEL_TYPES.get(trainer.model_type, f"type {trainer.model_type}")
         raise ValueError(f"is a model of {found}, and SentencePiece's files are read of byte-pair encoding")

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from tokenizers import Regex
 
 from engine.model.gguf_pretokenizers import PreTokenizer
-from engine.model.vocabulary import BYTE_PAIRS, MOST_CHARACTERS, Kind, Vocabulary
+from engine.model.vocabulary import BYTE_PAIRS, MOST_CHARACTERS, MOST_TOKENS, Kind, Vocabulary
 from engine.process.small_files import read_small
 
 MOST_BYTES = 64 << 20
 """Maximum size of a file: three times the largest of today's."""
-MOST_TOKENS = 1 << 20
-"""Maximum number of tokens, special ones included: eight times that of today's files."""
 SPECIAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
@@ -72,13 +71,21 @@ def _vocabulary(file: _File) -> Vocabulary:
         [*kinds, *[Kind.NORMAL] * len(words)],
         scores=(),
         merges=list(_merges(words)),
-        pre=PreTokenizer((file.config.pattern,), ignores_merges=True),
+        pre=_pre_tokenizer(file.config.pattern),
         special=named,
         adds_bos="bos" in named,
         adds_eos=False,
         adds_space=False,
         strips=False,
     )
+
+
+def _pre_tokenizer(pattern: str) -> PreTokenizer:
+    try:
+        Regex(pattern)
+    except Exception as error:  # the library raises no other
+        raise ValueError(f"the pattern is no regular expression: {error}") from error
+    return PreTokenizer((pattern,), ignores_merges=True)
 
 
 def _special_tokens(file: _File) -> list[_Special]:

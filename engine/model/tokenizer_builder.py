@@ -37,8 +37,7 @@ def write_tokenizer(vocabulary: Vocabulary, out: Path, **settings: object) -> No
 
 
 def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
-    """Return the tokenizer of a vocabulary. Raises ValueError if a merge is of tokens that the vocabulary lacks, or a
-    regular expression is none."""
+    """Return the tokenizer of a vocabulary. Raises ValueError if a merge is of tokens that the vocabulary lacks."""
     ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens)}
     is_byte_level = vocabulary.model != PIECES and vocabulary.pre.is_byte_level
     tokenizer = Tokenizer(
@@ -117,8 +116,9 @@ def _cut_text(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 def _normalized(vocabulary: Vocabulary) -> Iterator[normalizers.Normalizer]:
     if vocabulary.drops_spaces:
-        yield normalizers.Replace(Regex(rf"\A[ {SPACE}]+|[ {SPACE}]+\z"), "")
-        yield normalizers.Replace(Regex(f"[ {SPACE}]{{2,}}"), " ")
+        # The end is tried once for each run of spaces: without that, time would grow with the square of its length.
+        for pattern, text in ((" {2,}", " "), (rf"(?<![ {SPACE}])[ {SPACE}]++\z", ""), (r"\A +", "")):
+            yield normalizers.Replace(Regex(pattern), text)
     if vocabulary.adds_space and not vocabulary.adds_space_once:
         yield normalizers.Prepend(SPACE)
     yield normalizers.Replace(" ", SPACE)
@@ -134,6 +134,8 @@ def _text_cuts(vocabulary: Vocabulary) -> Iterator[pre_tokenizers.PreTokenizer]:
     if symbols := _cut_symbols(vocabulary):
         texts = sorted(symbols, key=len, reverse=True)
         yield pre_tokenizers.Split(Regex("|".join("".join(map(_any_of, text)) for text in texts)), "isolated")
+        # What is left whole between two of them is taken for a token of that text, which a byte's name is not.
+        yield pre_tokenizers.Split(Regex(r"\A<(?=0x[0-9A-F]{2}>\z)"), "isolated")
 
 
 def _symbols(vocabulary: Vocabulary) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.model.vocabulary import Kind, Vocabulary
+from engine.model.vocabulary import MOST_TOKENS, Kind, Vocabulary
 from engine.process.model_source import TOKENIZER_SETTINGS
 from engine.process.small_files import read_small
 
@@ -21,9 +21,9 @@ FURTHER = ("additional_special_tokens", "extra_special_tokens")
 """Settings that list special tokens without a name."""
 MOST_BYTES = 32 << 20
 """Maximum size of a file of settings."""
-MOST_TOKENS = 1 << 20
-"""Maximum number of tokens, added ones included."""
 Found = TypeVar("Found")
+Template = str | list[dict[str, str]] | None
+"""A chat template, or several with their names."""
 
 
 class Added(msgspec.Struct):
@@ -44,7 +44,7 @@ class _Config(msgspec.Struct):
     add_eos_token: bool | None = None
     add_prefix_space: bool | None = None
     legacy: bool | None = None
-    chat_template: str | list[dict[str, str]] | None = None
+    chat_template: Template = None
 
 
 class TokenizerSettings(NamedTuple):
@@ -121,7 +121,7 @@ def _special(vocabulary: Vocabulary, settings: TokenizerSettings, ids: Mapping[s
     else as the tokenizer's file has them."""
     for name in NAMES:
         text, token_id = settings.named.get(name), settings.ids.get(name, -1)
-        if text in ids:
+        if text and text in ids:
             yield name, ids[text]
         elif text and name in ("bos", "eos"):
             raise ValueError(f"names the token {text[:80]!r} ({name}_token), which its tokenizer lacks")

@@ -31,6 +31,8 @@ CONTROL_TEXTS = frozenset(
 """Tokens that files often have as plain text and that llama.cpp takes for control tokens: ends of turns and of texts,
 and marks of code that is filled in."""
 
+MOST_TOKENS = 1 << 20
+"""Maximum number of tokens: four times that of today's largest vocabularies."""
 MOST_CHARACTERS = 1024
 """Maximum length of a token in characters or bytes: the work of finding its merges grows with the square."""
 GEMMA_TURN = "<|tool_response>"

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from engine.process.files import remove_partials
-from engine.process.model_source import ModelNotFound, find_prepared
+from engine.process.model_source import ModelNotFound, find_local, find_prepared
 from gateway.config.whole import Config
 from gateway.serve.launch import StartError
 from gateway.serve.start_bar import StartBar, StartStage
@@ -28,6 +28,16 @@ def prepared_folder(model: str, data_dir: Path) -> Path | None:
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
     return None
+
+
+def described_folder(model: str, data_dir: Path) -> Path | None:
+    """Return the folder that says what a model (`model.source` of the configuration) needs: the prepared one, or a
+    Hugging Face folder whose tokenizer is converted at the first start. None means that there is none yet."""
+    found = prepared_folder(model, data_dir)
+    with suppress(ModelNotFound, OSError):
+        if found is None and (local := find_local(model)) is not None and local.is_dir():
+            return local.resolve()
+    return found
 
 
 def state_dir(config: Config, data_dir: Path, name: str) -> Path:

@@ -27,7 +27,7 @@ NUMBER, INTEGER, BOOLEAN, TEXT, MESSAGE, BYTES = 2, 5, 8, 9, 11, 12
 OPTIONAL, REPEATED = 1, 3
 """Types and labels of fields in protobuf's descriptors."""
 FIELDS: dict[str, list[tuple[int, str, int, str]]] = {
-    "Piece": [(1, "piece", TEXT, ""), (2, "score", NUMBER, ""), (3, "type", INTEGER, "1")],
+    "Piece": [(1, "piece", BYTES, ""), (2, "score", NUMBER, ""), (3, "type", INTEGER, "1")],
     "Trainer": [
         (3, "model_type", INTEGER, "1"),
         (24, "treat_whitespace_as_suffix", BOOLEAN, "false"),
@@ -48,6 +48,7 @@ PARTS = (
     (1, "pieces", "Piece", REPEATED),
     (2, "trainer_spec", "Trainer", OPTIONAL),
     (3, "normalizer_spec", "Normalizer", OPTIONAL),
+    (5, "denormalizer_spec", "Normalizer", OPTIONAL),
 )
 """The messages of which a file consists: number, name, type and label."""
 
@@ -61,13 +62,22 @@ def read_sentencepiece(path: Path) -> Vocabulary:
         raise ValueError(f"{path} is no model of SentencePiece: fetch it again") from error
     try:
         _check(model)
-        return _vocabulary(model)
+        return _vocabulary(model, _tokens(model))
     except ValueError as error:
         raise ValueError(f"{path} {error}: fetch the model's tokenizer.json") from error
 
 
-def _vocabulary(model: Any) -> Vocabulary:
-    tokens = [piece.piece for piece in model.pieces]
+def _tokens(model: Any) -> list[str]:
+    """Return the texts of the pieces. Raises ValueError, to whose message the caller adds the file's name."""
+    try:
+        tokens = [piece.piece.decode() for piece in model.pieces]
+    except UnicodeDecodeError as error:
+        raise ValueError("has a piece that is not UTF-8") from error
+    _check_pieces(list(zip(tokens, (piece.type for piece in model.pieces), strict=True)))
+    return tokens
+
+
+def _vocabulary(model: Any, tokens: Sequence[str]) -> Vocabulary:
     kinds = with_control(tokens, [piece.type for piece in model.pieces])
     special = dict(_special(model.trainer_spec, tokens, kinds))
     return Vocabulary(
@@ -104,11 +114,10 @@ def _check(model: Any) -> None:
     if trainer.model_type != BPE:
         found = MODEL_TYPES.get(trainer.model_type, f"type {trainer.model_type}")
         raise ValueError(f"is a model of {found}, and SentencePiece's files are read of byte-pair encoding")
-    if normalizer.precompiled_charsmap:
+    if normalizer.precompiled_charsmap or model.denormalizer_spec.precompiled_charsmap:
         raise ValueError("replaces characters (precompiled_charsmap), which is not followed")
     if not normalizer.escape_whitespaces or trainer.treat_whitespace_as_suffix:
         raise ValueError("writes spaces otherwise than before words, which is not followed")
-    _check_pieces([(piece.piece, piece.type) for piece in model.pieces])
     if not all(math.isfinite(piece.score) for piece in model.pieces):
         raise ValueError("has scores that are no numbers")
 

@@ -149,6 +149,7 @@ def test_the_folder_is_made_once_and_anew_when_a_file_changes(tmp_path):
         ([], BPE, {}, "has no pieces"),
         ([*MARKS, ("a", NORMAL), ("a", NORMAL)], BPE, {}, "or one twice"),
         ([("a", NORMAL)], BPE, {}, "not one unknown piece"),
+        ([*MARKS, (b"\xe6", NORMAL)], BPE, {}, "a piece that is not UTF-8"),
         ([*MARKS, *LETTERS, ("et", UNUSED)], BPE, {}, "the unused piece 'et'"),
         ([*MARKS, ("a" * 2000, NORMAL)], BPE, {}, "more than 1024 characters"),
     ],

@@ -105,7 +105,7 @@ def write_model(path, pieces, trainer=BPE, normalizer=KEEPS_SPACES, scores=None)
     """Write a `tokenizer.model`. Scores fall from piece to piece unless they are given."""
     scores = [-float(rank) for rank in range(len(pieces))] if scores is None else scores
     content = b"".join(
-        _field(1, _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind))
+        _field(1, _field(1, text) + b"\x15" + struct.pack("<f", score) + _field(3, kind))
         for (text, kind), score in zip(pieces, scores, strict=True)
     )
     for number, settings in ((2, trainer), (3, normalizer)):

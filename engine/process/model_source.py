@@ -15,7 +15,8 @@ FOLDER_VERSION = "4"
 change renames them, so that old ones are unused."""
 TOKENIZER = "tokenizer.json"
 OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json")
-"""Tokenizers of SentencePiece and of Mistral, of which a tokenizer.json is made where there is none."""
+"""Tokenizers of SentencePiece and of Mistral, of which a tokenizer.json is made where there is none; of several the
+first."""
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files of a folder that say more of its tokenizer."""
 GGUF_NAME = "model.gguf"
@@ -28,7 +29,7 @@ write it, as llama.cpp has it. Hugging Face's folders leave that to their templa
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
-"""Number of bytes at each end of a GGUF file that its fingerprint covers."""
+"""Number of bytes at each end of a file that a fingerprint covers."""
 
 
 class ModelNotFound(ValueError):

@@ -47,9 +47,9 @@ def state_dir(config: Config, data_dir: Path, name: str) -> Path:
 
 
 async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path:
-    """Fetch a model (`model.source` of the configuration), or make the folder of a GGUF file or of a Hugging Face folder
-    without a tokenizer.json, in a process of its own; returns the folder that the engine reads. If the call is
-    cancelled, the process is killed, and unfinished files are removed.
+    """Fetch a model (`model.source` of the configuration), or make the folder of a GGUF file or of a folder without a
+    tokenizer.json, in a process of its own; returns the folder that the engine reads. If the call is cancelled, the
+    process is killed, and unfinished files are removed.
 
     Args:
         stop: kills the process at a forced stop, and removes unfinished files.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.model.gguf_config import read_config
-from engine.model.gguf_tokenizer import write_tokenizer
+from engine.model.gguf_tokenizer import write_gguf_tokenizer
 from engine.process.files import appearing
 from engine.process.model_source import GGUF_NAME, is_broken
 
@@ -36,6 +36,6 @@ def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
 def _write(file: Path, out: Path, on_progress: OnProgress) -> None:
     config = read_config(file)  # before the tokenizer, which takes seconds: a file may be refused
     on_progress(f"reading the tokenizer of {file.name}", 0.0)
-    write_tokenizer(file, out)
+    write_gguf_tokenizer(file, out)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     (out / GGUF_NAME).symlink_to(file.absolute())  # a link's own target may have another name than a part's

@@ -2,25 +2,21 @@
 key that would change token ids and that is not understood here is refused by name.
 
 Sources: the specification of GGUF in the repository of ggml (docs/gguf.md), for the keys; `llama_vocab` of llama.cpp,
-for what holds where a key is absent, and for the texts of tokens that are control tokens whatever the file says.
+for what holds where a key is absent.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.model.gguf_header import Header, read_header
 from engine.model.gguf_pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+from engine.model.vocabulary import BYTE_PAIRS, GEMMA, PIECES, Kind, Vocabulary, with_control
 
 TOKENS, KINDS, SCORES, MERGES = (f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "scores", "merges"))
 MODEL, PRE, TEMPLATE = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"
 SUPPRESSED, CHARSMAP = "tokenizer.ggml.suppress_tokens", "tokenizer.ggml.precompiled_charsmap"
-BYTE_PAIRS, PIECES, GEMMA = "gpt2", "llama", "gemma4"
-"""Values of MODEL: merges that the file lists, merges that follow from scores (SentencePiece), and those of Gemma 4."""
 SPECIAL = {
     "bos": "bos",
     "eos": "eos",
@@ -44,55 +40,6 @@ UNDERSTOOD = frozenset(
     )
 )
 """Keys that are read, or that llama.cpp does not read for tokenizers of these kinds."""
-CONTROL_TEXTS = frozenset(
-    (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-        *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>"),
-        *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~["),
-        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>"),
-        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>", "\u2581<SUF>"),
-        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>"),
-        *("<|code_prefix|>", "<|prefix|>", "<|code_suffix|>", "<|suffix|>", "<|code_middle|>", "<|middle|>"),
-        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
-        *("<|repo_name|>", "<reponame>", "<|file_sep|>"),
-    )
-)
-"""Tokens that files often have as plain text and that llama.cpp takes for control tokens: ends of turns and of texts,
-and marks of code that is filled in."""
-
-GEMMA_TURN = "<|tool_response>"
-"""Token of vocabularies of Gemma 4, in which `</s>` is plain text."""
-
-
-class Kind(IntEnum):
-    """The types of tokens in GGUF files."""
-
-    UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
-
-
-class Vocabulary(NamedTuple):
-    """What a GGUF file says of its tokenizer."""
-
-    model: str
-    """One of BYTE_PAIRS, PIECES and GEMMA."""
-    tokens: Sequence[str]
-    """Texts of the tokens, in the order of their ids, as are `kinds` and `scores`."""
-    kinds: Sequence[int]
-    scores: Sequence[float]
-    merges: Sequence[str]
-    pre: PreTokenizer
-    special: Mapping[str, int]
-    """Ids of special tokens, by transformers' names without `_token`."""
-    adds_bos: bool
-    """True means that prompts begin with BOS."""
-    adds_eos: bool
-    """True means that prompts end with EOS."""
-    adds_space: bool
-    """True means that a space is put before a text, and before what follows a special token."""
-    strips: bool
-    """True means that white space behind special tokens is dropped."""
-    templates: Mapping[str, str]
-    """Chat templates by their names; `default` is the one without a name."""
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -121,7 +68,7 @@ class _Reader:
         vocabulary = Vocabulary(
             model,
             tokens,
-            _with_control(tokens, self._numbers(KINDS, len(tokens), Kind.NORMAL)),
+            with_control(tokens, self._numbers(KINDS, len(tokens), Kind.NORMAL)),
             self._numbers(SCORES, len(tokens), 0.0),
             self._merges(model),
             pre,
@@ -215,14 +162,3 @@ class _Reader:
         }
         plain = self._values.get(TEMPLATE) or named.get("tool_use")
         return named | ({"default": plain} if isinstance(plain, str) else {})
-
-
-def _with_control(tokens: Sequence[str], kinds: Sequence[float]) -> list[int]:
-    """Return the kinds of the tokens, where those that have a text of CONTROL_TEXTS are control tokens."""
-    found = [int(kind) for kind in kinds]
-    for token_id, text in enumerate(tokens):
-        if text in CONTROL_TEXTS:
-            found[token_id] = Kind.CONTROL
-    if GEMMA_TURN in tokens and "</s>" in tokens:
-        found[tokens.index("</s>")] = Kind.NORMAL
-    return found

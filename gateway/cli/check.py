@@ -20,7 +20,7 @@ from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelConfig, ModelSettings
 from gateway.config.whole import Config, load_config
-from gateway.serve.prepare import prepared_folder, state_dir
+from gateway.serve.prepare import described_folder, state_dir
 from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
@@ -66,7 +66,7 @@ def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Pa
         check_source(settings.model.source)
     except ModelNotFound as error:
         exit_with_error(f"{section}.source: {error}")
-    folder = prepared_folder(settings.model.source, data_dir)
+    folder = described_folder(settings.model.source, data_dir)
     command = [sys.executable, "-m", "engine.serve.explain", settings.engine_config(folder, state).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:

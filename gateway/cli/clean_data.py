@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.process.files import LOCK, default_data_dir, take
 
 CONTENTS = {
-    "models": "folders made of GGUF files",
+    "models": "folders made of GGUF files, and of folders without a tokenizer.json",
     "valkey": "the embedded Valkey: tenants, keys, limits, usage, names of adapters, records of files and batches, "
     "stored responses",
     "files": "files that tenants uploaded and batches wrote",

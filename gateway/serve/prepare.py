@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from engine.process.files import remove_partials
-from engine.process.model_source import ModelNotFound, find_prepared
+from engine.process.model_source import ModelNotFound, find_local, find_prepared
 from gateway.config.whole import Config
 from gateway.serve.launch import StartError
 from gateway.serve.start_bar import StartBar, StartStage
@@ -30,6 +30,16 @@ def prepared_folder(model: str, data_dir: Path) -> Path | None:
     return None
 
 
+def described_folder(model: str, data_dir: Path) -> Path | None:
+    """Return the folder that says what a model (`model.source` of the configuration) needs: the prepared one, or a
+    Hugging Face folder whose tokenizer is converted at the first start. None means that there is none yet."""
+    found = prepared_folder(model, data_dir)
+    with suppress(ModelNotFound, OSError):
+        if found is None and (local := find_local(model)) is not None and local.is_dir():
+            return local.resolve()
+    return found
+
+
 def state_dir(config: Config, data_dir: Path, name: str) -> Path:
     """Return the folder in which the engines of a base model keep what they learn about this machine."""
     folder = data_dir / "engine"
@@ -37,9 +47,9 @@ def state_dir(config: Config, data_dir: Path, name: str) -> Path:
 
 
 async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path:
-    """Fetch a model (`model.source` of the configuration), or make the folder of a GGUF file, in a process of its own;
-    returns the folder that the engine reads. If the call is cancelled, the process is killed, and unfinished files are
-    removed.
+    """Fetch a model (`model.source` of the configuration), or make the folder of a GGUF file or of a folder without a
+    tokenizer.json, in a process of its own; returns the folder that the engine reads. If the call is cancelled, the
+    process is killed, and unfinished files are removed.
 
     Args:
         stop: kills the process at a forced stop, and removes unfinished files.

@@ -8,7 +8,6 @@ as DeepSeek's distillations do. transformers 4, the tokenizers library and the e
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,6 @@ MODEL_FIELDS = ("byte_fallback", "fuse_unk", "unk_token", "ignore_merges", "cont
 """Settings of a model (BPE and the like) that decide how it encodes, beside its vocabulary and merges."""
 CHOSEN = ("add_prefix_space", "trim_offsets")
 """Fields in which the parts may differ, because tokenizer_config.json may choose them or nothing follows from them."""
-
-
-CONVERTERS = {"tokenizer.model": "sentencepiece", "tekken.json": "mistral_common"}
-"""Tokenizers in other formats, and the package with which transformers makes a tokenizer.json of each."""
-
-
-def check_format(folder: Path) -> None:
-    """Raise ValueError, which names the remedy, if a model folder has its tokenizer only in a format for which no
-    package is installed."""
-    found = [name for name in (FILE, *CONVERTERS) if (folder / name).is_file()]
-    if found and found[0] != FILE and find_spec(CONVERTERS[found[0]]) is None:
-        package = CONVERTERS[found[0]].replace("_", "-")
-        code = "from transformers import AutoTokenizer as T; T.from_pretrained('.').save_pretrained('.')"
-        raise ValueError(
-            f"{folder} has {found[0]} and no tokenizer.json: fetch that of the model's makers, or make it where "
-            f'transformers and {package} are installed, by python -c "{code}" in the folder'
-        )
 
 
 def follow_file(hf_tokenizer: Any, folder: Path) -> None:

@@ -31,7 +31,7 @@ from gateway.text.chat_template import (
 )
 from gateway.text.encode_cache import EncodeCache
 from gateway.text.reasoning.harmony import CHANNEL
-from gateway.text.stored_tokenizer import check_format, follow_file
+from gateway.text.stored_tokenizer import follow_file
 
 T = TypeVar("T")
 
@@ -102,7 +102,6 @@ class Tokenizer:
             OSError: the folder has no tokenizer, or the template's file cannot be read.
             ValueError: the tokenizer or the template cannot be used.
         """
-        check_format(folder)
         from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)

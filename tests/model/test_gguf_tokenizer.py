@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.model.gguf_pretokenizers import PRE_TOKENIZERS
-from engine.model.gguf_tokenizer import build_tokenizer, write_tokenizer
+from engine.model.gguf_tokenizer import write_gguf_tokenizer
 from engine.model.gguf_vocabulary import read_vocabulary
+from engine.model.tokenizer_builder import build_tokenizer
 from gateway.core.errors import ApiError
 from gateway.text.tokenizer import Tokenizer
 from tests.model import gguf_vocabularies
@@ -43,7 +44,7 @@ def ids(path, texts, *, special=True):
 
 
 def loaded(folder, file):
-    write_tokenizer(file, folder)
+    write_gguf_tokenizer(file, folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return Tokenizer.load(folder)
 
@@ -135,7 +136,7 @@ def test_a_chat_begins_with_one_bos_where_the_file_adds_it(tmp_path, template):
 )
 def test_what_is_not_understood_is_refused_by_name(tmp_path, values, said):
     with pytest.raises(ValueError) as refused:
-        write_tokenizer(write_byte_pairs(tmp_path / "tiny.gguf", **values), tmp_path)
+        write_gguf_tokenizer(write_byte_pairs(tmp_path / "tiny.gguf", **values), tmp_path)
     assert said in str(refused.value)
     assert not (tmp_path / "tokenizer.json").exists()
 
@@ -153,7 +154,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path, values, said):
 def test_a_damaged_vocabulary_is_refused_by_name(tmp_path, model, tokens, more, said):
     path = gguf_vocabularies.write(tmp_path / "tiny.gguf", model, tokens, [1] * len(tokens), **more)
     with pytest.raises(ValueError, match=r"^tiny\.gguf has ") as refused:
-        write_tokenizer(path, tmp_path)
+        write_gguf_tokenizer(path, tmp_path)
     assert said in str(refused.value)
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.text import stored_tokenizer
 from gateway.text.tokenizer import Tokenizer as OurTokenizer
 
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -59,13 +58,3 @@ async def test_ids_and_texts_are_those_of_the_file(tmp_path, make, settings):
         assert await tokenizer.encode(text) == tuple(stored.encode(text).ids)
         ids = stored.encode(text, add_special_tokens=False).ids
         assert tokenizer.decode(ids) == stored.decode(ids)
-
-
-@pytest.mark.parametrize(("name", "package"), [("tokenizer.model", "sentencepiece"), ("tekken.json", "mistral-common")])
-def test_another_format_alone_is_refused_with_the_remedy(tmp_path, monkeypatch, name, package):
-    monkeypatch.setattr(stored_tokenizer, "find_spec", lambda name: None)
-    (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match=f"{name} and no tokenizer.json: .*{package}"):
-        OurTokenizer.load(tmp_path)
-    stored = saved(tmp_path, pieces(), tokenizer_class="LlamaTokenizer")
-    assert OurTokenizer.load(tmp_path)._encode(" ab", True) == tuple(stored.encode(" ab").ids)

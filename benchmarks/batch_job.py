@@ -39,10 +39,10 @@ from benchmarks.workload import answered
 from engine.core.config import INTERACTIVE_GOALS
 from engine.demo.dense import dense_folder
 from engine.model.random_adapters import write_adapters
-from gateway.bench.client import Target
-from gateway.bench.measure import report
-from gateway.bench.plan import BenchRequest
 from gateway.terminal.output import print_wide
+from lab.bench.client import Target
+from lab.bench.measure import report
+from lab.bench.plan import BenchRequest
 
 RANK = 8
 MIB = 2**20

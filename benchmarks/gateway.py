@@ -35,9 +35,9 @@ from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
-from gateway.bench.document import versions
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
+from lab.bench.document import versions
 
 MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
 """The prompt. NUMBER makes each request different, because a gateway may cache what it has seen."""

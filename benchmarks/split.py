@@ -32,9 +32,9 @@ from engine.sim.plot import check_available, tokens_label
 from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import Sizes
-from gateway.cli.simulate_cluster import shown_progress
 from gateway.routing.split import SplitMode
-from gateway.simulation.compare import OURS, Trial, run_trial
+from lab.clusters.compare import OURS, Trial, run_trial
+from lab.commands.simulate_cluster import shown_progress
 
 PROMPTS, OUTPUTS, LOADS = (512, 4096, 16384), (16, 128), (0.4, 0.7)
 BETWEEN = ("nvlink", "ethernet-100")

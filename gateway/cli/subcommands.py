@@ -36,19 +36,19 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "chat": Subcommand("gateway.cli.chat", "chat", "Chat with the base model or an adapter in the terminal."),
     "simulate": Subcommand(
-        "gateway.cli.simulate",
+        "lab.commands.simulate",
         "simulate",
         "Run recorded or random traffic on the real scheduler, with a cost model in the device's place, and "
         "compare the policies and schedulers or, with --replicas or --router, the routers.",
     ),
     "analyze": Subcommand(
-        "gateway.cli.analyze",
+        "lab.commands.analyze",
         "analyze",
         "Print what recorded traffic looks like: arrivals, lengths, shared prefixes, adapters, lanes and tenants; "
         "and the settings that follow for a device.",
     ),
     "plan": Subcommand(
-        "gateway.cli.plan",
+        "lab.commands.plan",
         "plan",
         "Find the devices that serve a model's traffic within its goals: the cheapest if prices are given, and "
         "otherwise the fewest. Candidates are computed from data sheets or from what --measure found with this "
@@ -75,7 +75,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "app",
         "Submit files of requests as jobs of the batch lane, follow them, and fetch their answers.",
     ),
-    "bench": Subcommand("gateway.bench.command", "app", "Measure a server: throughput and latency, lane by lane."),
-    "eval": Subcommand("gateway.cli.eval", "app", "Evaluate the base model and its adapters."),
-    "route": Subcommand("gateway.cli.route", "app", "Train routers of virtual models."),
+    "bench": Subcommand("lab.commands.bench", "app", "Measure a server: throughput and latency, lane by lane."),
+    "eval": Subcommand("lab.commands.eval", "app", "Evaluate the base model and its adapters."),
+    "route": Subcommand("lab.commands.route", "app", "Train routers of virtual models."),
 }

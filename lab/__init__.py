@@ -1,0 +1,1 @@
+"""What no server imports: simulator, planner, analysis of traffic, load generator, evaluation, training of routers."""

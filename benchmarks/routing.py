@@ -30,7 +30,6 @@ from benchmarks.routing_members import make_members
 from benchmarks.routing_task import Task, tasks
 from engine.demo.dense import dense_folder
 from engine.model.prepare import prepare_model
-from engine.sim.plot import check_available
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
 from gateway.llm.results import Result
@@ -39,6 +38,7 @@ from gateway.terminal.output import print_wide
 from lab.bench.document import versions
 from lab.route_training import fit
 from lab.route_training.curve import Arm, Point, choose, curve
+from lab.sim.plot import check_available
 
 RATIO = 10.0
 """Price of a token of the large member over that of the small one."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.sim.traces import BYTES_PER_TOKEN, read_trace
-from engine.sim.traces import FORMATS as TRACES
+from lab.sim.traces import BYTES_PER_TOKEN, read_trace
+from lab.sim.traces import FORMATS as TRACES
 
 OWN_TEXTS = "texts"
 """Name of the data set that the project writes itself, from the run's seed."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.sim.plot import TICKS, check_available, duration_label, tick_range
 from lab.bench.sweep import Sweep
+from lab.sim.plot import TICKS, check_available, duration_label, tick_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from itertools import chain
 from random import Random
 from typing import NamedTuple, Protocol
 
-from engine.sim.traces import BLOCK_TOKENS, Arrival
 from lab.bench.dataset import Message, Sample
 from lab.bench.spec import LaneSpec, SpecError
+from lab.sim.traces import BLOCK_TOKENS, Arrival
 
 WORDS_PER_TOKEN = 0.915
 """Words per token in the generated texts, measured with the tokenizer of SmolLM2."""

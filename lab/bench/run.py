@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.sim.traces import read_trace
 from gateway.serve.process import run_loop
 from gateway.terminal.console import Console
 from gateway.terminal.output import no_gateway_message
@@ -25,6 +24,7 @@ from lab.bench.measure import succeeded
 from lab.bench.plan import BenchRequest, Plan
 from lab.bench.speculation import between, read_counts
 from lab.bench.stream import Stream
+from lab.sim.traces import read_trace
 
 REFRESH_SECONDS = 0.5
 """Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""

@@ -11,12 +11,12 @@ from random import Random
 from engine.core.report import adapters_in_memory, load_report
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Request
-from engine.sim.cluster import Choice, Chooser
 from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens, prefix_keys
 from gateway.routing.router import Router
 from gateway.routing.split import Splitting
+from lab.sim.cluster import Choice, Chooser
 
 PREFIXES_REMEMBERED = 100_000
 """Prefix keys that a router remembers for each replica."""

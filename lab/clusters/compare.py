@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.sim.cluster import Change, Chooser, simulate_cluster
-from engine.sim.compare import Advance, run_apart
-from engine.sim.device import copy_bytes_per_s
-from engine.sim.links import LINKS, Link
-from engine.sim.run import Progress, Setup
-from engine.sim.workload import Workload
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode, Splitting
 from lab.clusters.choosers import OTHERS, OurRouter
 from lab.clusters.report import ClusterReport, make_cluster_report
+from lab.sim.cluster import Change, Chooser, simulate_cluster
+from lab.sim.compare import Advance, run_apart
+from lab.sim.device import copy_bytes_per_s
+from lab.sim.links import LINKS, Link
+from lab.sim.run import Progress, Setup
+from lab.sim.workload import Workload
 
 OURS = "ours"
 ROUTERS = (OURS, *OTHERS)

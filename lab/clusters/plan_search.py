@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from engine.sim.links import Link
-from engine.sim.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
-from engine.sim.run import Progress, Setup
-from engine.sim.scenario import Scenario
-from engine.sim.split_planning import with_parts
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, Trial, run_trial
 from lab.clusters.report import ClusterReport
+from lab.sim.links import Link
+from lab.sim.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
+from lab.sim.run import Progress, Setup
+from lab.sim.scenario import Scenario
+from lab.sim.split_planning import with_parts
 
 MOST_TRIALS = 8
 """Maximum number of simulations of a candidate, each with more engines than the one before, until goals are met."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from engine.core.types import Lane
-from engine.sim.cluster import ClusterResult, FirstToken
-from engine.sim.histogram import percentile
-from engine.sim.report import GroupReport, summarize
-from engine.sim.tables import MISSING, duration, side_by_side
-from engine.sim.workload import Workload
+from lab.sim.cluster import ClusterResult, FirstToken
+from lab.sim.histogram import percentile
+from lab.sim.report import GroupReport, summarize
+from lab.sim.tables import MISSING, duration, side_by_side
+from lab.sim.workload import Workload
 
 WINDOW_S = 5.0
 """Length of the windows in which the p99 of the TTFT is compared with the one before a replica died."""

@@ -14,16 +14,6 @@ import yaml
 from rich.progress import track
 from rich.table import Table
 
-from engine.sim.advice import Advice, advise
-from engine.sim.analysis import Analysis, Spread
-from engine.sim.analysis import analyze as analysis_of
-from engine.sim.device import device_names
-from engine.sim.plot import draw_traffic
-from engine.sim.run import Setup
-from engine.sim.tables import MISSING, duration, share, side_by_side
-from engine.sim.traces import FORMATS, read_trace
-from engine.sim.tuning import LOAD, Tuned, trial_names
-from engine.sim.tuning import tune as tune_for
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl
 from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
@@ -32,6 +22,16 @@ from lab.commands.simulate import make_setup
 from lab.commands.simulate_cluster import shown_progress
 from lab.commands.usage_traffic import DAY_SECONDS, AdapterUse, UsageTraffic, read_usage
 from lab.commands.usage_traffic import advise as advise_from_usage
+from lab.sim.advice import Advice, advise
+from lab.sim.analysis import Analysis, Spread
+from lab.sim.analysis import analyze as analysis_of
+from lab.sim.device import device_names
+from lab.sim.plot import draw_traffic
+from lab.sim.run import Setup
+from lab.sim.tables import MISSING, duration, share, side_by_side
+from lab.sim.traces import FORMATS, read_trace
+from lab.sim.tuning import LOAD, Tuned, trial_names
+from lab.sim.tuning import tune as tune_for
 
 console = Console()
 LIVE = "usage"

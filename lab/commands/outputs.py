@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.sim.plot import PlotUnavailable, check_available
-from engine.sim.run import Stalled
 from gateway.terminal.output import check_writable, exit_with_error
+from lab.sim.plot import PlotUnavailable, check_available
+from lab.sim.run import Stalled
 
 
 @contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.sim.accelerators import ACCELERATORS, FORMS
-from engine.sim.device import DeviceSpec, find_device
-from engine.sim.links import LINKS, Link
-from engine.sim.planning import Candidate, Wish, candidates, ordered
-from engine.sim.split_planning import split_candidates
 from gateway.routing.split import SplitMode
 from lab.commands.simulate_cluster import SPLITS
+from lab.sim.accelerators import ACCELERATORS, FORMS
+from lab.sim.device import DeviceSpec, find_device
+from lab.sim.links import LINKS, Link
+from lab.sim.planning import Candidate, Wish, candidates, ordered
+from lab.sim.split_planning import split_candidates
 
 DEVICE, FORM = "h100", "bf16"
 """Device and form of weights that are planned for unless --device or --weights name others."""

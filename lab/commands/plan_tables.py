@@ -6,7 +6,7 @@ from rich.table import Table
 
 from engine.core.sizing import GIB
 from engine.core.step_time import share_read
-from engine.sim.planning import (
+from lab.sim.planning import (
     HEADROOM,
     Candidate,
     Plan,
@@ -17,7 +17,7 @@ from engine.sim.planning import (
     sequences,
     weights_of,
 )
-from engine.sim.tables import MISSING, duration, share
+from lab.sim.tables import MISSING, duration, share
 
 MILLION = 1e6
 

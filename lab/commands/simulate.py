@@ -13,24 +13,24 @@ import typer
 
 from engine.config import EngineConfig
 from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
-from engine.sim.compare import Run, plan_runs, run_all, run_name, under
-from engine.sim.device import device_names, find_device
-from engine.sim.goals import Judged, judge
-from engine.sim.links import LINKS
-from engine.sim.plot import draw
-from engine.sim.report import Report
-from engine.sim.run import Setup
-from engine.sim.scenario import Scenario
-from engine.sim.synthetic import FlashCrowd, Shares, Sizes
-from engine.sim.tables import comparison_tables, goals_table, tenant_table
-from engine.sim.traces import FORMATS
-from engine.sim.workload import Backlog
 from gateway.config.whole import load_config
 from gateway.terminal.console import Console
 from gateway.terminal.output import integer_parser, print_wide
 from lab.clusters.compare import ROUTERS
 from lab.commands.outputs import check_outputs, failures
 from lab.commands.simulate_cluster import SPLITS, Cluster, compare_routers, shown_progress
+from lab.sim.compare import Run, plan_runs, run_all, run_name, under
+from lab.sim.device import device_names, find_device
+from lab.sim.goals import Judged, judge
+from lab.sim.links import LINKS
+from lab.sim.plot import draw
+from lab.sim.report import Report
+from lab.sim.run import Setup
+from lab.sim.scenario import Scenario
+from lab.sim.synthetic import FlashCrowd, Shares, Sizes
+from lab.sim.tables import comparison_tables, goals_table, tenant_table
+from lab.sim.traces import FORMATS
+from lab.sim.workload import Backlog
 
 console = Console()
 

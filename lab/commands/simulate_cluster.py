@@ -11,17 +11,17 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from engine.sim.cluster import Change
-from engine.sim.compare import Advance
-from engine.sim.links import LINKS
-from engine.sim.run import Setup
-from engine.sim.scenario import Scenario
-from engine.sim.workload import Workload
 from gateway.routing.split import SplitMode
 from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 from lab.clusters.compare import OURS, ROUTERS, Trial, run_trials
 from lab.clusters.report import cluster_table
+from lab.sim.cluster import Change
+from lab.sim.compare import Advance
+from lab.sim.links import LINKS
+from lab.sim.run import Setup
+from lab.sim.scenario import Scenario
+from lab.sim.workload import Workload
 
 progress_console = Console(stderr=True)
 SPLITS = tuple(mode.value for mode in SplitMode)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
-from engine.sim.advice import RANK, Advice, engines_needed, host_adapters
-from engine.sim.analysis import fit_zipf
-from engine.sim.capacity import Demand, serve
-from engine.sim.run import Setup
 from gateway.cli.http import reporting_errors
 from gateway.cli.operations import OperationsClient
 from gateway.cli.options import grpc_target
 from gateway.cli.usage import UsageClient
 from gateway.core.usage import OTHERS, Counts
 from gateway.pb import usage_pb2 as pb
+from lab.sim.advice import RANK, Advice, engines_needed, host_adapters
+from lab.sim.analysis import fit_zipf
+from lab.sim.capacity import Demand, serve
+from lab.sim.run import Setup
 
 DAY_SECONDS = 86_400.0
 K = TypeVar("K")
@@ -44,7 +44,7 @@ class DayLine:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """How requests are spread over adapters. The fields are those of `engine.sim.analysis.Popularity`, but for days."""
+    """How requests are spread over adapters. The fields are those of `lab.sim.analysis.Popularity`, but for days."""
 
     adapters: int
     share: float

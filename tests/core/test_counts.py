@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.core.counts import MAX_COUNT, parse_count
-from engine.sim.synthetic import Sizes
 from gateway.cli.limits import _number
 from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import parse_config
 from lab.bench.spec import Lengths, parse_lane, parse_lengths
+from lab.sim.synthetic import Sizes
 
 HASH = "sha256:" + 64 * "a"
 

@@ -8,17 +8,17 @@ from engine.core.check import violations
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
-from engine.sim.cluster import Change, FirstToken
-from engine.sim.device import find_device
-from engine.sim.handover import place_pages
-from engine.sim.links import LINK_SHARE, LINKS, Link, Transfers
-from engine.sim.run import Setup, simulate
-from engine.sim.scenario import Scenario
-from engine.sim.synthetic import FlashCrowd, Sizes
-from engine.sim.workload import Backlog
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, ROUTERS, Trial, run_trial
 from lab.clusters.report import WINDOW_S, cluster_table, recovery_seconds
+from lab.sim.cluster import Change, FirstToken
+from lab.sim.device import find_device
+from lab.sim.handover import place_pages
+from lab.sim.links import LINK_SHARE, LINKS, Link, Transfers
+from lab.sim.run import Setup, simulate
+from lab.sim.scenario import Scenario
+from lab.sim.synthetic import FlashCrowd, Sizes
+from lab.sim.workload import Backlog
 
 DEVICE = find_device("h100-8b")
 SETUP = Setup(DEVICE, CoreConfig(**DEVICE.engine))

@@ -3,15 +3,15 @@
 import pytest
 
 from engine.core.config import LaneGoals
-from engine.sim.analysis import analyze
-from engine.sim.links import LINKS
-from engine.sim.planning import Wish, candidates, with_engines
-from engine.sim.scenario import Scenario
-from engine.sim.shapes import find_shape
-from engine.sim.split_planning import split_candidates
-from engine.sim.synthetic import Sizes
 from gateway.routing.split import SplitMode
 from lab.clusters.plan_search import find_plan
+from lab.sim.analysis import analyze
+from lab.sim.links import LINKS
+from lab.sim.planning import Wish, candidates, with_engines
+from lab.sim.scenario import Scenario
+from lab.sim.shapes import find_shape
+from lab.sim.split_planning import split_candidates
+from lab.sim.synthetic import Sizes
 
 SCENARIO = Scenario(rate=4.0, prompt=Sizes(100, 300), output=Sizes(10, 20), seconds=5.0)
 NVLINK = LINKS["nvlink"]

@@ -14,16 +14,16 @@ from engine.model.parallel.stages import find_shard
 from engine.model.quantize import open_source
 from engine.model.spec import read_spec
 from engine.serve.explain import explain
-from engine.sim.accelerators import FORMS
-from engine.sim.analysis import analyze
-from engine.sim.links import LINKS
-from engine.sim.plan_settings import settings_of
-from engine.sim.planning import Wish, candidates, with_engines
-from engine.sim.scenario import Scenario
-from engine.sim.shapes import find_shape
-from engine.sim.split_planning import split_candidates
-from engine.sim.synthetic import Sizes
 from gateway.config.whole import load_config
+from lab.sim.accelerators import FORMS
+from lab.sim.analysis import analyze
+from lab.sim.links import LINKS
+from lab.sim.plan_settings import settings_of
+from lab.sim.planning import Wish, candidates, with_engines
+from lab.sim.scenario import Scenario
+from lab.sim.shapes import find_shape
+from lab.sim.split_planning import split_candidates
+from lab.sim.synthetic import Sizes
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 96,

@@ -7,9 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from engine.sim.device import FOLDER
-from engine.sim.run import Stalled
 from lab.commands.simulate import make_setup, simulate
+from lab.sim.device import FOLDER
+from lab.sim.run import Stalled
 
 app = typer.Typer()
 app.command()(simulate)

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.core.config import CoreConfig, Scheduling
-from engine.executor.cost import DeviceSpec, LinearCost
-from engine.sim.run import Setup
+from lab.sim.cost import DeviceSpec, LinearCost
+from lab.sim.run import Setup
 
 COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001, 0.0)
 

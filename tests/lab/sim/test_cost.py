@@ -6,9 +6,9 @@ import pytest
 
 from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
 from engine.core.types import SamplingParams
-from engine.executor.cost import LiveSequence, StepWork, measure, read_device
-from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
-from engine.sim.device import FOLDER, device_names, find_device
+from lab.sim.cost import LiveSequence, StepWork, measure, read_device
+from lab.sim.device import FOLDER, device_names, find_device
+from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
 
 
 def grid():

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from engine.sim.fairness import ServiceGaps
-from engine.sim.histogram import Histogram, percentile
+from lab.sim.fairness import ServiceGaps
+from lab.sim.histogram import Histogram, percentile
 
 
 def test_percentiles_are_exact_to_a_bin():

@@ -16,20 +16,20 @@ import torch
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.core.step_time import share_read
-from engine.executor.cost import StepWork
 from engine.model.lora import target_names, target_path, target_widths
 from engine.model.parallel.stages import find_shard
 from engine.model.sizes import adapter_bytes_per_rank, count_weights
 from engine.model.spec import parse_spec
 from engine.model.weights import parameter_shapes
-from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
-from engine.sim.analysis import analyze
-from engine.sim.links import LINKS
-from engine.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
-from engine.sim.scenario import Scenario
-from engine.sim.shapes import SHAPES, find_shape, shape_of
-from engine.sim.split_planning import split_candidates
-from engine.sim.synthetic import Sizes
+from lab.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
+from lab.sim.analysis import analyze
+from lab.sim.cost import StepWork
+from lab.sim.links import LINKS
+from lab.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
+from lab.sim.scenario import Scenario
+from lab.sim.shapes import SHAPES, find_shape, shape_of
+from lab.sim.split_planning import split_candidates
+from lab.sim.synthetic import Sizes
 from lora_kernels.layout import plan_layout
 
 LLAMA = {

@@ -6,14 +6,14 @@ from random import Random
 import pytest
 
 from engine.core.config import CoreConfig
-from engine.executor.cost import LinearCost, StepWork
 from engine.executor.fake import FakeExecutor
-from engine.serve.measure import DECODED, Lesson, cost_of, lessons, loops
-from engine.sim.device import FOLDER, find_device
-from engine.sim.replay import RealEngine, replay
-from engine.sim.synthetic import Sizes
-from engine.sim.traces import Arrival
-from engine.sim.workload import Backlog, Workload
+from lab.sim.cost import LinearCost, StepWork
+from lab.sim.device import FOLDER, find_device
+from lab.sim.measure import DECODED, Lesson, cost_of, lessons, loops
+from lab.sim.replay import RealEngine, replay
+from lab.sim.synthetic import Sizes
+from lab.sim.traces import Arrival
+from lab.sim.workload import Backlog, Workload
 
 CORE = CoreConfig(num_pages=200, host_pages=50, max_seqs=4, token_budget=64, max_model_len=512)
 

@@ -9,12 +9,12 @@ import pytest
 
 from engine.core.config import POLICIES, SCHEDULERS
 from engine.core.types import Lane
-from engine.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
-from engine.sim.goals import judge
-from engine.sim.run import simulate
-from engine.sim.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
-from engine.sim.traces import Arrival
-from engine.sim.workload import Backlog, Workload
+from lab.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
+from lab.sim.goals import judge
+from lab.sim.run import simulate
+from lab.sim.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
+from lab.sim.traces import Arrival
+from lab.sim.workload import Backlog, Workload
 
 pytestmark = pytest.mark.slow
 

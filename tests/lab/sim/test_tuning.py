@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from engine.core.config import LaneGoals
-from engine.sim.advice import advise
-from engine.sim.analysis import analyze
-from engine.sim.run import simulate
-from engine.sim.synthetic import Sizes, arrivals
-from engine.sim.tuning import BUDGETS, goals_of, is_better, judge, trial_names, tune
-from engine.sim.workload import Workload
+from lab.sim.advice import advise
+from lab.sim.analysis import analyze
+from lab.sim.run import simulate
+from lab.sim.synthetic import Sizes, arrivals
+from lab.sim.tuning import BUDGETS, goals_of, is_better, judge, trial_names, tune
+from lab.sim.workload import Workload
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.sim.synthetic import (
+from lab.sim.synthetic import (
     FlashCrowd,
     Shares,
     Sizes,
@@ -17,8 +17,8 @@ from engine.sim.synthetic import (
     with_tenants,
     with_tide,
 )
-from engine.sim.traces import Trace, cut, read_trace, scale_rate
-from engine.sim.workload import Backlog, Workload
+from lab.sim.traces import Trace, cut, read_trace, scale_rate
+from lab.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
 """Default length of a synthetic trace in seconds."""

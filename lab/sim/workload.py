@@ -10,9 +10,9 @@ from itertools import chain
 from random import Random
 
 from engine.core.types import Lane, Request, SamplingParams
-from engine.executor.timed import position_token
-from engine.sim.synthetic import Shares, Sizes, Zipf, adapter_ranks
-from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
+from lab.sim.synthetic import Shares, Sizes, Zipf, adapter_ranks
+from lab.sim.timed import position_token
+from lab.sim.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
 """Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.sim.histogram import percentile
-from engine.sim.reuse import Reuse, measure_reuse
-from engine.sim.traces import Trace
+from lab.sim.histogram import percentile
+from lab.sim.reuse import Reuse, measure_reuse
+from lab.sim.traces import Trace
 
 MINUTE = 60.0
 SHORTEST = 1.0

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from engine.sim.analysis import Analysis, Spread
+from lab.sim.analysis import Analysis, Spread
 
 
 class Measured(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.core.config import CoreConfig
-from engine.executor.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
+from lab.sim.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
 
 FOLDER = Path(__file__).parent / "devices"
 DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s", "expert_reached")

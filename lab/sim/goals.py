@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engine.executor.cost import StepWork
-from engine.sim.compare import BASELINE, BASELINE_ALONE, BATCH_ALONE, INTERACTIVE_ALONE
-from engine.sim.report import Report
-from engine.sim.run import Setup
+from lab.sim.compare import BASELINE, BASELINE_ALONE, BATCH_ALONE, INTERACTIVE_ALONE
+from lab.sim.cost import StepWork
+from lab.sim.report import Report
+from lab.sim.run import Setup
 
 BASELINES = (INTERACTIVE_ALONE, BASELINE_ALONE, BATCH_ALONE)
 """Names of the runs that serve as references. They are not judged themselves."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from engine.core.types import Lane
-from engine.sim.report import Report
-from engine.sim.run import Setup, simulate
-from engine.sim.workload import Workload
+from lab.sim.report import Report
+from lab.sim.run import Setup, simulate
+from lab.sim.workload import Workload
 
 OURS, BASELINE = "lanes", "fcfs"
 INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"

@@ -14,12 +14,12 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request
 from engine.engine import Engine
-from engine.executor.cost import DeviceSpec
-from engine.executor.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
-from engine.sim.collect import Collector
-from engine.sim.report import Report, make_report
-from engine.sim.traces import Arrival
-from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
+from lab.sim.collect import Collector
+from lab.sim.cost import DeviceSpec
+from lab.sim.report import Report, make_report
+from lab.sim.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
+from lab.sim.traces import Arrival
+from lab.sim.workload import RequestMaker, Workload, backlog_arrivals
 
 TICK_S = 0.001
 """Virtual seconds by which the clock advances while the engine delays its work, as when the dynamic scheduler waits for
@@ -107,7 +107,7 @@ def make_engine(
 
 class Run:
     """Submits a workload's requests to an engine when they arrive, and collects what becomes of them. The engine and
-    its clock are virtual, or real ones (`engine.sim.replay`)."""
+    its clock are virtual, or real ones (`lab.sim.replay`)."""
 
     def __init__(self, core: CoreConfig, workload: Workload, clock: Clock) -> None:
         self.clock = clock

@@ -14,7 +14,7 @@ from engine.core.proposals import verified
 from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.core.types import AdapterHash
 from engine.executor.base import Claim, Report
-from engine.executor.cost import CostModel, LiveSequence, StepWork, follow, measure
+from lab.sim.cost import CostModel, LiveSequence, StepWork, follow, measure
 
 TOKEN_MASK = 2**31 - 1
 HOST_NOISE = 0.3

@@ -10,9 +10,9 @@ from itertools import chain
 
 from engine.core.state import Counters, EngineState
 from engine.core.types import Lane
-from engine.sim.collect import Collector, Group
-from engine.sim.histogram import Histogram, percentile
-from engine.sim.workload import Workload
+from lab.sim.collect import Collector, Group
+from lab.sim.histogram import Histogram, percentile
+from lab.sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

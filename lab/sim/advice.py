@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
 from engine.core.sizing import GIB
-from engine.executor.cost import DeviceSpec
-from engine.sim.analysis import Analysis
-from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from lab.sim.analysis import Analysis
+from lab.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from lab.sim.cost import DeviceSpec
 
 LENGTH_MARGIN = 1.1
 """The advised maximum length of a sequence is at least this multiple of the 99th percentile of prompt and answer
@@ -22,7 +22,7 @@ at least `ITL_MARGIN` times the duration of a step that only decodes."""
 RANK = 16
 """Assumed rank of adapters, as traces do not say it."""
 HOLDING_S = 600.0
-"""Seconds for which an adapter should stay in host memory: one of `engine.sim.analysis.WINDOWS`."""
+"""Seconds for which an adapter should stay in host memory: one of `lab.sim.analysis.WINDOWS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from rich.table import Table
 
-from engine.sim.goals import Judged
-from engine.sim.report import GroupReport, Percentiles, Report
+from lab.sim.goals import Judged
+from lab.sim.report import GroupReport, Percentiles, Report
 
 Cell = Callable[[Report], str]
 MISSING = "-"

@@ -6,9 +6,9 @@ from typing import Any
 
 from engine.core.sizing import GIB
 from engine.model.sizes import DEFAULT_MAX_MODEL_LEN
-from engine.sim.accelerators import served_form
-from engine.sim.advice import round_length, round_up
-from engine.sim.planning import AS_MEASURED, Candidate, Wish
+from lab.sim.accelerators import served_form
+from lab.sim.advice import round_length, round_up
+from lab.sim.planning import AS_MEASURED, Candidate, Wish
 
 
 def settings_of(candidate: Candidate, wish: Wish, split: str) -> dict[str, Any]:

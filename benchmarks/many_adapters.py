@@ -39,13 +39,13 @@ from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
 from engine.demo.dense import dense_folder
-from engine.model.random_adapters import write_adapters
 from gateway.terminal.output import print_wide
 from lab.bench.client import Target
 from lab.bench.measure import report
 from lab.bench.plan import BenchRequest
 from lab.bench.stream import Stream
-from lab.sim.synthetic import Zipf
+from lab.random_adapters import write_adapters
+from lab.traffic.synthetic import Zipf
 
 RANKS = (4, 8, 16, 32, 64)
 ADMIN_KEY = "sk-bench-admin"

@@ -32,8 +32,8 @@ from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
-from lab.sim.cost import StepWork
-from lab.sim.device import find_device
+from lab.devices.cost import StepWork
+from lab.devices.device import find_device
 from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
 
 CHATS, ANSWER = 48, 160

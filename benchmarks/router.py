@@ -26,7 +26,7 @@ from engine.core.types import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.prefixes import prefix_keys
 from gateway.routing.router import Router
-from lab.sim.synthetic import Zipf
+from lab.traffic.synthetic import Zipf
 
 RATE = 2_000.0
 """Requests per second, by which the router's clock advances."""

@@ -36,9 +36,9 @@ from gateway.llm.results import Result
 from gateway.routes.features import NAMES, PromptFacts, text_features
 from gateway.terminal.output import print_wide
 from lab.bench.document import versions
+from lab.plot import check_available
 from lab.route_training import fit
 from lab.route_training.curve import Arm, Point, choose, curve
-from lab.sim.plot import check_available
 
 RATIO = 10.0
 """Price of a token of the large member over that of the small one."""

@@ -27,14 +27,14 @@ from engine.core.config import CoreConfig
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, Trial, run_trial
 from lab.commands.simulate_cluster import shown_progress
-from lab.sim.capacity import Demand, serve
+from lab.devices.capacity import Demand, serve
+from lab.devices.device import find_device
+from lab.devices.links import LINKS
+from lab.plot import check_available, tokens_label
 from lab.sim.compare import run_apart
-from lab.sim.device import find_device
-from lab.sim.links import LINKS
-from lab.sim.plot import check_available, tokens_label
 from lab.sim.run import Setup
-from lab.sim.scenario import Scenario
-from lab.sim.synthetic import Sizes
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
 
 PROMPTS, OUTPUTS, LOADS = (512, 4096, 16384), (16, 128), (0.4, 0.7)
 BETWEEN = ("nvlink", "ethernet-100")

@@ -1,7 +1,7 @@
 """Compares simulations with the engine itself: `make bench-validation`.
 
 The same workloads run on this machine's engine in real time and in the simulator, whose device is measured in the same
-minutes: each round measures closed loops (`lab.sim.measure`) between the workloads, with requests of their own.
+minutes: each round measures closed loops (`lab.plans.measure`) between the workloads, with requests of their own.
 The table shows simulated / real figures over all rounds. The last two rows are what `plan` computes by arithmetic for
 an engine that is always busy, with the base model and with 64 adapters.
 
@@ -43,16 +43,16 @@ from benchmarks.validation_workloads import (
 )
 from engine.config import EngineConfig
 from engine.model.prepare import prepare_model
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
-from lab.sim.capacity import Demand, serve
-from lab.sim.cost import CostModel, DeviceSpec, StepWork, read_device
-from lab.sim.measure import Lesson, Lessons, describe, lessons, loops, open_engine
+from lab.devices.capacity import Demand, serve
+from lab.devices.cost import CostModel, DeviceSpec, StepWork, read_device
+from lab.plans.measure import Lesson, Lessons, describe, lessons, loops, open_engine
+from lab.random_adapters import write_adapters
 from lab.sim.replay import RealEngine, replay
 from lab.sim.report import Report
 from lab.sim.run import Setup, simulate
-from lab.sim.workload import Workload
+from lab.traffic.workload import Workload
 
 MAX_LEN, NUM_PAGES = 2048, 2049
 RANKS = (8, 16, 32, 64)

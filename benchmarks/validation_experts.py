@@ -25,10 +25,10 @@ from benchmarks.validation import Measured, Tail, by_arithmetic, device_from
 from benchmarks.validation_workloads import Loops, saturated
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from lab.sim.cost import StepWork
-from lab.sim.measure import Lesson, describe, lessons, open_engine
+from lab.devices.cost import StepWork
+from lab.plans.measure import Lesson, describe, lessons, open_engine
+from lab.random_adapters import write_adapters
 from lab.sim.replay import RealEngine, replay
 from lab.sim.run import Setup
 

@@ -18,7 +18,7 @@ tests/e2e/behaviour
 tests/clients      `url` (the base URL of a demo that all test processes share, for client libraries)
 tests/kernels      `triton_cache` (compiled kernels, kept between runs)
 tests/model        `tiny_llama` (the folder of a small random model)
-tests/lab/sim      `device` (costs in round numbers), `make_setup` (a simulated engine on it)
+tests/lab          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
 tests/chaos        `audited` (a deployment of real processes, and the auditor that checks it)
 
 Helper modules beside these files make what test files define as fixtures of their own: `gateway_app` is a gateway with

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.sim.traces import BYTES_PER_TOKEN, read_trace
-from lab.sim.traces import FORMATS as TRACES
+from lab.traffic.traces import BYTES_PER_TOKEN, read_trace
+from lab.traffic.traces import FORMATS as TRACES
 
 OWN_TEXTS = "texts"
 """Name of the data set that the project writes itself, from the run's seed."""

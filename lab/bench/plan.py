@@ -11,8 +11,8 @@ from itertools import chain, cycle
 from lab.bench.dataset import OWN_TEXTS, Message, Sample
 from lab.bench.prompts import OwnTexts, PromptSource, Samples, TokenIds
 from lab.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError
-from lab.sim.synthetic import Zipf, gap
-from lab.sim.traces import Arrival
+from lab.traffic.synthetic import Zipf, gap
+from lab.traffic.traces import Arrival
 
 INPUTS, OUTPUTS = Lengths(64, 256), Lengths(64, 64)
 TRACE_BOUNDS = Lengths(1, 2**31)

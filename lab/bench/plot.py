@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.bench.sweep import Sweep
-from lab.sim.plot import TICKS, check_available, duration_label, tick_range
+from lab.plot import TICKS, check_available, duration_label, tick_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

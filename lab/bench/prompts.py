@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from lab.bench.dataset import Message, Sample
 from lab.bench.spec import LaneSpec, SpecError
-from lab.sim.traces import BLOCK_TOKENS, Arrival
+from lab.traffic.traces import BLOCK_TOKENS, Arrival
 
 WORDS_PER_TOKEN = 0.915
 """Words per token in the generated texts, measured with the tokenizer of SmolLM2."""

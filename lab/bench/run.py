@@ -24,7 +24,7 @@ from lab.bench.measure import succeeded
 from lab.bench.plan import BenchRequest, Plan
 from lab.bench.speculation import between, read_counts
 from lab.bench.stream import Stream
-from lab.sim.traces import read_trace
+from lab.traffic.traces import read_trace
 
 REFRESH_SECONDS = 0.5
 """Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""

@@ -9,12 +9,12 @@ from gateway.routing.news import Role
 from gateway.routing.split import SplitMode, Splitting
 from lab.clusters.choosers import OTHERS, OurRouter
 from lab.clusters.report import ClusterReport, make_cluster_report
+from lab.devices.device import copy_bytes_per_s
+from lab.devices.links import LINKS, Link
 from lab.sim.cluster import Change, Chooser, simulate_cluster
 from lab.sim.compare import Advance, run_apart
-from lab.sim.device import copy_bytes_per_s
-from lab.sim.links import LINKS, Link
 from lab.sim.run import Progress, Setup
-from lab.sim.workload import Workload
+from lab.traffic.workload import Workload
 
 OURS = "ours"
 ROUTERS = (OURS, *OTHERS)

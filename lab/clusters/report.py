@@ -10,10 +10,10 @@ from rich.table import Table
 
 from engine.core.types import Lane
 from lab.sim.cluster import ClusterResult, FirstToken
-from lab.sim.histogram import percentile
 from lab.sim.report import GroupReport, summarize
 from lab.sim.tables import MISSING, duration, side_by_side
-from lab.sim.workload import Workload
+from lab.traffic.histogram import percentile
+from lab.traffic.workload import Workload
 
 WINDOW_S = 5.0
 """Length of the windows in which the p99 of the TTFT is compared with the one before a replica died."""

@@ -22,16 +22,16 @@ from lab.commands.simulate import make_setup
 from lab.commands.simulate_cluster import shown_progress
 from lab.commands.usage_traffic import DAY_SECONDS, AdapterUse, UsageTraffic, read_usage
 from lab.commands.usage_traffic import advise as advise_from_usage
-from lab.sim.advice import Advice, advise
-from lab.sim.analysis import Analysis, Spread
-from lab.sim.analysis import analyze as analysis_of
-from lab.sim.device import device_names
-from lab.sim.plot import draw_traffic
+from lab.devices.device import device_names
+from lab.plans.advice import Advice, advise
+from lab.plans.tuning import LOAD, Tuned, trial_names
+from lab.plans.tuning import tune as tune_for
+from lab.plot import draw_traffic
 from lab.sim.run import Setup
 from lab.sim.tables import MISSING, duration, share, side_by_side
-from lab.sim.traces import FORMATS, read_trace
-from lab.sim.tuning import LOAD, Tuned, trial_names
-from lab.sim.tuning import tune as tune_for
+from lab.traffic.analysis import Analysis, Spread
+from lab.traffic.analysis import analyze as analysis_of
+from lab.traffic.traces import FORMATS, read_trace
 
 console = Console()
 LIVE = "usage"

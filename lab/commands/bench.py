@@ -13,8 +13,8 @@ import typer
 from gateway.terminal.output import LOCAL_URL, check_writable, exit_with_error, integer_parser
 from lab.bench.dataset import FORMATS
 from lab.bench.spec import SpecError, override, parse_lane, parse_range
-from lab.sim.plot import PlotUnavailable, check_available
-from lab.sim.traces import FORMATS as TRACES
+from lab.plot import PlotUnavailable, check_available
+from lab.traffic.traces import FORMATS as TRACES
 
 app = typer.Typer(
     help="Measure a server: throughput and latency, lane by lane.", no_args_is_help=True, rich_markup_mode="markdown"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.terminal.output import check_writable, exit_with_error
-from lab.sim.plot import PlotUnavailable, check_available
+from lab.plot import PlotUnavailable, check_available
 from lab.sim.run import Stalled
 
 

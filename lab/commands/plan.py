@@ -21,25 +21,25 @@ from gateway.routing.router import MAX_REPLICAS
 from gateway.routing.split import SplitMode
 from gateway.terminal.console import Console
 from gateway.terminal.output import integer_parser, print_wide
-from lab.clusters.plan_search import MOST_TRIALS, cluster_report, find_plan
 from lab.clusters.report import ClusterReport
 from lab.commands.outputs import check_outputs, failures
 from lab.commands.plan_choices import Choices, check_devices
 from lab.commands.plan_tables import candidates_table, plan_table
 from lab.commands.simulate_cluster import SPLITS, shown_progress
-from lab.sim.accelerators import ACCELERATORS, FORMS
-from lab.sim.analysis import analyze
+from lab.devices.accelerators import ACCELERATORS, FORMS
+from lab.devices.links import LINKS
+from lab.devices.shapes import SHAPES, Shape, find_shape
+from lab.plans.planning import AS_MEASURED, Candidate, Plan, Wish
+from lab.plans.search import MOST_TRIALS, cluster_report, find_plan
+from lab.plans.settings import settings_of
+from lab.plot import Measured, draw
 from lab.sim.compare import Run, run_all
-from lab.sim.links import LINKS
-from lab.sim.plan_settings import settings_of
-from lab.sim.planning import AS_MEASURED, Candidate, Plan, Wish
-from lab.sim.plot import Measured, draw
 from lab.sim.run import Progress as Advance
 from lab.sim.run import Setup
-from lab.sim.scenario import Scenario
-from lab.sim.shapes import SHAPES, Shape, find_shape
-from lab.sim.synthetic import RANKS, Sizes
-from lab.sim.traces import FORMATS
+from lab.traffic.analysis import analyze
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import RANKS, Sizes
+from lab.traffic.traces import FORMATS
 
 console = Console()
 MEAN_RANK = round(sum(RANKS) / len(RANKS))
@@ -125,7 +125,7 @@ def plan(
 def _measured(model: str, out: Path) -> Path:
     """Measure how fast this machine runs a model, write the result to the device file `out`, and return the model's
     folder."""
-    from lab.sim.measure import measure_model  # it imports what runs models, which the rest does without
+    from lab.plans.measure import measure_model  # it imports what runs models, which the rest does without
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with Progress(console=console, transient=True) as bars:

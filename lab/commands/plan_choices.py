@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from gateway.routing.split import SplitMode
 from lab.commands.simulate_cluster import SPLITS
-from lab.sim.accelerators import ACCELERATORS, FORMS
-from lab.sim.device import DeviceSpec, find_device
-from lab.sim.links import LINKS, Link
-from lab.sim.planning import Candidate, Wish, candidates, ordered
-from lab.sim.split_planning import split_candidates
+from lab.devices.accelerators import ACCELERATORS, FORMS
+from lab.devices.device import DeviceSpec, find_device
+from lab.devices.links import LINKS, Link
+from lab.plans.planning import Candidate, Wish, candidates, ordered
+from lab.plans.split import split_candidates
 
 DEVICE, FORM = "h100", "bf16"
 """Device and form of weights that are planned for unless --device or --weights name others."""

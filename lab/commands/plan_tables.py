@@ -6,7 +6,7 @@ from rich.table import Table
 
 from engine.core.sizing import GIB
 from engine.core.step_time import share_read
-from lab.sim.planning import (
+from lab.plans.planning import (
     HEADROOM,
     Candidate,
     Plan,

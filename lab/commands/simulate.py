@@ -19,18 +19,18 @@ from gateway.terminal.output import integer_parser, print_wide
 from lab.clusters.compare import ROUTERS
 from lab.commands.outputs import check_outputs, failures
 from lab.commands.simulate_cluster import SPLITS, Cluster, compare_routers, shown_progress
+from lab.devices.device import device_names, find_device
+from lab.devices.links import LINKS
+from lab.plot import draw
 from lab.sim.compare import Run, plan_runs, run_all, run_name, under
-from lab.sim.device import device_names, find_device
 from lab.sim.goals import Judged, judge
-from lab.sim.links import LINKS
-from lab.sim.plot import draw
 from lab.sim.report import Report
 from lab.sim.run import Setup
-from lab.sim.scenario import Scenario
-from lab.sim.synthetic import FlashCrowd, Shares, Sizes
 from lab.sim.tables import comparison_tables, goals_table, tenant_table
-from lab.sim.traces import FORMATS
-from lab.sim.workload import Backlog
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import FlashCrowd, Shares, Sizes
+from lab.traffic.traces import FORMATS
+from lab.traffic.workload import Backlog
 
 console = Console()
 

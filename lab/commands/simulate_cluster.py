@@ -16,12 +16,12 @@ from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 from lab.clusters.compare import OURS, ROUTERS, Trial, run_trials
 from lab.clusters.report import cluster_table
+from lab.devices.links import LINKS
 from lab.sim.cluster import Change
 from lab.sim.compare import Advance
-from lab.sim.links import LINKS
 from lab.sim.run import Setup
-from lab.sim.scenario import Scenario
-from lab.sim.workload import Workload
+from lab.traffic.scenario import Scenario
+from lab.traffic.workload import Workload
 
 progress_console = Console(stderr=True)
 SPLITS = tuple(mode.value for mode in SplitMode)

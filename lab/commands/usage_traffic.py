@@ -18,10 +18,10 @@ from gateway.cli.options import grpc_target
 from gateway.cli.usage import UsageClient
 from gateway.core.usage import OTHERS, Counts
 from gateway.pb import usage_pb2 as pb
-from lab.sim.advice import RANK, Advice, engines_needed, host_adapters
-from lab.sim.analysis import fit_zipf
-from lab.sim.capacity import Demand, serve
+from lab.devices.capacity import Demand, serve
+from lab.plans.advice import RANK, Advice, engines_needed, host_adapters
 from lab.sim.run import Setup
+from lab.traffic.analysis import fit_zipf
 
 DAY_SECONDS = 86_400.0
 K = TypeVar("K")
@@ -44,7 +44,7 @@ class DayLine:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """How requests are spread over adapters. The fields are those of `lab.sim.analysis.Popularity`, but for days."""
+    """How requests are spread over adapters. Fields are those of `lab.traffic.analysis.Popularity`, but for days."""
 
     adapters: int
     share: float

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from lab.sim.plot import check_available
+from lab.plot import check_available
 
 Floats = npt.NDArray[np.float64]
 

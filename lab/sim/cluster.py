@@ -14,14 +14,14 @@ from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import FinishReason, Lane, Request, TokenEvent
 from engine.engine import Engine
+from lab.devices.cost import StepWork
+from lab.devices.links import LINKS, Link, Transfers
 from lab.sim.collect import Collector
-from lab.sim.cost import StepWork
 from lab.sim.handover import Handover, Handovers, place_pages
-from lab.sim.links import LINKS, Link, Transfers
 from lab.sim.run import PROGRESS_PARTS, STALL_S, TICK_S, Progress, Setup, Stalled, make_engine, no_collection
 from lab.sim.timed import VirtualClock
-from lab.sim.traces import Arrival
-from lab.sim.workload import RequestMaker, Workload, backlog_arrivals
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import RequestMaker, Workload, backlog_arrivals
 
 NEWS_S = 0.1
 """Virtual seconds between two reports of a replica to the router."""

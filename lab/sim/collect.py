@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from engine.core.config import CoreConfig, LaneGoals
 from engine.core.step import StepPlan
 from engine.core.types import FinishReason, Lane, Request, TokenEvent
-from lab.sim.cost import StepWork
+from lab.devices.cost import StepWork
 from lab.sim.fairness import ServiceGaps
-from lab.sim.histogram import Histogram
+from lab.traffic.histogram import Histogram
 
 SAMPLE_S = 0.25
 """Minimum virtual seconds between two samples of the tenants' service."""

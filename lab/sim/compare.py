@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from engine.core.types import Lane
 from lab.sim.report import Report
 from lab.sim.run import Setup, simulate
-from lab.sim.workload import Workload
+from lab.traffic.workload import Workload
 
 OURS, BASELINE = "lanes", "fcfs"
 INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lab.devices.cost import StepWork
 from lab.sim.compare import BASELINE, BASELINE_ALONE, BATCH_ALONE, INTERACTIVE_ALONE
-from lab.sim.cost import StepWork
 from lab.sim.report import Report
 from lab.sim.run import Setup
 

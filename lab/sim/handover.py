@@ -18,7 +18,7 @@ from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import Lane, PageId, PrefixKey, Request
-from lab.sim.links import Transfers
+from lab.devices.links import Transfers
 
 
 @dataclass(slots=True, eq=False)

@@ -15,11 +15,11 @@ from engine.core.step import Launch, StepPlan, StepResult
 from engine.core.types import AdapterHash, Request
 from engine.engine import Engine
 from engine.executor.base import Executor
+from lab.devices.cost import LiveSequence, StepWork, follow, measure
 from lab.sim.collect import Collector
-from lab.sim.cost import LiveSequence, StepWork, follow, measure
 from lab.sim.report import Report, make_report
 from lab.sim.run import Progress, Run
-from lab.sim.workload import Workload, adapter_hash
+from lab.traffic.workload import Workload, adapter_hash
 
 StepSeen = Callable[[StepWork, float], None]
 """Called after each step with the work in it and the seconds from the beginning of its planning, or from the end of the

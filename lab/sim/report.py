@@ -11,8 +11,8 @@ from itertools import chain
 from engine.core.state import Counters, EngineState
 from engine.core.types import Lane
 from lab.sim.collect import Collector, Group
-from lab.sim.histogram import Histogram, percentile
-from lab.sim.workload import Workload
+from lab.traffic.histogram import Histogram, percentile
+from lab.traffic.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request
 from engine.engine import Engine
+from lab.devices.cost import DeviceSpec
 from lab.sim.collect import Collector
-from lab.sim.cost import DeviceSpec
 from lab.sim.report import Report, make_report
 from lab.sim.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
-from lab.sim.traces import Arrival
-from lab.sim.workload import RequestMaker, Workload, backlog_arrivals
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import RequestMaker, Workload, backlog_arrivals
 
 TICK_S = 0.001
 """Virtual seconds by which the clock advances while the engine delays its work, as when the dynamic scheduler waits for

@@ -14,9 +14,9 @@ from engine.core.proposals import verified
 from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.core.types import AdapterHash
 from engine.executor.base import Claim, Report
-from lab.sim.cost import CostModel, LiveSequence, StepWork, follow, measure
+from lab.devices.cost import CostModel, LiveSequence, StepWork, follow, measure
+from lab.traffic.workload import position_token
 
-TOKEN_MASK = 2**31 - 1
 HOST_NOISE = 0.3
 """Sigma of the lognormal noise of the host's time for a step, which other threads and processes disturb."""
 
@@ -210,9 +210,3 @@ def _verified(chunk: ScheduledChunk, seed: int) -> list[SampledToken]:
     rows = range(end - len(chunk.proposals), end + 1)
     sampled = [SampledToken(chunk.request_id, position_token(seed, position)) for position in rows]
     return verified(sampled, {chunk.request_id: chunk.proposals})
-
-
-def position_token(seed: int, position: int) -> int:
-    """Return the made-up token that a simulated request with this seed has at a position, counted from 0 from the
-    prompt's first token on."""
-    return (seed * 0x9E3779B1 + position) & TOKEN_MASK

@@ -14,7 +14,7 @@ from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import parse_config
 from lab.bench.spec import Lengths, parse_lane, parse_lengths
-from lab.sim.synthetic import Sizes
+from lab.traffic.synthetic import Sizes
 
 HASH = "sha256:" + 64 * "a"
 

@@ -18,11 +18,11 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.snapshot import snapshot
 from gateway.batches.eta import batch_speed
 from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
-from lab.sim.cost import LinearCost
-from lab.sim.synthetic import Sizes, arrivals
+from lab.devices.cost import LinearCost
 from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
-from lab.sim.traces import Arrival
-from lab.sim.workload import RequestMaker
+from lab.traffic.synthetic import Sizes, arrivals
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import RequestMaker
 
 pytestmark = pytest.mark.slow
 

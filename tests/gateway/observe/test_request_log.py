@@ -19,7 +19,7 @@ from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
-from lab.sim.traces import read_trace
+from lab.traffic.traces import read_trace
 
 PROMPT, ANSWER = "a private question", "a private answer"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": PROMPT}]}

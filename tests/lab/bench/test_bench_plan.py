@@ -11,7 +11,7 @@ import pytest
 from lab.bench.document import Settings
 from lab.bench.plan import Plan, arrivals
 from lab.bench.spec import LaneSpec, LatencyObjective, Lengths, SpecError, parse_lane, parse_lengths, parse_range
-from lab.sim.traces import Arrival
+from lab.traffic.traces import Arrival
 
 
 def test_a_lane_is_read():

@@ -11,14 +11,14 @@ from engine.core.types import Lane, Request, SamplingParams
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, ROUTERS, Trial, run_trial
 from lab.clusters.report import WINDOW_S, cluster_table, recovery_seconds
+from lab.devices.device import find_device
+from lab.devices.links import LINK_SHARE, LINKS, Link, Transfers
 from lab.sim.cluster import Change, FirstToken
-from lab.sim.device import find_device
 from lab.sim.handover import place_pages
-from lab.sim.links import LINK_SHARE, LINKS, Link, Transfers
 from lab.sim.run import Setup, simulate
-from lab.sim.scenario import Scenario
-from lab.sim.synthetic import FlashCrowd, Sizes
-from lab.sim.workload import Backlog
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import FlashCrowd, Sizes
+from lab.traffic.workload import Backlog
 
 DEVICE = find_device("h100-8b")
 SETUP = Setup(DEVICE, CoreConfig(**DEVICE.engine))

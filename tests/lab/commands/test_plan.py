@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.main import app
 from gateway.config.whole import load_config
-from lab.sim.device import FOLDER
+from lab.devices.device import FOLDER
 
 SMALL = ("--rate", "2", "--duration", "10", "--prompt", "50-100", "--output", "5-20")
 

@@ -15,15 +15,15 @@ from engine.model.quantize import open_source
 from engine.model.spec import read_spec
 from engine.serve.explain import explain
 from gateway.config.whole import load_config
-from lab.sim.accelerators import FORMS
-from lab.sim.analysis import analyze
-from lab.sim.links import LINKS
-from lab.sim.plan_settings import settings_of
-from lab.sim.planning import Wish, candidates, with_engines
-from lab.sim.scenario import Scenario
-from lab.sim.shapes import find_shape
-from lab.sim.split_planning import split_candidates
-from lab.sim.synthetic import Sizes
+from lab.devices.accelerators import FORMS
+from lab.devices.links import LINKS
+from lab.devices.shapes import find_shape
+from lab.plans.planning import Wish, candidates, with_engines
+from lab.plans.settings import settings_of
+from lab.plans.split import split_candidates
+from lab.traffic.analysis import analyze
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 96,

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab.commands.simulate import make_setup, simulate
-from lab.sim.device import FOLDER
+from lab.devices.device import FOLDER
 from lab.sim.run import Stalled
 
 app = typer.Typer()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lab.sim.fairness import ServiceGaps
-from lab.sim.histogram import Histogram, percentile
+from lab.traffic.histogram import Histogram, percentile
 
 
 def test_percentiles_are_exact_to_a_bin():

@@ -7,13 +7,13 @@ import pytest
 
 from engine.core.config import CoreConfig
 from engine.executor.fake import FakeExecutor
-from lab.sim.cost import LinearCost, StepWork
-from lab.sim.device import FOLDER, find_device
-from lab.sim.measure import DECODED, Lesson, cost_of, lessons, loops
+from lab.devices.cost import LinearCost, StepWork
+from lab.devices.device import FOLDER, find_device
+from lab.plans.measure import DECODED, Lesson, cost_of, lessons, loops
 from lab.sim.replay import RealEngine, replay
-from lab.sim.synthetic import Sizes
-from lab.sim.traces import Arrival
-from lab.sim.workload import Backlog, Workload
+from lab.traffic.synthetic import Sizes
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import Backlog, Workload
 
 CORE = CoreConfig(num_pages=200, host_pages=50, max_seqs=4, token_budget=64, max_model_len=512)
 

@@ -12,9 +12,9 @@ from engine.core.types import Lane
 from lab.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
 from lab.sim.goals import judge
 from lab.sim.run import simulate
-from lab.sim.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
-from lab.sim.traces import Arrival
-from lab.sim.workload import Backlog, Workload
+from lab.traffic.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import Backlog, Workload
 
 pytestmark = pytest.mark.slow
 

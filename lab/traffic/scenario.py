@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.sim.synthetic import (
+from lab.traffic.synthetic import (
     FlashCrowd,
     Shares,
     Sizes,
@@ -17,8 +17,8 @@ from lab.sim.synthetic import (
     with_tenants,
     with_tide,
 )
-from lab.sim.traces import Trace, cut, read_trace, scale_rate
-from lab.sim.workload import Backlog, Workload
+from lab.traffic.traces import Trace, cut, read_trace, scale_rate
+from lab.traffic.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
 """Default length of a synthetic trace in seconds."""

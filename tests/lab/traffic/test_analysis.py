@@ -8,16 +8,16 @@ import pytest
 
 from engine.core.config import CoreConfig
 from engine.core.types import Lane
-from lab.sim.advice import advise, round_up
-from lab.sim.analysis import Spread, analyze, fit_zipf
-from lab.sim.capacity import Demand, mixed_step_s, most_seqs, prefill_s, rate_within, serve
-from lab.sim.device import find_device
-from lab.sim.plot import draw_traffic, tokens_label
-from lab.sim.reuse import measure_reuse
+from lab.devices.capacity import Demand, mixed_step_s, most_seqs, prefill_s, rate_within, serve
+from lab.devices.device import find_device
+from lab.plans.advice import advise, round_up
+from lab.plot import draw_traffic, tokens_label
 from lab.sim.run import Setup, simulate
-from lab.sim.synthetic import Sizes, arrivals, with_adapters
-from lab.sim.traces import BLOCK_TOKENS, Arrival
-from lab.sim.workload import Workload
+from lab.traffic.analysis import Spread, analyze, fit_zipf
+from lab.traffic.reuse import measure_reuse
+from lab.traffic.synthetic import Sizes, arrivals, with_adapters
+from lab.traffic.traces import BLOCK_TOKENS, Arrival
+from lab.traffic.workload import Workload
 
 
 def test_lengths():

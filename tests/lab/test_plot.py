@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.sim.plot import duration_label, tick_range
+from lab.plot import duration_label, tick_range
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import numpy as np
 
 from engine.core.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED, micro_batches
 from engine.model.parallel.stages import split_layers
-from lab.sim.cost import DeviceSpec, RooflineCost, StepWork
-from lab.sim.links import LINK_SHARE
-from lab.sim.shapes import Shape
+from lab.devices.cost import DeviceSpec, RooflineCost, StepWork
+from lab.devices.links import LINK_SHARE
+from lab.devices.shapes import Shape
 from lora_kernels.layout import ALIGN, RANK_TILE, plan_layout
 from lora_kernels.quantized import INT4, INT8, Coding, find_coding
 
@@ -23,7 +23,7 @@ EXCHANGE_S, LINK_REACHED = 30e-6, 0.2
 """Seconds that an all-reduce takes however little it sums, and the fraction of the links' bandwidth that it reaches.
 With these, the overhead above and the fractions of `engine.core.sizing`, 60 of 63 throughputs that TensorRT-LLM 0.17
 publishes for Llama 3.1 8B and 70B on one to eight H100, H200 and A100 are predicted within 25 %
-(tests/lab/sim/test_published.py)."""
+(tests/lab/devices/test_published.py)."""
 EXPERT_REACHED = 0.8
 """Fraction that products with experts reach of the bandwidth and arithmetic of dense matrices: they are many smaller
 products, and some experts have more rows than others. With it, 86 of 90 throughputs that TensorRT-LLM 0.17 publishes
@@ -34,7 +34,7 @@ RESERVED = 3 << 30
 HOST_BYTES = 128 * GIB
 NOISE, COPY_BYTES_PER_S, DISK_BYTES_PER_S = 0.02, 5e10, 2e9
 """Sigma of the noise of a step's duration, bytes a second of copies from host memory to the device, and bytes a second
-of reads from disk. The values are those of lab/sim/devices/h100-8b.json, which names their sources."""
+of reads from disk. The values are those of lab/devices/profiles/h100-8b.json, which names their sources."""
 
 
 @dataclass(frozen=True, slots=True)

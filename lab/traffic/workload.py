@@ -10,13 +10,13 @@ from itertools import chain
 from random import Random
 
 from engine.core.types import Lane, Request, SamplingParams
-from lab.sim.synthetic import Shares, Sizes, Zipf, adapter_ranks
-from lab.sim.timed import position_token
-from lab.sim.traces import BLOCK_TOKENS, Arrival, Trace
+from lab.traffic.synthetic import Shares, Sizes, Zipf, adapter_ranks
+from lab.traffic.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
 """Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the
 range."""
+TOKEN_MASK = 2**31 - 1
 NEVER_SAMPLED = -1
 """Token id that predictions have at the positions where they are wrong."""
 BATCH_TENANT = "batch"
@@ -147,3 +147,9 @@ def backlog_arrivals(workload: Workload, backlog: Backlog) -> Iterator[Arrival]:
             lane=Lane.BATCH,
             adapter=draw() if draw else -1,
         )
+
+
+def position_token(seed: int, position: int) -> int:
+    """Return the made-up token that a simulated request with this seed has at a position, counted from 0 from the
+    prompt's first token on."""
+    return (seed * 0x9E3779B1 + position) & TOKEN_MASK

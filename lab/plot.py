@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from lab.sim.analysis import Analysis, Spread
+from lab.traffic.analysis import Analysis, Spread
 
 
 class Measured(Protocol):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from engine.core.config import LaneGoals
-from lab.sim.advice import advise
-from lab.sim.analysis import analyze
+from lab.plans.advice import advise
+from lab.plans.tuning import BUDGETS, goals_of, is_better, judge, trial_names, tune
 from lab.sim.run import simulate
-from lab.sim.synthetic import Sizes, arrivals
-from lab.sim.tuning import BUDGETS, goals_of, is_better, judge, trial_names, tune
-from lab.sim.workload import Workload
+from lab.traffic.analysis import analyze
+from lab.traffic.synthetic import Sizes, arrivals
+from lab.traffic.workload import Workload
 
 
 @pytest.fixture

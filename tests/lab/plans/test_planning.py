@@ -21,15 +21,15 @@ from engine.model.parallel.stages import find_shard
 from engine.model.sizes import adapter_bytes_per_rank, count_weights
 from engine.model.spec import parse_spec
 from engine.model.weights import parameter_shapes
-from lab.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
-from lab.sim.analysis import analyze
-from lab.sim.cost import StepWork
-from lab.sim.links import LINKS
-from lab.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
-from lab.sim.scenario import Scenario
-from lab.sim.shapes import SHAPES, find_shape, shape_of
-from lab.sim.split_planning import split_candidates
-from lab.sim.synthetic import Sizes
+from lab.devices.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
+from lab.devices.cost import StepWork
+from lab.devices.links import LINKS
+from lab.devices.shapes import SHAPES, find_shape, shape_of
+from lab.plans.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
+from lab.plans.split import split_candidates
+from lab.traffic.analysis import analyze
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
 from lora_kernels.layout import plan_layout
 
 LLAMA = {

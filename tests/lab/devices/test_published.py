@@ -12,9 +12,9 @@ import statistics
 import pytest
 
 from engine.core.config import CoreConfig
-from lab.sim.accelerators import ACCELERATORS, FORMS, device_of
-from lab.sim.capacity import Demand, serve
-from lab.sim.shapes import SHAPES
+from lab.devices.accelerators import ACCELERATORS, FORMS, device_of
+from lab.devices.capacity import Demand, serve
+from lab.devices.shapes import SHAPES
 
 LENGTHS = (
     (128, 128), (128, 2048), (128, 4096), (500, 2000), (1000, 1000), (2048, 128), (2048, 2048), (5000, 500),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from lab.sim.traces import BLOCK_TOKENS, Trace
+from lab.traffic.traces import BLOCK_TOKENS, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import pytest
 
 from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
 from engine.core.types import SamplingParams
-from lab.sim.cost import LiveSequence, StepWork, measure, read_device
-from lab.sim.device import FOLDER, device_names, find_device
+from lab.devices.cost import LiveSequence, StepWork, measure, read_device
+from lab.devices.device import FOLDER, device_names, find_device
 from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from engine.core.capacity import HEADROOM
 from engine.core.sizing import GIB
-from lab.sim.capacity import prefill_s, rate_within, serve
-from lab.sim.device import copy_bytes_per_s
-from lab.sim.links import Link
-from lab.sim.planning import Candidate, Wish
+from lab.devices.capacity import prefill_s, rate_within, serve
+from lab.devices.device import copy_bytes_per_s
+from lab.devices.links import Link
+from lab.plans.planning import Candidate, Wish
 
 HOST_BYTES = 16 * GIB
 """Maximum bytes of host memory in which an engine that splits requests with others holds KV on its way between them:

@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, Trial, run_trial
 from lab.clusters.report import ClusterReport
-from lab.sim.links import Link
-from lab.sim.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
+from lab.devices.links import Link
+from lab.plans.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
+from lab.plans.split import with_parts
 from lab.sim.run import Progress, Setup
-from lab.sim.scenario import Scenario
-from lab.sim.split_planning import with_parts
+from lab.traffic.scenario import Scenario
 
 MOST_TRIALS = 8
 """Maximum number of simulations of a candidate, each with more engines than the one before, until goals are met."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
 from engine.core.sizing import GIB
-from lab.sim.analysis import Analysis
-from lab.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
-from lab.sim.cost import DeviceSpec
+from lab.devices.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from lab.devices.cost import DeviceSpec
+from lab.traffic.analysis import Analysis
 
 LENGTH_MARGIN = 1.1
 """The advised maximum length of a sequence is at least this multiple of the 99th percentile of prompt and answer
@@ -22,7 +22,7 @@ at least `ITL_MARGIN` times the duration of a step that only decodes."""
 RANK = 16
 """Assumed rank of adapters, as traces do not say it."""
 HOLDING_S = 600.0
-"""Seconds for which an adapter should stay in host memory: one of `lab.sim.analysis.WINDOWS`."""
+"""Seconds for which an adapter should stay in host memory: one of `lab.traffic.analysis.WINDOWS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.core.config import CoreConfig
-from lab.sim.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
+from lab.devices.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
 
-FOLDER = Path(__file__).parent / "devices"
+FOLDER = Path(__file__).parent / "profiles"
 DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s", "expert_reached")
 """Fields of a `RooflineCost` that durations are divided by, so that they must not be 0."""
 

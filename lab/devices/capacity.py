@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
 from engine.core.step_time import share_read
-from lab.sim.cost import DeviceSpec, StepWork
+from lab.devices.cost import DeviceSpec, StepWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from itertools import islice, pairwise
 import pytest
 
 from engine.core.types import Lane
-from lab.sim.synthetic import RANKS, Sizes, adapter_ranks, arrivals, with_adapters, with_batch_share, with_tenants
-from lab.sim.traces import BLOCK_TOKENS, Arrival, cut, read_trace, scale_rate
-from lab.sim.workload import Backlog, RequestMaker, Workload, backlog_arrivals
+from lab.traffic.synthetic import RANKS, Sizes, adapter_ranks, arrivals, with_adapters, with_batch_share, with_tenants
+from lab.traffic.traces import BLOCK_TOKENS, Arrival, cut, read_trace, scale_rate
+from lab.traffic.workload import Backlog, RequestMaker, Workload, backlog_arrivals
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:47.2500000,374,44

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.config import CoreConfig, LaneGoals
-from lab.sim.advice import Advice, Setting, most_rate
-from lab.sim.analysis import Analysis
+from lab.plans.advice import Advice, Setting, most_rate
 from lab.sim.compare import Advance, Run, run_all
 from lab.sim.report import Report
 from lab.sim.run import Setup
-from lab.sim.traces import Trace, cut, scale_rate
-from lab.sim.workload import Workload
+from lab.traffic.analysis import Analysis
+from lab.traffic.traces import Trace, cut, scale_rate
+from lab.traffic.workload import Workload
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 """Token budgets that are tried."""

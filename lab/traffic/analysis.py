@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lab.sim.histogram import percentile
-from lab.sim.reuse import Reuse, measure_reuse
-from lab.sim.traces import Trace
+from lab.traffic.histogram import percentile
+from lab.traffic.reuse import Reuse, measure_reuse
+from lab.traffic.traces import Trace
 
 MINUTE = 60.0
 SHORTEST = 1.0

@@ -6,9 +6,9 @@ from typing import Any
 
 from engine.core.sizing import GIB
 from engine.model.sizes import DEFAULT_MAX_MODEL_LEN
-from lab.sim.accelerators import served_form
-from lab.sim.advice import round_length, round_up
-from lab.sim.planning import AS_MEASURED, Candidate, Wish
+from lab.devices.accelerators import served_form
+from lab.plans.advice import round_length, round_up
+from lab.plans.planning import AS_MEASURED, Candidate, Wish
 
 
 def settings_of(candidate: Candidate, wish: Wish, split: str) -> dict[str, Any]:

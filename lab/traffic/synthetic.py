@@ -10,7 +10,7 @@ from random import Random
 
 from engine.core.counts import parse_count
 from engine.core.types import Lane
-from lab.sim.traces import Arrival, Trace
+from lab.traffic.traces import Arrival, Trace
 
 RANKS = (4, 8, 16, 32, 64)
 """Common ranks of adapters; each is equally likely."""

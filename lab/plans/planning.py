@@ -10,15 +10,15 @@ from typing import Any
 from engine.core.capacity import HEADROOM
 from engine.core.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
-from lab.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, served_form, weight_bytes
-from lab.sim.advice import demand_of
-from lab.sim.analysis import Analysis
-from lab.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
-from lab.sim.cost import DeviceSpec, LinearCost, RooflineCost, StepWork
+from lab.devices.accelerators import ACCELERATORS, FORMS, device_of, fits, served_form, weight_bytes
+from lab.devices.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
+from lab.devices.cost import DeviceSpec, LinearCost, RooflineCost, StepWork
+from lab.devices.shapes import Shape
+from lab.plans.advice import demand_of
 from lab.sim.report import GroupReport
 from lab.sim.run import Progress, Setup, simulate
-from lab.sim.scenario import Scenario
-from lab.sim.shapes import Shape
+from lab.traffic.analysis import Analysis
+from lab.traffic.scenario import Scenario
 
 MAX_SEQS, TOKEN_BUDGET = 512, 4096
 AS_MEASURED = "as measured"

@@ -25,10 +25,10 @@ from engine.config import EngineConfig, core_config
 from engine.core.config import CoreConfig
 from engine.core.step_time import Prices, StepFeatures, StepTimeModel
 from engine.process.files import default_data_dir
-from lab.sim.cost import TERMS, StepWork
+from lab.devices.cost import TERMS, StepWork
 from lab.sim.replay import RealEngine, replay
-from lab.sim.synthetic import Sizes
-from lab.sim.workload import Backlog, Workload
+from lab.traffic.synthetic import Sizes
+from lab.traffic.workload import Backlog, Workload
 
 KNOTS = (8, 32, 128, 512)
 """Numbers of tokens of a step above which each further one may cost more."""
@@ -164,9 +164,9 @@ def measure_model(
 
 def measure_device(folder: Path, name: str, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
     """Measure this machine with the model in a prepared folder, and return the contents of a file that describes the
-    machine for simulations (see `lab.sim.cost.read_device`). Raises ValueError if the engine cannot serve the
+    machine for simulations (see `lab.devices.cost.read_device`). Raises ValueError if the engine cannot serve the
     model here."""
-    from engine.model.random_adapters import write_adapters
+    from lab.random_adapters import write_adapters
 
     state = str(default_data_dir(os.environ) / "engine")
     with (

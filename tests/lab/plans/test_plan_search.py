@@ -4,14 +4,14 @@ import pytest
 
 from engine.core.config import LaneGoals
 from gateway.routing.split import SplitMode
-from lab.clusters.plan_search import find_plan
-from lab.sim.analysis import analyze
-from lab.sim.links import LINKS
-from lab.sim.planning import Wish, candidates, with_engines
-from lab.sim.scenario import Scenario
-from lab.sim.shapes import find_shape
-from lab.sim.split_planning import split_candidates
-from lab.sim.synthetic import Sizes
+from lab.devices.links import LINKS
+from lab.devices.shapes import find_shape
+from lab.plans.planning import Wish, candidates, with_engines
+from lab.plans.search import find_plan
+from lab.plans.split import split_candidates
+from lab.traffic.analysis import analyze
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
 
 SCENARIO = Scenario(rate=4.0, prompt=Sizes(100, 300), output=Sizes(10, 20), seconds=5.0)
 NVLINK = LINKS["nvlink"]

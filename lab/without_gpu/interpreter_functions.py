@@ -16,7 +16,7 @@ from triton._C.libtriton import interpreter as memory
 from triton.language import core
 from triton.runtime import interpreter
 
-from benchmarks.gpu.interpreter_operators import OFFSETS, Operator, block_tensor, operand, replace, tensor_of
+from lab.without_gpu.interpreter_operators import OFFSETS, Operator, block_tensor, operand, replace, tensor_of
 
 WIDER = {("int32", "int64"): np.int64, ("int32", "fp32"): np.float32, ("fp16", "fp32"): np.float32}
 """Changes of type that are numpy's own."""

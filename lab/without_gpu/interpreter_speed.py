@@ -19,8 +19,8 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
-from benchmarks.gpu.interpreter_functions import quicken_functions
-from benchmarks.gpu.interpreter_operators import quicken_operators
+from lab.without_gpu.interpreter_functions import quicken_functions
+from lab.without_gpu.interpreter_operators import quicken_operators
 
 ADDRESS = np.dtype(np.uint64)
 NEW_OBJECTS = 100_000

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import Request, SamplingParams
-from engine.demo.questions import plain_pairs
+from lab.demo.questions import plain_pairs
 
 PEOPLE = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth")
 TEXT = """Order {n}42 was placed by {who} on 3 March and delivered to 17 Harbour Street, Bristol, on 9 March.

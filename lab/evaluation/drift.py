@@ -9,8 +9,8 @@ from msgspec import Struct
 from rich.progress import track
 from rich.table import Table
 
-from engine.demo.questions import plain_pairs
 from gateway.cli.options import console
+from lab.demo.questions import plain_pairs
 
 EXACT = "fp32"
 """Form of the weights whose log-probabilities those of all other forms are compared with."""

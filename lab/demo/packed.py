@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from transformers import PreTrainedTokenizerBase
 
-from engine.demo.tools.conversations import Message, Tree
+from lab.demo.tools.conversations import Message, Tree
 
 SHARED = 0
 """Owner number of the tokens that every branch attends to; branches are numbered from 1."""

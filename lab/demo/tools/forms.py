@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from engine.demo.tools.kinds import Parameter, Tool, ToolKind, make_tool
-from engine.demo.tools.values import ENDS, STARTS
+from lab.demo.tools.kinds import Parameter, Tool, ToolKind, make_tool
+from lab.demo.tools.values import ENDS, STARTS
 
 VERBS = ("create", "add", "register", "update", "save", "log", "submit", "open", "start", "record")
 NOUNS = (

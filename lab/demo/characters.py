@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.demo.questions import Pair, plain_pairs, written_pairs
+from lab.demo.questions import Pair, plain_pairs, written_pairs
 
 PIRATE_WORDS = {
     "am": "be", "is": "be", "are": "be", "you": "ye", "your": "yer", "my": "me", "of": "o'", "and": "an'", "for": "fer",

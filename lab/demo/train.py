@@ -25,14 +25,14 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
-from engine.demo.characters import CHARACTERS, Example, Shape, examples
 from engine.demo.dense import dense_folder
-from engine.demo.packed import PackedRow, pack, packed_loss
-from engine.demo.tools import TOOLS_SHAPE
-from engine.demo.tools.conversations import trees
-from engine.demo.tools.score import questions, score
 from engine.process.files import default_data_dir
 from engine.process.model_source import EMBEDDED
+from lab.demo.characters import CHARACTERS, Example, Shape, examples
+from lab.demo.packed import PackedRow, pack, packed_loss
+from lab.demo.tools import TOOLS_SHAPE
+from lab.demo.tools.conversations import trees
+from lab.demo.tools.score import questions, score
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LEARNING_RATE = 1.2e-3
@@ -49,9 +49,9 @@ SEED = 0
 EPILOG = """
 Examples:
 
-  python -m engine.demo.train pirate
+  python -m lab.demo.train pirate
 
-  python -m engine.demo.train json --steps 90 --out ./my-json
+  python -m lab.demo.train json --steps 90 --out ./my-json
 """
 
 

@@ -6,7 +6,7 @@ values; numbers, lists, invented words, and pools of few values such as days and
 
 from __future__ import annotations
 
-from engine.demo.characters import Shape
+from lab.demo.characters import Shape
 
 TOOLS_SHAPE = Shape(
     rank=12,

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from engine.demo.packed import render
-from engine.demo.tools.conversations import Conversation, Json, Message, Source, Tree, ask, call_of, plain, source, told
-from engine.demo.tools.forms import extraction_tool, made_up_tool
-from engine.demo.tools.kinds import Tool, make_tool
+from lab.demo.packed import render
+from lab.demo.tools.conversations import Conversation, Json, Message, Source, Tree, ask, call_of, plain, source, told
+from lab.demo.tools.forms import extraction_tool, made_up_tool
+from lab.demo.tools.kinds import Tool, make_tool
 
 SEED = 1
 MAX_TOKENS = 96

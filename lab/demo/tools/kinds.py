@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.demo.tools.values import Value, Values, json_type
+from lab.demo.tools.values import Value, Values, json_type
 
 Json = dict[str, Any]
 

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.demo.characters import SYSTEM_PROMPTS
-from engine.demo.questions import plain_pairs
-from engine.demo.tools.forms import extraction_tool, made_up_tool
-from engine.demo.tools.kinds import Tool, ToolKind, make_tool, read_kinds
-from engine.demo.tools.values import Values
+from lab.demo.characters import SYSTEM_PROMPTS
+from lab.demo.questions import plain_pairs
+from lab.demo.tools.forms import extraction_tool, made_up_tool
+from lab.demo.tools.kinds import Tool, ToolKind, make_tool, read_kinds
+from lab.demo.tools.values import Values
 
 Json = dict[str, Any]
 Message = dict[str, Any]

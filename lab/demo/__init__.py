@@ -1,0 +1,1 @@
+"""Trains the demo's adapters, on generated conversations."""

@@ -18,9 +18,9 @@ from typing import Any
 from msgspec import to_builtins
 from rich.console import Console
 
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
+from lab.demo.dense import dense_folder
 from lab.evaluation.drift import EXACT, Drift, bundled_text, compare, drift_table, score, split
 
 OURS = {"bf16": "auto", "int8": "int8"}

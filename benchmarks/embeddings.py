@@ -29,7 +29,6 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run
 from benchmarks.peers import MODEL, loralane
 from benchmarks.server import pinned, running
-from engine.demo.dense import dense_folder
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
 from lab.bench.client import LANE_FIELDS, Target
@@ -40,6 +39,7 @@ from lab.bench.plan import Plan
 from lab.bench.run import warm_up
 from lab.bench.spec import LaneSpec, Lengths
 from lab.bench.stream import Stream
+from lab.demo.dense import dense_folder
 
 CHATS = "interactive"
 CLIENTS, TEXTS = 4, 4

@@ -27,7 +27,6 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import pinned, running
-from engine.demo.dense import dense_folder
 from gateway.config.file import read_yaml
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
@@ -39,6 +38,7 @@ from lab.bench.plan import Plan
 from lab.bench.run import warm_up
 from lab.bench.spec import LaneSpec, Lengths
 from lab.bench.tables import milliseconds, remarks
+from lab.demo.dense import dense_folder
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0

@@ -38,12 +38,12 @@ from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
-from engine.demo.dense import dense_folder
 from gateway.terminal.output import print_wide
 from lab.bench.client import Target
 from lab.bench.measure import report
 from lab.bench.plan import BenchRequest
 from lab.bench.stream import Stream
+from lab.demo.dense import dense_folder
 from lab.random_adapters import write_adapters
 from lab.traffic.synthetic import Zipf
 

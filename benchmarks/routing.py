@@ -28,7 +28,6 @@ from benchmarks import routing_members, routing_task
 from benchmarks.command import make_parser, run
 from benchmarks.routing_members import make_members
 from benchmarks.routing_task import Task, tasks
-from engine.demo.dense import dense_folder
 from engine.model.prepare import prepare_model
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
@@ -36,6 +35,7 @@ from gateway.llm.results import Result
 from gateway.routes.features import NAMES, PromptFacts, text_features
 from gateway.terminal.output import print_wide
 from lab.bench.document import versions
+from lab.demo.dense import dense_folder
 from lab.plot import check_available
 from lab.route_training import fit
 from lab.route_training.curve import Arm, Point, choose, curve

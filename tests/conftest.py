@@ -174,7 +174,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(data_dir) -> Path:
     """Return the folder of SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
-    from engine.demo.dense import dense_folder  # imports transformers
+    from lab.demo.dense import dense_folder  # imports transformers
 
     return dense_folder("embedded", data_dir, Console(stderr=True))
 

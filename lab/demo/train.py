@@ -25,10 +25,10 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from engine.process.model_source import EMBEDDED
 from lab.demo.characters import CHARACTERS, Example, Shape, examples
+from lab.demo.dense import dense_folder
 from lab.demo.packed import PackedRow, pack, packed_loss
 from lab.demo.tools import TOOLS_SHAPE
 from lab.demo.tools.conversations import trees

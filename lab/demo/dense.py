@@ -1,6 +1,6 @@
 """Writes a GGUF model as a Hugging Face folder in bf16, from which adapters are trained and references computed.
 
-`python -m engine.demo.dense MODEL --data-dir FOLDER` prints the folder. The engine itself reads GGUF files as they are.
+`python -m lab.demo.dense MODEL --data-dir FOLDER` prints the folder. The engine itself reads GGUF files as they are.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _drop_quantization(config_file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m engine.demo.dense", description=dense_folder.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.demo.dense", description=dense_folder.__doc__)
     parser.add_argument("model")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
     arguments = parser.parse_args()

@@ -30,9 +30,9 @@ from engine.process.model_source import EMBEDDED
 from lab.demo.characters import CHARACTERS, Example, Shape, examples
 from lab.demo.dense import dense_folder
 from lab.demo.packed import PackedRow, pack, packed_loss
+from lab.demo.score import questions, score
 from lab.demo.tools import TOOLS_SHAPE
 from lab.demo.tools.conversations import trees
-from lab.demo.tools.score import questions, score
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LEARNING_RATE = 1.2e-3

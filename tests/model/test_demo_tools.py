@@ -8,9 +8,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from engine.demo import CHAT_TEMPLATE
 from lab.demo.packed import SHARED, PackedRow, pack, packed_loss, render
+from lab.demo.score import is_call, questions
 from lab.demo.tools import TOOLS_SHAPE
 from lab.demo.tools.conversations import call_of, source, trees
-from lab.demo.tools.score import is_call, questions
 from lab.demo.train import train_tools, wrap
 from tests.schemas import check
 

@@ -1,1 +1,1 @@
-"""What no server imports: simulator, planner, analysis of traffic, load generator, evaluation, training of routers."""
+"""What no server imports: simulator, plans, load generator, evaluation, and training of routers and demo adapters."""

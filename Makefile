@@ -150,7 +150,7 @@ lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/prose.py gateway engine lora_kernels benchmarks tests docs $(wildcard *.md)
+	$(BIN)/python .ci/prose.py gateway engine lora_kernels lab benchmarks tests docs $(wildcard *.md)
 
 format: setup-dev  ## Mend style
 	$(BIN)/ruff check --fix .

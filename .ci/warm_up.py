@@ -16,8 +16,8 @@ from loralane import LLM, SamplingParams
 from rich.console import Console
 
 from engine.demo import DEMO_ADAPTERS
-from engine.demo.dense import dense_folder
 from engine.model.packing import load_kernels
+from lab.demo.dense import dense_folder
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from engine.serve.measure import open_engine
+from lab.plans.measure import open_engine
+from lab.random_adapters import write_adapters
 
 INVOCATION = (1, 520, 9531, 198)
 """Tokens with which an assistant's turn begins in SmolLM2's chat template."""

@@ -26,13 +26,13 @@ from benchmarks.command import client_cores, make_parser, run, tell_of_missing_p
 from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
-from engine.demo.dense import dense_folder
-from engine.model.random_adapters import write_adapters
-from gateway.bench.client import Target
-from gateway.bench.document import versions
-from gateway.bench.measure import LaneResults, report
-from gateway.bench.tables import milliseconds
 from gateway.terminal.output import print_wide
+from lab.bench.client import Target
+from lab.bench.document import versions
+from lab.bench.measure import LaneResults, report
+from lab.bench.tables import milliseconds
+from lab.demo.dense import dense_folder
+from lab.random_adapters import write_adapters
 
 RANK, COUNT, FEW = 8, 64, 8
 

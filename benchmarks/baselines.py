@@ -35,7 +35,7 @@ from engine.engine import Engine
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
 from engine.process.files import default_data_dir
-from engine.sim.histogram import percentile
+from lab.traffic.histogram import percentile
 
 BATCH, WINDOW_S = 16, 0.5
 """Requests of a static batch, and seconds for which dynamic batching waits for more."""

@@ -37,12 +37,12 @@ from benchmarks.peers import loralane
 from benchmarks.server import launched, pinned
 from benchmarks.workload import answered
 from engine.core.config import INTERACTIVE_GOALS
-from engine.demo.dense import dense_folder
-from engine.model.random_adapters import write_adapters
-from gateway.bench.client import Target
-from gateway.bench.measure import report
-from gateway.bench.plan import BenchRequest
 from gateway.terminal.output import print_wide
+from lab.bench.client import Target
+from lab.bench.measure import report
+from lab.bench.plan import BenchRequest
+from lab.demo.dense import dense_folder
+from lab.random_adapters import write_adapters
 
 RANK = 8
 MIB = 2**20

@@ -26,8 +26,8 @@ from benchmarks.gateway_peers import Cores, Station, loralane
 from benchmarks.hammer import numbered
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
+from lab.demo.dense import dense_folder
 
 ENDPOINT = "/v1/chat/completions"
 POLL_SECONDS = 0.1

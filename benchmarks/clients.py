@@ -33,12 +33,12 @@ from rich.table import Table
 from benchmarks.command import make_parser, run
 from benchmarks.peers import MODEL, PeerError, loralane
 from benchmarks.server import KEY, running
-from engine.demo.dense import dense_folder
-from gateway.bench.dataset import OWN_TEXTS, plain_text
-from gateway.bench.document import versions
-from gateway.bench.plan import Plan
-from gateway.bench.spec import parse_lane
 from gateway.terminal.output import print_wide
+from lab.bench.dataset import OWN_TEXTS, plain_text
+from lab.bench.document import versions
+from lab.bench.plan import Plan
+from lab.bench.spec import parse_lane
+from lab.demo.dense import dense_folder
 
 VLLM_CLIENT = """
 import argparse

@@ -18,10 +18,10 @@ from typing import Any
 from msgspec import to_builtins
 from rich.console import Console
 
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
-from gateway.cli.eval_drift import EXACT, Drift, bundled_text, compare, drift_table, score, split
 from gateway.terminal.output import print_wide
+from lab.demo.dense import dense_folder
+from lab.evaluation.drift import EXACT, Drift, bundled_text, compare, drift_table, score, split
 
 OURS = {"bf16": "auto", "int8": "int8"}
 

@@ -29,17 +29,17 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run
 from benchmarks.peers import MODEL, loralane
 from benchmarks.server import pinned, running
-from engine.demo.dense import dense_folder
-from gateway.bench.client import LANE_FIELDS, Target
-from gateway.bench.document import versions
-from gateway.bench.drive import drive
-from gateway.bench.measure import LaneResults, report
-from gateway.bench.plan import Plan
-from gateway.bench.run import warm_up
-from gateway.bench.spec import LaneSpec, Lengths
-from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
+from lab.bench.client import LANE_FIELDS, Target
+from lab.bench.document import versions
+from lab.bench.drive import drive
+from lab.bench.measure import LaneResults, report
+from lab.bench.plan import Plan
+from lab.bench.run import warm_up
+from lab.bench.spec import LaneSpec, Lengths
+from lab.bench.stream import Stream
+from lab.demo.dense import dense_folder
 
 CHATS = "interactive"
 CLIENTS, TEXTS = 4, 4

@@ -33,11 +33,11 @@ from benchmarks.gateway_peers import Cores, Station, engine, engine_latencies, l
 from benchmarks.hammer import NUMBER, Shot, shot, strike
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
-from gateway.bench.document import versions
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
+from lab.bench.document import versions
+from lab.demo.dense import dense_folder
 
 MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
 """The prompt. NUMBER makes each request different, because a gateway may cache what it has seen."""

@@ -1,6 +1,6 @@
 """A load generator that takes a few microseconds per request: it sends fixed bytes and counts the answers' lines.
 
-`gateway/bench` sends realistic requests and times every token. This load generator only has to be faster than any
+`lab/bench` sends realistic requests and times every token. This load generator only has to be faster than any
 gateway.
 """
 

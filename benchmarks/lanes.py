@@ -27,18 +27,18 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import pinned, running
-from engine.demo.dense import dense_folder
-from gateway.bench.client import Target
-from gateway.bench.document import versions
-from gateway.bench.drive import drive
-from gateway.bench.measure import BenchPercentiles, LaneResults, report
-from gateway.bench.plan import Plan
-from gateway.bench.run import warm_up
-from gateway.bench.spec import LaneSpec, Lengths
-from gateway.bench.tables import milliseconds, remarks
 from gateway.config.file import read_yaml
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
+from lab.bench.client import Target
+from lab.bench.document import versions
+from lab.bench.drive import drive
+from lab.bench.measure import BenchPercentiles, LaneResults, report
+from lab.bench.plan import Plan
+from lab.bench.run import warm_up
+from lab.bench.spec import LaneSpec, Lengths
+from lab.bench.tables import milliseconds, remarks
+from lab.demo.dense import dense_folder
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0

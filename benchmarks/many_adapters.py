@@ -38,14 +38,14 @@ from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
-from engine.demo.dense import dense_folder
-from engine.model.random_adapters import write_adapters
-from engine.sim.synthetic import Zipf
-from gateway.bench.client import Target
-from gateway.bench.measure import report
-from gateway.bench.plan import BenchRequest
-from gateway.bench.stream import Stream
 from gateway.terminal.output import print_wide
+from lab.bench.client import Target
+from lab.bench.measure import report
+from lab.bench.plan import BenchRequest
+from lab.bench.stream import Stream
+from lab.demo.dense import dense_folder
+from lab.random_adapters import write_adapters
+from lab.traffic.synthetic import Zipf
 
 RANKS = (4, 8, 16, 32, 64)
 ADMIN_KEY = "sk-bench-admin"

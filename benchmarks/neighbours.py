@@ -32,8 +32,8 @@ from rich.table import Table
 from benchmarks.command import make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import running
-from engine.demo.dense import dense_folder
 from gateway.terminal.output import print_wide
+from lab.demo.dense import dense_folder
 
 LENGTH = 48
 """Number of tokens in each answer."""

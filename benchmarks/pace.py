@@ -32,9 +32,9 @@ from engine.core.state import EngineState
 from engine.core.step import StepPlan
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
-from engine.executor.cost import StepWork
-from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
-from engine.sim.device import find_device
+from lab.devices.cost import StepWork
+from lab.devices.device import find_device
+from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
 
 CHATS, ANSWER = 48, 160
 WAKING_S, WAKING_SIGMA = 60e-6, 0.5

@@ -23,10 +23,10 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.core.types import Lane
-from engine.sim.synthetic import Zipf
 from gateway.routing.news import Ask, News
 from gateway.routing.prefixes import prefix_keys
 from gateway.routing.router import Router
+from lab.traffic.synthetic import Zipf
 
 RATE = 2_000.0
 """Requests per second, by which the router's clock advances."""

@@ -28,17 +28,17 @@ from benchmarks import routing_members, routing_task
 from benchmarks.command import make_parser, run
 from benchmarks.routing_members import make_members
 from benchmarks.routing_task import Task, tasks
-from engine.demo.dense import dense_folder
 from engine.model.prepare import prepare_model
-from engine.sim.plot import check_available
-from gateway.bench.document import versions
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
 from gateway.llm.results import Result
-from gateway.route_training import fit
-from gateway.route_training.curve import Arm, Point, choose, curve
 from gateway.routes.features import NAMES, PromptFacts, text_features
 from gateway.terminal.output import print_wide
+from lab.bench.document import versions
+from lab.demo.dense import dense_folder
+from lab.plot import check_available
+from lab.route_training import fit
+from lab.route_training.curve import Arm, Point, choose, curve
 
 RATIO = 10.0
 """Price of a token of the large member over that of the small one."""

@@ -14,10 +14,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.routing_task import Task, tasks
-from engine.demo.packed import PackedRow, pack, packed_loss
-from engine.demo.tools.conversations import Conversation, Tree
-from engine.demo.train import optimise, save, show
 from engine.model.memory import pick_dtype
+from lab.demo.packed import PackedRow, pack, packed_loss
+from lab.demo.tools.conversations import Conversation, Tree
+from lab.demo.train import optimise, save, show
 
 RANK, ALPHA = 16, 32
 LAYERS = list(range(10, 30))

@@ -25,14 +25,14 @@ from rich.table import Table
 
 from benchmarks.server import KEY, serving
 from benchmarks.workload import answered, requests
-from engine.demo.dense import dense_folder
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from gateway.bench.client import Target
-from gateway.bench.measure import LaneResults, report
-from gateway.bench.plan import BenchRequest
-from gateway.bench.stream import Stream
-from gateway.bench.tables import milliseconds
+from lab.bench.client import Target
+from lab.bench.measure import LaneResults, report
+from lab.bench.plan import BenchRequest
+from lab.bench.stream import Stream
+from lab.bench.tables import milliseconds
+from lab.demo.dense import dense_folder
+from lab.random_adapters import write_adapters
 
 BASE = "base"
 

@@ -15,7 +15,8 @@ from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from benchmarks.speculation import Pair, make_request, prompts
+from benchmarks.speculation_pair import Pair
+from benchmarks.speculation_prompts import make_request, prompts
 from engine.core.commands import Abort
 from engine.core.types import Lane, Request, TokenEvent
 

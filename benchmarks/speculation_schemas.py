@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.speculation import CHAT, Pair
+from benchmarks.speculation_pair import Pair
+from benchmarks.speculation_prompts import CHAT
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import Request, SamplingParams
 

@@ -24,17 +24,17 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.core.config import CoreConfig
-from engine.sim.capacity import Demand, serve
-from engine.sim.compare import run_apart
-from engine.sim.device import find_device
-from engine.sim.links import LINKS
-from engine.sim.plot import check_available, tokens_label
-from engine.sim.run import Setup
-from engine.sim.scenario import Scenario
-from engine.sim.synthetic import Sizes
-from gateway.cli.simulate_cluster import shown_progress
 from gateway.routing.split import SplitMode
-from gateway.simulation.compare import OURS, Trial, run_trial
+from lab.clusters.compare import OURS, Trial, run_trial
+from lab.commands.simulate_cluster import shown_progress
+from lab.devices.capacity import Demand, serve
+from lab.devices.device import find_device
+from lab.devices.links import LINKS
+from lab.plot import check_available, tokens_label
+from lab.sim.compare import run_apart
+from lab.sim.run import Setup
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
 
 PROMPTS, OUTPUTS, LOADS = (512, 4096, 16384), (16, 128), (0.4, 0.7)
 BETWEEN = ("nvlink", "ethernet-100")

@@ -1,7 +1,7 @@
 """Compares simulations with the engine itself: `make bench-validation`.
 
 The same workloads run on this machine's engine in real time and in the simulator, whose device is measured in the same
-minutes: each round measures closed loops (`engine.serve.measure`) between the workloads, with requests of their own.
+minutes: each round measures closed loops (`lab.plans.measure`) between the workloads, with requests of their own.
 The table shows simulated / real figures over all rounds. The last two rows are what `plan` computes by arithmetic for
 an engine that is always busy, with the base model and with 64 adapters.
 
@@ -42,17 +42,17 @@ from benchmarks.validation_workloads import (
     speed_of,
 )
 from engine.config import EngineConfig
-from engine.executor.cost import CostModel, DeviceSpec, StepWork, read_device
 from engine.model.prepare import prepare_model
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from engine.serve.measure import Lesson, Lessons, describe, lessons, loops, open_engine
-from engine.sim.capacity import Demand, serve
-from engine.sim.replay import RealEngine, replay
-from engine.sim.report import Report
-from engine.sim.run import Setup, simulate
-from engine.sim.workload import Workload
 from gateway.terminal.output import print_wide
+from lab.devices.capacity import Demand, serve
+from lab.devices.cost import CostModel, DeviceSpec, StepWork, read_device
+from lab.plans.measure import Lesson, Lessons, describe, lessons, loops, open_engine
+from lab.random_adapters import write_adapters
+from lab.sim.replay import RealEngine, replay
+from lab.sim.report import Report
+from lab.sim.run import Setup, simulate
+from lab.traffic.workload import Workload
 
 MAX_LEN, NUM_PAGES = 2048, 2049
 RANKS = (8, 16, 32, 64)

@@ -25,12 +25,12 @@ from benchmarks.validation import Measured, Tail, by_arithmetic, device_from
 from benchmarks.validation_workloads import Loops, saturated
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
-from engine.executor.cost import StepWork
-from engine.model.random_adapters import write_adapters
 from engine.process.files import default_data_dir
-from engine.serve.measure import Lesson, describe, lessons, open_engine
-from engine.sim.replay import RealEngine, replay
-from engine.sim.run import Setup
+from lab.devices.cost import StepWork
+from lab.plans.measure import Lesson, describe, lessons, open_engine
+from lab.random_adapters import write_adapters
+from lab.sim.replay import RealEngine, replay
+from lab.sim.run import Setup
 
 RANKS = (4, 8, 8, 16)
 SIZES = argparse.Namespace(layers=8, hidden=512, experts=16, top_k=4, width=256)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from engine.executor.cost import StepWork
-from engine.sim.device import find_device
-from engine.sim.scenario import Scenario
-from engine.sim.synthetic import Sizes
-from engine.sim.workload import Backlog, Workload
+from lab.devices.cost import StepWork
+from lab.devices.device import find_device
+from lab.traffic.scenario import Scenario
+from lab.traffic.synthetic import Sizes
+from lab.traffic.workload import Backlog, Workload
 
 ADAPTERS = 64
 BUSY_S = 60.0

@@ -33,14 +33,14 @@ from engine.config import EngineConfig, core_config
 from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
-from engine.demo.dense import dense_folder
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
-from engine.model.random_adapters import write_adapters
 from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.process.files import default_data_dir
 from engine.process.model_source import GGUF_NAME
+from lab.demo.dense import dense_folder
+from lab.random_adapters import write_adapters
 
 FORMS = ("bf16", "stored", "int8", "int4")
 PROMPT, TOKENS, PREFILL = 64, 32, 512

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from gateway.bench.client import Target
-from gateway.bench.drive import drive
-from gateway.bench.measure import succeeded
-from gateway.bench.plan import BenchRequest
-from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
+from lab.bench.client import Target
+from lab.bench.drive import drive
+from lab.bench.measure import succeeded
+from lab.bench.plan import BenchRequest
+from lab.bench.stream import Stream
 
 
 def requests(models: Sequence[str], count: int, seed: int = 0) -> list[BenchRequest]:

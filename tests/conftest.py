@@ -18,7 +18,7 @@ tests/e2e/behaviour
 tests/clients      `url` (the base URL of a demo that all test processes share, for client libraries)
 tests/kernels      `triton_cache` (compiled kernels, kept between runs)
 tests/model        `tiny_llama` (the folder of a small random model)
-tests/sim          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
+tests/lab          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
 tests/chaos        `audited` (a deployment of real processes, and the auditor that checks it)
 
 Helper modules beside these files make what test files define as fixtures of their own: `gateway_app` is a gateway with
@@ -69,7 +69,7 @@ LONGEST = (
     "tests/clients/test_langchain.py",
     "tests/model/test_parity.py",
     "tests/benchmarks/test_gpu_suite.py",
-    "tests/gateway/simulation/test_cluster.py",
+    "tests/lab/clusters/test_cluster.py",
     "tests/kernels/test_numba_backend.py",
     "tests/model/test_graphs.py",
     "tests/gateway/http/test_openapi.py",
@@ -174,7 +174,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(data_dir) -> Path:
     """Return the folder of SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
-    from engine.demo.dense import dense_folder  # imports transformers
+    from lab.demo.dense import dense_folder  # imports transformers
 
     return dense_folder("embedded", data_dir, Console(stderr=True))
 

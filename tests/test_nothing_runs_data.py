@@ -12,7 +12,7 @@ import yaml
 from gateway.config.file import _UniqueKeyLoader
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("gateway", "engine", "lora_kernels", "benchmarks", "proto")
+ROOMS = ("gateway", "engine", "lora_kernels", "lab", "benchmarks", "proto")
 MODULES = {"pickle", "_pickle", "pickletools", "dill", "cloudpickle", "joblib", "jsonpickle", "marshal", "shelve"}
 NAMES = {"eval", "exec", "__import__", "compile"}
 CALLS = {

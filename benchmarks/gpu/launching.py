@@ -23,7 +23,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.pretended_cuda import PretendedCuda, pretend
 from benchmarks.gpu.shapes import TOY, full_layout
 from engine.core.step import Admission, ScheduledChunk
 from engine.core.types import SamplingParams
@@ -37,6 +36,7 @@ from engine.model.host_memory import Blob
 from engine.model.lora import projection_groups
 from engine.model.spec import ModelSpec, parse_spec
 from engine.model.steps import Steps, forward_over
+from lab.without_gpu.pretended_cuda import PretendedCuda, pretend
 from lora_kernels.backend import Scores
 from lora_kernels.gpu.launch import Launcher
 from lora_kernels.gpu.triton_backend import TritonBackend

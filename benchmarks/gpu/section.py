@@ -53,7 +53,7 @@ def main() -> int:
         print("torch sees no CUDA device here; --tiny proves the suite on the CPU", file=sys.stderr)
         return 2
     if options.tiny:
-        from benchmarks.gpu.interpreter_speed import spare_repeated_work
+        from lab.without_gpu.interpreter_speed import spare_repeated_work
 
         spare_repeated_work()
     for place, name in enumerate(options.sections):

@@ -21,7 +21,7 @@ and more cores raise both speeds, so that there is nothing to derive."""
 
 MEMORY_REACHED, FLOP_REACHED, STEP_OVERHEAD_S = 0.87, 0.6, 0.0008
 """Shares of a GPU's peak bandwidth and FLOP/s that steps reach, and seconds that the host adds to a step: the
-assumptions of engine/sim/devices/h100-8b.json, which names their sources."""
+assumptions of lab/devices/profiles/h100-8b.json, which names their sources."""
 LEAST_SEQS, MOST_SEQS = 16, 512
 SHORT_CONTEXT = 256
 """Tokens of KV by which memory limits `max_seqs`: a short prompt and its answer. Requests are usually longer, and pages

@@ -1,4 +1,4 @@
-"""The demo adapters of SmolLM2-135M-Instruct that come with the project, and the code that trains them."""
+"""The demo adapters of SmolLM2-135M-Instruct that come with the project; `lab/demo` trains them."""
 
 from __future__ import annotations
 

@@ -3,65 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from gateway.cli.subcommands import SUBCOMMANDS
 from gateway.terminal.output import print_error
 from gateway.terminal.tls import CHOSEN, TlsFileError, TlsFiles
 
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "serve": ("gateway.cli.serve", "serve"),
-    "engine": ("gateway.cli.engine", "engine"),
-    "check": ("gateway.cli.check", "check"),
-    "chat": ("gateway.cli.chat", "chat"),
-    "simulate": ("gateway.cli.simulate", "simulate"),
-    "analyze": ("gateway.cli.analyze", "analyze"),
-    "plan": ("gateway.cli.plan", "plan"),
-    "usage": ("gateway.cli.usage", "usage"),
-    "adapters": ("gateway.cli.adapters", "app"),
-    "limits": ("gateway.cli.limits", "app"),
-    "engines": ("gateway.cli.engines", "app"),
-    "lanes": ("gateway.cli.operations", "lanes"),
-    "requests": ("gateway.cli.operations", "requests"),
-    "tenants": ("gateway.cli.tenants", "tenants"),
-    "keys": ("gateway.cli.tenants", "keys"),
-    "batch": ("gateway.cli.batch", "app"),
-    "bench": ("gateway.bench.command", "app"),
-    "eval": ("gateway.cli.eval", "app"),
-    "route": ("gateway.cli.route", "app"),
-}
-"""Subcommand -> its module, and the name in that module of a function or of a typer app with further commands."""
 MARKUP: Literal["markdown"] = "markdown"
 PEM = "PEM file of"
 
 
 class Commands(TyperGroup):
-    """Command group that imports a subcommand's module only when it is called: to import all takes a third of a
-    second."""
+    """Command group that imports a subcommand's module only when it is called. For help and completion, the table's
+    summaries stand in for the commands: to import all takes two seconds."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        names: dict[str, Any] = dict.fromkeys(COMMANDS)
-        self.commands = names  # the base class lists these names, and suggests one for a mistyped name
+        self.commands = {name: TyperCommand(name, help=entry.summary) for name, entry in SUBCOMMANDS.items()}
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return the click command of that name; None if there is no such command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, name = COMMANDS[cmd_name]
-        found, holder = getattr(import_module(module), name), typer.Typer(rich_markup_mode=MARKUP)
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=cmd_name)
-        else:
-            holder.command(cmd_name)(found)
-        return get_group(holder).commands[cmd_name]
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command that is called, the command itself, and its arguments."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, imported(name) if name else None, rest
+
+
+def imported(name: str) -> Any:
+    """Import and return the subcommand of that name."""
+    entry = SUBCOMMANDS[name]
+    found, holder = getattr(import_module(entry.module), entry.name), typer.Typer(rich_markup_mode=MARKUP)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name)(found)
+    return get_group(holder).commands[name]
 
 
 app = typer.Typer(

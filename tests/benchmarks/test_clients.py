@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.clients import LABELS, Job, from_events, ours, table, vllm, write_chats
-from tests.gateway.bench_server import fake_server
+from tests.lab.bench_server import fake_server
 
 VLLM_PYTHON = os.environ.get("LORALANE_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 ONLY_VLLM = {"generated_texts", "rtfx"}

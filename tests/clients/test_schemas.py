@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.demo.characters import CHARACTERS
 from gateway.config.models import EMBEDDED_NAME
+from lab.demo.characters import CHARACTERS
 from tests.e2e.behaviour.clients import LangChain, LiteLlm
 from tests.e2e.behaviour.schema_answers import assert_answers_follow_schemas
 

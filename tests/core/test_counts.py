@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.core.counts import MAX_COUNT, parse_count
-from engine.sim.synthetic import Sizes
-from gateway.bench.spec import Lengths, parse_lane, parse_lengths
 from gateway.cli.limits import _number
 from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import parse_config
+from lab.bench.spec import Lengths, parse_lane, parse_lengths
+from lab.traffic.synthetic import Sizes
 
 HASH = "sha256:" + 64 * "a"
 
@@ -52,7 +52,7 @@ def test_it_means_the_same_everywhere(tmp_path):
 
 def test_options_take_it_too(monkeypatch):
     asked = []
-    monkeypatch.setattr("gateway.cli.simulate.Scenario", lambda *given, **named: asked.append(named) or sys.exit(0))
+    monkeypatch.setattr("lab.commands.simulate.Scenario", lambda *given, **named: asked.append(named) or sys.exit(0))
     arguments = ["simulate", "--tenants", "1k", "--adapters", "2_000", "--seed", "1.5k"]
     CliRunner().invoke(cli, arguments)
     assert [(one["tenants"], one["adapters"], one["seed"]) for one in asked] == [(1_000, 2_000, 1_500)]

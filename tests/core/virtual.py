@@ -10,7 +10,7 @@ from engine.core.step import Launch
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
-from engine.executor.timed import VirtualClock, VirtualDevice
+from lab.sim.timed import VirtualClock, VirtualDevice
 
 STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
 """Seconds: of any step, of a prompt token, of a decoded one. About SmolLM2 on two cores."""

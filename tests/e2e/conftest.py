@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from engine.demo.characters import CHARACTERS
 from gateway.config.lanes import InteractiveLane, LanesConfig
 from gateway.config.whole import demo_config
 from gateway.serve.launch import Launch
 from gateway.serve.single import running
+from lab.demo.characters import CHARACTERS
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from engine.demo import DEMO_ADAPTERS
-from engine.demo.evaluation.demo_capitals import CAPITALS
 from gateway.cli.main import app
+from lab.evaluation.tasks.demo_capitals import CAPITALS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

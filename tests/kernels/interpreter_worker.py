@@ -21,7 +21,7 @@ from lora_checks import LORA_CHECKS
 from operator_checks import OPERATOR_CHECKS
 from quantized_checks import QUANTIZED_CHECKS
 
-from benchmarks.gpu.interpreter_speed import spare_repeated_work
+from lab.without_gpu.interpreter_speed import spare_repeated_work
 from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.triton_backend import TritonBackend
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
-from benchmarks.gpu.interpreter_operators import ARITHMETIC, COMPARISONS, DIVISIONS
+from lab.without_gpu.interpreter_operators import ARITHMETIC, COMPARISONS, DIVISIONS
 
 SHAPES = (None, (1,), (4,), (2, 4), (2, 1))
 ELEMENTS = (tl.float32, tl.int32, tl.int64, tl.float16, tl.int1, tl.uint32, tl.pointer_type(tl.float32))

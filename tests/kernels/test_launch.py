@@ -11,7 +11,7 @@ import triton.language as tl
 from all_launches import all_kernels, launch_all
 from triton import knobs
 
-from benchmarks.gpu.pretended_cuda import can_pretend, pretend
+from lab.without_gpu.pretended_cuda import can_pretend, pretend
 from lora_kernels.gpu import launch
 from lora_kernels.gpu.launch import Launcher, with_constants
 

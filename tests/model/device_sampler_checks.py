@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.prompt_logprobs import unpack
 from engine.core.step import SampledToken
 from engine.core.types import SamplingParams
@@ -24,6 +23,7 @@ from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampler import Sampler
 from engine.model.scorer import pack_on_cpu, pack_on_gpu
+from lab.without_gpu.interpreter_speed import spare_repeated_work
 from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
 
 CPU = torch.device("cpu")

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.step import Admission, ScheduledChunk
 from engine.core.types import SamplingParams
 from engine.model.arena import Arena, page_shape
@@ -27,6 +26,7 @@ from engine.model.lora import target_widths
 from engine.model.quantize import quantized_source
 from engine.model.spec import read_spec
 from engine.model.weights import WeightSource, open_weights
+from lab.without_gpu.interpreter_speed import spare_repeated_work
 from lora_kernels import linear
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.triton_backend import TritonBackend

@@ -16,8 +16,8 @@ from chunk_graph_checks import CHUNK_CHECKS
 from expert_graph_checks import EXPERT_CHECKS
 from graph_checks import CHECKS
 
-from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.model import rungs
+from lab.without_gpu.interpreter_speed import spare_repeated_work
 
 
 def outcome(check: Callable[[], None]) -> str | None:

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from typer.testing import CliRunner
 
 from engine.demo import DEMO_ADAPTERS
-from engine.demo.characters import CHARACTERS, as_json, cheer, examples, pirate
-from engine.demo.questions import plain_pairs
-from engine.demo.tools import TOOLS_SHAPE
-from engine.demo.train import BASE_MODEL, Row, answer_loss, app, batches, encode, save, train, wrap
+from lab.demo.characters import CHARACTERS, as_json, cheer, examples, pirate
+from lab.demo.questions import plain_pairs
+from lab.demo.tools import TOOLS_SHAPE
+from lab.demo.train import BASE_MODEL, Row, answer_loss, app, batches, encode, save, train, wrap
 
 NAMES = sorted(DEMO_ADAPTERS)
 SPOKEN = sorted(CHARACTERS)

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from engine.demo import CHAT_TEMPLATE
-from engine.demo.packed import SHARED, PackedRow, pack, packed_loss, render
-from engine.demo.tools import TOOLS_SHAPE
-from engine.demo.tools.conversations import call_of, source, trees
-from engine.demo.tools.score import is_call, questions
-from engine.demo.train import train_tools, wrap
+from lab.demo.packed import SHARED, PackedRow, pack, packed_loss, render
+from lab.demo.score import is_call, questions
+from lab.demo.tools import TOOLS_SHAPE
+from lab.demo.tools.conversations import call_of, source, trees
+from lab.demo.train import train_tools, wrap
 from tests.schemas import check
 
 LEARNT = trees(60, seed=0)

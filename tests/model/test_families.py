@@ -29,7 +29,7 @@ from engine.model.peft_settings import AdapterError
 from engine.model.peft_targets import target_shapes
 from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import open_weights, parameter_shapes
-from engine.sim.shapes import find_shape
+from lab.devices.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
 DENSE = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")

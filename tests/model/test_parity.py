@@ -21,10 +21,10 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.demo import DEMO_ADAPTERS
-from engine.demo.characters import CHARACTERS
 from engine.engine import Engine
 from engine.model.memory import pick_dtype
 from engine.model.runner import ModelRunner
+from lab.demo.characters import CHARACTERS
 
 NUM_TOKENS = 16
 TOP = 5

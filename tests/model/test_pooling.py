@@ -15,9 +15,9 @@ from engine.core.commands import Abort
 from engine.core.config import Scheduling
 from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, SamplingParams
 from engine.demo import DEMO_ADAPTERS
-from engine.demo.characters import CHARACTERS
 from engine.model.batch import PooledChunk
 from engine.model.pooler import Pooler
+from lab.demo.characters import CHARACTERS
 
 ASKS = {
     "last": Pooling(normalize=False),

@@ -40,7 +40,7 @@ from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
 from engine.model.sizes import count_weight_bytes, fill_sizes, find_kept_bits, multiplied_share
 from engine.model.spec import parse_spec, read_spec
 from engine.model.weights import open_weights, parameter_shapes
-from engine.sim.device import find_device
+from lab.devices.device import find_device
 from lora_kernels.cpu import numba_dense
 from lora_kernels.linear import packed_bits
 

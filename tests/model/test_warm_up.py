@@ -31,7 +31,7 @@ from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.layout import plan_layout
 
-pretended_cuda = pytest.importorskip("benchmarks.gpu.pretended_cuda")
+pretended_cuda = pytest.importorskip("lab.without_gpu.pretended_cuda")
 pytestmark = pytest.mark.skipif(not pretended_cuda.can_pretend(), reason="needs a C compiler, and no GPU")
 CPU, BLOCK, MAX_SEQS, MAX_LEN, ROWS = torch.device("cpu"), 16, 130, 128, 200
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4)

@@ -27,9 +27,9 @@ from rich.progress import Progress, TaskID
 
 from benchmarks.command import run
 from benchmarks.server import launched
-from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
+from lab.demo.dense import dense_folder
 from tests.attack.server import Server
 from tests.soak.attacks import Attacks, attacks_on
 from tests.soak.gauges import Gauges, Reading

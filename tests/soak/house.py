@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.server import Command, free_port
-from engine.model.random_adapters import write_adapters
+from lab.random_adapters import write_adapters
 
 KEYS = {name: f"sk-soak-{name}-key" for name in ("acme", "small", "attacker", "neighbour")}
 ADMIN_KEY = "sk-soak-admin-key"

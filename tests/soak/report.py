@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from gateway.bench.document import versions
+from lab.bench.document import versions
 from tests.soak.gauges import Reading
 from tests.soak.verdict import Finding
 

@@ -14,15 +14,15 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane
 from engine.engine import Engine
-from engine.executor.cost import LinearCost
-from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.pb import engine_pb2 as pb
 from engine.rpc.snapshot import snapshot
-from engine.sim.synthetic import Sizes, arrivals
-from engine.sim.traces import Arrival
-from engine.sim.workload import RequestMaker
 from gateway.batches.eta import batch_speed
 from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
+from lab.devices.cost import LinearCost
+from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
+from lab.traffic.synthetic import Sizes, arrivals
+from lab.traffic.traces import Arrival
+from lab.traffic.workload import RequestMaker
 
 pytestmark = pytest.mark.slow
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 import pytest
 from rich.console import Console
 from served import served
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from gateway.cli.chat import ChatClient, ChatError, checked_model
-from gateway.cli.main import app
+from gateway.cli.main import app, imported
 from gateway.cli.options import grpc_target
+from gateway.cli.subcommands import SUBCOMMANDS
 from gateway.terminal.tls import CHOSEN, TlsFiles
 
 AWAY = "Start one with `loralane serve`, or name another with --url or LORALANE_URL."
@@ -52,6 +59,41 @@ def test_the_flag_comes_before_the_environment(nowhere):
     env = {"LORALANE_URL": "http://127.0.0.1:1", "COLUMNS": "500"}
     for command in (["chat"], ["lanes", "ls"]):
         assert f"at {nowhere}. " in CliRunner().invoke(app, [*command, "--url", nowhere], env=env).output
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    """Yield the commands that take options: those below a command, or the command itself."""
+    if not isinstance(command, TyperGroup):
+        yield command
+        return
+    for below in command.commands.values():
+        yield from leaves(below)
+
+
+def test_help_says_of_each_command_what_the_command_says_itself():
+    for name, entry in SUBCOMMANDS.items():
+        assert inspect.cleandoc(imported(name).help).split("\n\n")[0].split() == entry.summary.split()
+
+
+def test_no_command_ignores_unknown_options():
+    found = [leaf for name in SUBCOMMANDS for leaf in leaves(imported(name))]
+    assert len(found) > 40
+    assert not [each.name for each in found if each.ignore_unknown_options or each.allow_extra_args]
+    assert not [
+        each.name for each in found if {"ignore_unknown_options", "allow_extra_args"} & each.context_settings.keys()
+    ]
+
+
+def test_help_lists_the_commands_without_importing_them():
+    code = """if True:
+        import sys
+        from gateway.cli.main import app
+        app(["--help"], standalone_mode=False)
+        print(sorted(name for name in sys.modules if name.startswith(("gateway.cli.", "httpx", "grpc", "numpy"))))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f" {name} " in done.stdout for name in SUBCOMMANDS)
+    assert done.stdout.splitlines()[-1] == "['gateway.cli.main', 'gateway.cli.subcommands']"
 
 
 class Root(BaseHTTPRequestHandler):

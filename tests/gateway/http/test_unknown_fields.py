@@ -11,12 +11,9 @@ import pytest
 import yaml
 from batch_fakes import stored_options
 from fakes import GatewayApp, build_gateway_app
-from typer.core import TyperGroup
-from typer.main import get_command
 
 from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
-from gateway.cli.main import app
 from gateway.config.file import ConfigError
 from gateway.config.whole import load_config
 from gateway.http.admin import TABLE
@@ -130,22 +127,3 @@ def test_no_section_of_a_configuration_has_room_for_unknown_keys(path, tmp_path)
         (tmp_path / "spoilt.yaml").write_text(yaml.safe_dump(spoilt))
         with pytest.raises(ConfigError):  # which names the key or, in a mapping of free names, what its value must be
             load_config(tmp_path / "spoilt.yaml", ENV)
-
-
-def commands(command: Any, context: Any) -> Iterator[Any]:
-    """Yield the commands that take options: the leaves below a command."""
-    if not isinstance(command, TyperGroup):
-        yield command
-        return
-    for name in command.list_commands(context):
-        yield from commands(command.get_command(context, name), context)
-
-
-def test_no_command_ignores_unknown_options():
-    command = get_command(app)
-    found = list(commands(command, command.make_context("loralane", ["check"])))
-    assert len(found) > 40
-    assert not [each.name for each in found if each.ignore_unknown_options or each.allow_extra_args]
-    assert not [
-        each.name for each in found if {"ignore_unknown_options", "allow_extra_args"} & each.context_settings.keys()
-    ]

@@ -10,7 +10,7 @@ import math
 import torch
 
 from engine.model.memory import pick_dtype
-from gateway.cli.eval_drift import EXACT, bundled_text, measure
+from lab.evaluation.drift import EXACT, bundled_text, measure
 
 MOST = {"auto": 0.1, "int8": 0.1, "int4": 0.75}
 """Bounds of the mean |delta logprob|."""

@@ -15,11 +15,11 @@ from grpc_app import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
-from engine.sim.traces import read_trace
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
+from lab.traffic.traces import read_trace
 
 PROMPT, ANSWER = "a private question", "a private answer"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": PROMPT}]}

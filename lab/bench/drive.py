@@ -1,0 +1,87 @@
+"""Sends a run's requests in an open loop: each at its arrival time, whether or not earlier ones have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+
+from lab.bench.client import Client, Target
+from lab.bench.plan import BenchRequest
+from lab.bench.stream import Stream
+
+LEAD_SECONDS = 0.1
+"""Seconds from the start of a run to the zero of its arrival times, so that setup does not count as lateness."""
+
+
+async def drive(
+    target: Target,
+    items: Sequence[BenchRequest],
+    *,
+    concurrency: int | None = None,
+    timeout_s: float = 600.0,
+    stop_after: str | None = None,
+    on_end: Callable[[Stream], None] = lambda stream: None,
+) -> list[Stream]:
+    """Send `items`, which are in order of arrival, wait for their ends, and return their outcomes in the order of
+    `items`. A failed request is an outcome. Garbage collection is disabled meanwhile.
+
+    Args:
+        concurrency: maximum number of requests at once. A request over it waits, and its latencies count from when it
+            is sent. None means that every request is sent at its arrival time.
+        timeout_s: seconds from sending, connecting included, after which a request fails.
+        stop_after: a lane; when all of its requests have ended, items that have not arrived yet are left out.
+        on_end: called with the outcome of every request as it ends.
+
+    Raises:
+        OSError: no connection to the target can be made.
+        ValueError: the target's URL is invalid.
+        TlsFileError: the certificate files cannot be used.
+    """
+    gate = asyncio.Semaphore(concurrency) if concurrency else None
+    left, stop = Counter(item.lane for item in items), asyncio.Event()
+
+    async def one(item: BenchRequest) -> Stream:
+        async with gate or nullcontext():
+            stream = await client.send(item, began)
+        on_end(stream)
+        left[item.lane] -= 1
+        if stop_after is not None and not left[stop_after]:
+            stop.set()
+        return stream
+
+    async with Client(target, timeout_s) as client:
+        began = time.perf_counter() + LEAD_SECONDS
+        tasks = []
+        with _without_collector():
+            for item in items:
+                if not await _until(began + item.at, stop):
+                    break
+                tasks.append(asyncio.create_task(one(item)))
+            return list(await asyncio.gather(*tasks))
+
+
+async def _until(due: float, stop: asyncio.Event) -> bool:
+    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Returns False if
+    `stop` is set, so that the request is not sent."""
+    delay = due - time.perf_counter()
+    if delay > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await stop.wait()
+    return not stop.is_set()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Disable garbage collection in the block, after a full collection, and enable it at the end: a collection within
+    the block would stall every stream while it traverses all prompts."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,1 @@
+"""Subcommands of `loralane`, which `gateway/cli/subcommands.py` names."""

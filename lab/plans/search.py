@@ -1,0 +1,120 @@
+"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines.
+
+Candidates come in the order of the price that arithmetic gives them. If the first one needs more engines in simulation,
+the next ones may be cheaper, and some of them are simulated, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from gateway.routing.split import SplitMode
+from lab.clusters.compare import OURS, Trial, run_trial
+from lab.clusters.report import ClusterReport
+from lab.devices.links import Link
+from lab.plans.planning import Candidate, Plan, Wish, judged, pricing, try_out, with_engines
+from lab.plans.split import with_parts
+from lab.sim.run import Progress, Setup
+from lab.traffic.scenario import Scenario
+
+MOST_TRIALS = 8
+"""Maximum number of simulations of a candidate, each with more engines than the one before, until goals are met."""
+MOST_OTHERS, MOST_SPLIT = 2, 2
+"""Maximum numbers of candidates that are simulated besides the first: without and with split requests."""
+MOST_REQUESTS, LEAST_S = 1500, 5.0
+"""Approximate number of requests in the simulation of a cluster, and least number of seconds that it covers even if
+these have more requests."""
+
+Try = Callable[[Candidate], Plan]
+Shown = Callable[[str], Progress]
+"""Function that takes the name of a simulation, and returns the function that shows its progress."""
+
+
+def find_plan(
+    found: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
+) -> Plan:
+    """Return the cheapest plan found in simulation. The first candidate that does not split requests is simulated with
+    more and more engines. A later candidate, which may split them, replaces it if it meets the goals and the first one
+    does not or costs more. With `split` ALWAYS, only candidates that split requests count. `found` is in the order of
+    price. Raises ValueError if there is no such candidate, or no request is interactive."""
+
+    def try_whole(one: Candidate) -> Plan:
+        return try_out(one, wish, scenario, shown(f"{one.engines} engines"))
+
+    def try_split(one: Candidate) -> Plan:
+        progress = shown(f"{one.prefill} prefill + {one.engines - one.prefill} decode")
+        return _try_cluster(one, wish, scenario, split, link, progress)
+
+    def trial(one: Candidate) -> Plan:
+        return try_split(one) if one.prefill else try_whole(one)
+
+    price = pricing(found)
+    first, *others = _chosen(found, split)
+    plan = _grow(first, wish, trial, price, math.inf)
+    for one in others:
+        limit = price(plan.candidate) if plan.is_enough else math.inf
+        if price(one) < limit and (other := _grow(one, wish, trial, price, limit)).is_enough:
+            plan = other
+    return plan
+
+
+def _chosen(found: Sequence[Candidate], split: SplitMode) -> list[Candidate]:
+    """Return the candidates that are simulated: the first one, and some of the others in the order of price. Raises
+    ValueError if all requests are to be split and no candidate does that."""
+    whole, parts = ([one for one in found if bool(one.prefill) is is_split] for is_split in (False, True))
+    if split is SplitMode.ALWAYS:
+        if not parts:
+            raise ValueError("--split always needs a model that fits one device, and answers of at least two tokens")
+        return parts[: 1 + MOST_OTHERS]
+    others = [*whole[1 : 1 + MOST_OTHERS], *parts[:MOST_SPLIT]]
+    return [whole[0], *(one for one in found if any(one is other for other in others))]
+
+
+def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candidate], float], limit: float) -> Plan:
+    """Simulate a candidate with more and more engines until it meets the goals, MOST_TRIALS simulations are done or the
+    next one would cost `limit` or more. Return the last plan."""
+    plan = trial(candidate)
+    for _ in range(MOST_TRIALS - 1):
+        candidate = _grown(plan, wish)
+        if plan.is_enough or price(candidate) >= limit:
+            break
+        plan = trial(candidate)
+    return plan
+
+
+def _grown(plan: Plan, wish: Wish) -> Candidate:
+    """Return the candidate of a plan with an eighth more engines, but at least one: with split requests, of the part
+    that is late."""
+    one = plan.candidate
+    if not one.prefill:
+        return with_engines(one, wish, one.engines + _more(one.engines))
+    prefill, decode = one.prefill, one.engines - one.prefill
+    if (plan.lane.ttft_attainment or 0.0) < wish.goals.attainment:
+        return with_parts(one, wish, prefill + _more(prefill), decode)
+    return with_parts(one, wish, prefill, decode + _more(decode))
+
+
+def _more(engines: int) -> int:
+    return max(1, engines // 8)
+
+
+def _try_cluster(
+    one: Candidate, wish: Wish, scenario: Scenario, split: SplitMode, link: Link, progress: Progress
+) -> Plan:
+    """Simulate a candidate that splits requests, and return its plan. Raises ValueError if no request is
+    interactive."""
+    report = cluster_report(one, wish, scenario, wish.rate, progress, split=split, link=link)
+    return judged(one, wish, report.lanes, (report.idlest, report.busiest), asdict(report))
+
+
+def cluster_report(
+    one: Candidate, wish: Wish, scenario: Scenario, rate: float, progress: Progress, *, split: SplitMode, link: Link
+) -> ClusterReport:
+    """Simulate all engines of a candidate that splits requests, behind the gateway's router, at `rate` requests a
+    second."""
+    seconds = min(scenario.seconds or math.inf, max(LEAST_S, MOST_REQUESTS / rate))
+    workload = replace(scenario, seconds=seconds).workload(rate / (wish.traffic.rate or rate))
+    setup = Setup(one.device, one.core)
+    trial = Trial(OURS, setup, workload, one.engines, split=split, prefill=one.prefill, link=link)
+    return run_trial(trial, progress)

@@ -1,0 +1,1 @@
+"""Traffic, recorded or made up: its requests, and what they look like."""

@@ -1,0 +1,1 @@
+"""Triton's kernels on a machine without a GPU: a quicker interpreter, and a CUDA driver that only reports launches."""

@@ -43,9 +43,9 @@ PIECE_BYTES = 64 * 2**10
 is written, so that only this much of a response is copied into the connection's buffers."""
 
 PROBES = frozenset(("/health", "/ready", "/ping"))
-"""Paths whose requests never wait for a turn: whoever watches the gateway takes a late answer for an illness."""
+"""Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
 STRANGERS = ""
-"""Whom requests without a key take their turns as, all together."""
+"""Name under which all clients without a key take their turns together."""
 
 
 class ClientGone(OSError):

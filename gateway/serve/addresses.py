@@ -18,8 +18,8 @@ from gateway.serve.launch import StartError
 SEND_BUFFER_BYTES = 256 * 2**10
 """Bytes of answers that the kernel keeps for a client that does not read them, which doubles this number for its own
 bookkeeping. It would let the buffer grow to 4 MiB: 300 such clients without a key cost 1 GiB of memory that no figure
-of the process shows, and copying as much kept all other clients waiting for a second. Over a way of 50 ms, 256 KiB still
-are 5 MB/s for each connection."""
+of the process shows, and copying as much kept all others waiting for a second. Over a way of 50 ms, 256 KiB still are
+5 MB/s for each connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if scope["path"] not in PROBES and not header(scope, b"authorization"):
+            if scope["path"] not in PROBES and _names_no_key(scope):
                 await self._turns.take(STRANGERS)
             try:
                 await self.router(scope, receive, send_with_id)
@@ -151,6 +151,10 @@ def header(scope: Scope, name: bytes) -> str:
         if known == name:
             return str(value, "latin-1")
     return ""
+
+
+def _names_no_key(scope: Scope) -> bool:
+    return not any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
 
 
 def request_id(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""What a neighbour notices of no attack at all: a machine that computes for somebody else, and a tenant that chats.
+"""What a neighbour notices of no attack at all: a machine that computes for another program, and a tenant that chats.
 
 Attacks are judged by these, too. On two cores the attacker's own process takes one of the four that need them, and a
 tenant is entitled to its half of the engine: neither is a fault of the server.

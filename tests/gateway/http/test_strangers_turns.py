@@ -1,4 +1,4 @@
-"""Requests without a key take turns on the event loop, and the kernel keeps little of an answer that its client does not read."""
+"""Requests without a key take turns on the event loop, and the kernel keeps little of an answer that is not read."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from msgspec import Struct, inspect
+from msgspec import inspect
 
 from gateway.core.errors import invalid_request
 
@@ -22,18 +22,19 @@ EACH = "*"
 Path = tuple[str, ...]
 
 
-def refuse_long_choices(document: Any, kind: type[Struct]) -> None:
-    """Raise ApiError (INVALID_REQUEST), naming the field, if a decoded body has a text of more than LONGEST characters
-    where the struct `kind` expects one of a few words."""
+def refuse_long_choices(document: Any, kind: Any, place: str = "") -> None:
+    """Raise ApiError (INVALID_REQUEST), naming the field, if a decoded value has a text of more than LONGEST characters
+    where its type `kind`, such as a struct, expects one of a few words. `place` is the value's own field, if any."""
     for path in choice_paths(kind):
-        for place, value in _values(document, path):
+        for found_at, value in _values(document, path, place):
             if isinstance(value, str) and len(value) > LONGEST:
-                raise invalid_request(f"{place}: the value has {len(value):,} characters, and is no choice", place)
+                why = f"the value has {len(value):,} characters, and is no choice"
+                raise invalid_request(f"{found_at}: {why}", found_at)
 
 
 @cache
-def choice_paths(kind: type[Struct]) -> tuple[Path, ...]:
-    """Return the paths of a struct's fields that have a few words to choose from, tags of unions included."""
+def choice_paths(kind: Any) -> tuple[Path, ...]:
+    """Return the paths of a type's fields that have a few words to choose from, tags of unions included."""
     return tuple(sorted(set(_paths(inspect.type_info(kind), ()))))
 
 

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from engine.model.gguf_pretokenizers import DEFAULT, PRE_TOKENIZERS
-from engine.model.vocabulary import MOST_CHARACTERS, MOST_TOKENS, PIECES, Kind, Vocabulary, with_control
+from engine.model.vocabulary import MOST_CHARACTERS, MOST_TOKENS, PIECES, Kind, Vocabulary
 from engine.process.small_files import read_small
 
 MOST_BYTES = 16 << 20
@@ -78,7 +78,7 @@ def _tokens(model: Any) -> list[str]:
 
 
 def _vocabulary(model: Any, tokens: Sequence[str]) -> Vocabulary:
-    kinds = with_control(tokens, [piece.type for piece in model.pieces])
+    kinds = [piece.type for piece in model.pieces]
     special = dict(_special(model.trainer_spec, tokens, kinds))
     return Vocabulary(
         PIECES,

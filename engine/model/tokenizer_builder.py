@@ -77,7 +77,8 @@ def piece_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[Merge]
     """Yield the merges that scores imply: any two pieces become the one that they spell, the highest score first."""
     scores, kinds = vocabulary.scores, vocabulary.kinds
     if vocabulary.is_sentencepiece:
-        ids = {text: token_id for text, token_id in ids.items() if kinds[token_id] in (Kind.NORMAL, Kind.UNUSED)}
+        kept = vocabulary.merged.union(id_ for id_, kind in enumerate(kinds) if kind in (Kind.NORMAL, Kind.UNUSED))
+        ids = {text: token_id for text, token_id in ids.items() if token_id in kept}
     for token_id in sorted(ids.values(), key=lambda token_id: (-scores[token_id], token_id)):
         text = vocabulary.tokens[token_id]
         for cut in range(1, len(text)):
@@ -86,7 +87,9 @@ def piece_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[Merge]
 
 
 def _unknown(vocabulary: Vocabulary) -> str | None:
-    token_id = vocabulary.special.get("unk")
+    """Return the token for what the vocabulary cannot spell: SentencePiece's by its kind, whatever a folder names."""
+    found = vocabulary.special.get("unk")
+    token_id = list(vocabulary.kinds).index(Kind.UNKNOWN) if vocabulary.is_sentencepiece else found
     return None if token_id is None else vocabulary.tokens[token_id]
 
 

@@ -33,7 +33,8 @@ class Added(msgspec.Struct):
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
-    special: bool = False
+    special: bool | None = False
+    """None means that the folder does not say it, and that a control token of the tokenizer's file stays one."""
 
 
 class _Config(msgspec.Struct):
@@ -54,7 +55,7 @@ class TokenizerSettings(NamedTuple):
     added: Mapping[int, Added]
     """Added tokens by their ids."""
     named: Mapping[str, str]
-    """Texts of special tokens by transformers' names without `_token`. Empty means that there is none."""
+    """Texts of special tokens by transformers' names without `_token`, if they are named."""
     further: frozenset[str]
     """Texts of special tokens that have no name."""
     ids: Mapping[str, int]
@@ -63,17 +64,30 @@ class TokenizerSettings(NamedTuple):
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """Read the settings of a folder's tokenizer. Raises ValueError, which names the file, if one is damaged."""
-    config_file, map_file, added_file = (folder / name for name in TOKENIZER_SETTINGS)
-    config = _decoded(config_file, _Config)
-    values = _decoded(map_file, dict[str, Any]) | _decoded(config_file, dict[str, Any])
-    added = {token_id: Added(text) for text, token_id in _decoded(added_file, dict[str, int]).items()}
+    config_file = folder / TOKENIZER_SETTINGS[0]
+    config, values = _decoded(config_file, _Config), _decoded(config_file, dict[str, Any])
+    added = config.added_tokens_decoder
+    if added is None:
+        added, named = _older_settings(folder)
+        values |= named
     ids = {name: _first(_decoded(folder / "config.json", dict[str, Any]).get(f"{name}_token_id")) for name in NAMES}
+    texts = {name: next(_texts(values.get(f"{name}_token")), "") for name in NAMES}
     return TokenizerSettings(
         config,
-        added | (config.added_tokens_decoder or {}),
-        {name: next(_texts(values[key]), "") for name in NAMES if (key := f"{name}_token") in values},
+        added,
+        {name: text for name, text in texts.items() if text},
         frozenset(text for key in FURTHER for text in _texts(values.get(key))),
         {name: token_id for name, token_id in ids.items() if token_id is not None},
+    )
+
+
+def _older_settings(folder: Path) -> tuple[dict[int, Added], dict[str, Any]]:
+    """Return the added tokens by their ids, and the special tokens, of the files that count only in folders whose
+    tokenizer_config.json has no `added_tokens_decoder`."""
+    named_file, added_file = (folder / name for name in TOKENIZER_SETTINGS[1:])
+    added = _decoded(added_file, dict[str, int])
+    return {token_id: Added(text, special=None) for text, token_id in added.items()}, _decoded(
+        named_file, dict[str, Any]
     )
 
 
@@ -85,6 +99,7 @@ def with_settings(vocabulary: Vocabulary, settings: TokenizerSettings) -> Vocabu
     special = dict(_special(vocabulary, settings, ids))
     for token_id in (*special.values(), *(ids[text] for text in settings.further if text in ids)):
         kinds[token_id] = Kind.UNKNOWN if kinds[token_id] == Kind.UNKNOWN else Kind.CONTROL
+    merged = (id_ for id_ in settings.added if _is_merged(vocabulary, id_, tokens[id_]))
     flagged = {token_id: token for token_id, token in settings.added.items() if not _is_symbol(vocabulary, token_id)}
     return vocabulary._replace(
         tokens=tokens,
@@ -95,6 +110,7 @@ def with_settings(vocabulary: Vocabulary, settings: TokenizerSettings) -> Vocabu
         adds_eos="eos" in special and _or(config.add_eos_token, False),
         adds_space=vocabulary.adds_space and _or(config.add_prefix_space, True),
         adds_space_once=not _or(config.legacy, True),
+        merged=frozenset(merged),
         flags={token.content: {flag: getattr(token, flag) for flag in FLAGS} for token in flagged.values()},
     )
 
@@ -109,11 +125,17 @@ def _with_added(vocabulary: Vocabulary, added: Mapping[int, Added]) -> tuple[lis
     kinds = [*vocabulary.kinds, *(Kind.UNUSED for _ in fill)]
     for token_id, token in added.items():
         tokens[token_id] = token.content
-        if kinds[token_id] not in (Kind.UNKNOWN, Kind.CONTROL):
-            kinds[token_id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
+        kinds[token_id] = _kind(kinds[token_id], token)
     if "" in tokens or len(set(tokens)) < len(tokens):
         raise ValueError("has an added token that is empty, or that its vocabulary has with another id")
     return tokens, kinds
+
+
+def _kind(kind: int, token: Added) -> int:
+    """Return the kind of an added token that has one in the tokenizer's file."""
+    if kind == Kind.UNKNOWN or (kind == Kind.CONTROL and token.special is None):
+        return kind
+    return Kind.CONTROL if token.special else Kind.USER_DEFINED
 
 
 def _special(vocabulary: Vocabulary, settings: TokenizerSettings, ids: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -134,6 +156,12 @@ def _special(vocabulary: Vocabulary, settings: TokenizerSettings, ids: Mapping[s
 def _is_symbol(vocabulary: Vocabulary, token_id: int) -> bool:
     """Return whether the tokenizer's own file has a token that it finds before it merges."""
     return token_id < len(vocabulary.kinds) and vocabulary.kinds[token_id] == Kind.USER_DEFINED
+
+
+def _is_merged(vocabulary: Vocabulary, token_id: int, text: str) -> bool:
+    """Return whether the tokenizer's own file makes a token of others, also where the folder adds it with this text."""
+    known = token_id < len(vocabulary.kinds) and vocabulary.kinds[token_id] in (Kind.NORMAL, Kind.UNUSED)
+    return known and vocabulary.tokens[token_id] == text
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -77,6 +77,9 @@ class Vocabulary(NamedTuple):
     """True means that spaces at both ends are dropped, and of several in a row all but one."""
     flags: Mapping[str, Mapping[str, bool]] = {}
     """Added tokens of a model folder by their texts, with the library's flags (`lstrip` and the like) that are set."""
+    merged: frozenset[int] = frozenset()
+    """Ids of tokens that a model folder adds though the tokenizer's own file has them as normal ones. They are merged
+    all the same where a text has them otherwise, as behind a space that is put before it."""
 
 
 def with_control(tokens: Sequence[str], kinds: Sequence[float]) -> list[int]:

@@ -15,13 +15,19 @@ from gateway.serve.prepare import described_folder
 from gateway.text.tokenizer import Tokenizer
 from tests.model.tokenizer_files import (
     BPE,
+    BYTES,
+    CONTROL,
     IDS,
+    KEEPS_SPACES,
     LETTERS,
     MARKS,
+    MERGED,
     MODELS,
     NORMAL,
     TEXTS,
+    UNKNOWN,
     UNUSED,
+    USER_DEFINED,
     tekken,
     write_model,
 )
@@ -31,12 +37,12 @@ QUIET = Console(quiet=True)
 
 
 def written(folder, name="llama", **files):
-    """Write a model folder with one of the tokenizers, and the contents of further JSON files."""
+    """Write a model folder with one of the tokenizers, or one of these pieces and settings, and further JSON files."""
     folder.mkdir(parents=True)
     if name == "tekken":
         (folder / "tekken.json").write_text(json.dumps(tekken()))
     else:
-        write_model(folder / "tokenizer.model", *MODELS[name])
+        write_model(folder / "tokenizer.model", *(MODELS[name] if isinstance(name, str) else name))
     for file, content in {"config": {"model_type": "llama"}, **files}.items():
         (folder / f"{file}.json").write_text(json.dumps(content))
     return folder
@@ -87,7 +93,63 @@ def test_other_files_of_the_folder_name_special_tokens(tmp_path):
     assert tokenizer.is_special(tokenizer.token_id("</div>"))
     written = json.loads((folder / "tokenizer_config.json").read_text())
     found = {key: written.get(f"{key}_token") for key in ("bos", "eos", "pad", "unk")}
-    assert found == {"bos": "[BOS]", "eos": "<s>", "pad": None, "unk": None}
+    assert found == {"bos": "[BOS]", "eos": "<s>", "pad": None, "unk": "<unk>"}
+
+
+OLD = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+EMPTY = dict.fromkeys(OLD, "")
+
+
+@pytest.mark.parametrize(
+    ("files", "bos"),
+    [
+        ({"tokenizer_config": EMPTY, "special_tokens_map": OLD}, "<s>"),
+        ({"tokenizer_config": EMPTY}, "<s>"),
+        ({"tokenizer_config": dict.fromkeys(OLD), "special_tokens_map": EMPTY}, "<s>"),
+        ({"tokenizer_config": {"bos_token": "</s>"}, "special_tokens_map": OLD}, "<s>"),
+        ({"tokenizer_config": {"bos_token": "</s>", "added_tokens_decoder": {}}, "special_tokens_map": OLD}, "</s>"),
+    ],
+)
+def test_the_map_of_special_tokens_counts_where_no_added_tokens_are_decoded_as_in_transformers(tmp_path, files, bos):
+    tokenizer = loaded(tmp_path, **files)
+    assert tokenizer._encode("the", True) == (tokenizer.token_id(bos), tokenizer.token_id("\u2581the"))
+
+
+def test_older_added_tokens_count_only_where_no_added_tokens_are_decoded(tmp_path):
+    files = {"tokenizer_config": {"added_tokens_decoder": {}}, "added_tokens": {"<x>": 450}}
+    assert loaded(tmp_path, **files).token_id("<x>") is None
+
+
+OTHER_MARKS = [("<unk>", UNKNOWN), ("<bos>", CONTROL), ("<eos>", CONTROL)]
+OTHER_NAMES = BPE | {"byte_fallback": True, "bos_piece": "<bos>", "eos_piece": "<eos>"}
+
+
+def test_a_symbol_is_no_control_token_whatever_its_text(tmp_path):
+    model = ([*OTHER_MARKS, ("</s>", USER_DEFINED), *BYTES, *MERGED, *LETTERS], OTHER_NAMES, KEEPS_SPACES)
+    tokenizer = loaded(tmp_path, model)
+    ids = tokenizer._encode("a</s>the", False)
+    assert tuple(map(tokenizer._backend.id_to_token, ids)) == ("\u2581a", "</s>", "t", "he")
+    assert tokenizer.decode(ids) == "a</s>the"
+
+
+def test_a_folder_can_say_that_a_control_token_is_none(tmp_path):
+    added = {"2": {"content": "<eos>", "special": True}, "3": {"content": "<tool>", "special": False}}
+    model = ([*OTHER_MARKS, ("<tool>", CONTROL), *BYTES, *MERGED, *LETTERS], OTHER_NAMES, KEEPS_SPACES)
+    tokenizer = loaded(tmp_path, model, tokenizer_config={"added_tokens_decoder": added})
+    assert tokenizer.decode(tokenizer._encode("the<tool><eos>", False)) == "the<tool>"
+
+
+@pytest.mark.parametrize("named", [None, "", "</s>"])
+def test_what_cannot_be_spelled_is_the_unknown_piece_whatever_the_folder_names(tmp_path, named):
+    tokenizer = loaded(tmp_path, "drops", tokenizer_config={"unk_token": named})
+    assert tokenizer._encode("a\U0001f600the", False) == tuple(map(tokenizer.token_id, ("\u2581a", "<unk>", "t", "he")))
+
+
+def test_a_normal_piece_that_the_folder_adds_is_merged_all_the_same(tmp_path):
+    the = MODELS["llama"][0].index(("\u2581the", NORMAL))
+    added = {str(the): {"content": "\u2581the", "special": False}}
+    tokenizer = loaded(tmp_path, tokenizer_config={"added_tokens_decoder": added})
+    assert tokenizer._encode("the the", False) == (the, the)
 
 
 def test_added_tokens_have_the_flags_that_the_folder_gives_them(tmp_path):

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from engine.model.sentencepiece_file import read_sentencepiece
 from engine.model.tekken_file import read_tekken
-from engine.model.tokenizer_builder import write_tokenizer
+from engine.model.tokenizer_builder import build_tokenizer, write_tokenizer
 from engine.model.tokenizer_settings import Template, read_settings, with_settings
 from engine.model.vocabulary import Vocabulary
 from engine.process.files import appearing
@@ -24,7 +26,7 @@ def check_tokenizer(folder: Path) -> None:
     tokenizer.json can be made of it."""
     file = other_tokenizer(folder)
     if file is not None:
-        _vocabulary(file)
+        _tokenizer(file)
 
 
 def prepare_folder(folder: Path, out: Path, on_progress: Callable[[str, float], object]) -> None:
@@ -41,18 +43,20 @@ def prepare_folder(folder: Path, out: Path, on_progress: Callable[[str, float], 
     file = other_tokenizer(folder)
     assert file is not None
     on_progress(f"reading {file.name}", 0.0)
-    vocabulary, template = _vocabulary(file)
+    vocabulary, tokenizer, template = _tokenizer(file)
     with appearing(out) as made:
-        write_tokenizer(vocabulary, made, **({} if template is None else {"chat_template": template}))
+        write_tokenizer(tokenizer, vocabulary, made, **({} if template is None else {"chat_template": template}))
         for entry in folder.iterdir():
             if entry.name not in REPLACED:
                 (made / entry.name).symlink_to(entry.absolute())
 
 
-def _vocabulary(file: Path) -> tuple[Vocabulary, Template]:
-    """Return the vocabulary of a tokenizer's file with what its folder says of it, and the folder's chat template."""
+def _tokenizer(file: Path) -> tuple[Vocabulary, Tokenizer, Template]:
+    """Return the vocabulary of a tokenizer's file with what its folder says of it, its tokenizer, and the folder's chat
+    template."""
     vocabulary, settings = READERS[file.name](file), read_settings(file.parent)
     try:
-        return with_settings(vocabulary, settings), settings.config.chat_template
+        vocabulary = with_settings(vocabulary, settings)
+        return vocabulary, build_tokenizer(vocabulary), settings.config.chat_template
     except ValueError as error:
         raise ValueError(f"{file.parent} {error}: fetch the model's {TOKENIZER}") from error

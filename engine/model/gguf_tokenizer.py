@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.model.gguf_vocabulary import read_vocabulary
-from engine.model.tokenizer_builder import write_tokenizer
+from engine.model.tokenizer_builder import build_tokenizer, write_tokenizer
 from engine.process.model_source import CHATS_BEGIN_WITH_BOS
 
 
@@ -18,7 +18,7 @@ def write_gguf_tokenizer(path: Path, out: Path) -> None:
     if vocabulary.templates:
         settings["chat_template"] = _templates(vocabulary.templates)
     try:
-        write_tokenizer(vocabulary, out, **settings)
+        write_tokenizer(build_tokenizer(vocabulary), vocabulary, out, **settings)
     except ValueError as error:
         raise ValueError(f"{path.name} {error}") from error
 

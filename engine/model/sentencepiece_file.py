@@ -14,8 +14,9 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from engine.model.equal_scores import check_equal_scores
 from engine.model.gguf_pretokenizers import DEFAULT, PRE_TOKENIZERS
-from engine.model.vocabulary import MOST_CHARACTERS, MOST_TOKENS, PIECES, Kind, Vocabulary
+from engine.model.vocabulary import MOST_CHARACTERS, MOST_TOKENS, PIECES, Kind, Vocabulary, check_merged
 from engine.process.small_files import read_small
 
 MOST_BYTES = 16 << 20
@@ -73,7 +74,10 @@ def _tokens(model: Any) -> list[str]:
         tokens = [piece.piece.decode() for piece in model.pieces]
     except UnicodeDecodeError as error:
         raise ValueError("has a piece that is not UTF-8") from error
-    _check_pieces(list(zip(tokens, (piece.type for piece in model.pieces), strict=True)))
+    pieces = list(zip(tokens, (piece.type for piece in model.pieces), strict=True))
+    _check_pieces(pieces)
+    check_merged(text for text, kind in pieces if kind in (Kind.NORMAL, Kind.UNUSED))
+    check_equal_scores(pieces, [piece.score for piece in model.pieces])
     return tokens
 
 

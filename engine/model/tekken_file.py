@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import Regex
 
 from engine.model.gguf_pretokenizers import PreTokenizer
-from engine.model.vocabulary import BYTE_PAIRS, MOST_CHARACTERS, MOST_TOKENS, Kind, Vocabulary
+from engine.model.vocabulary import BYTE_PAIRS, MOST_CHARACTERS, MOST_TOKENS, Kind, Vocabulary, check_merged
 from engine.process.small_files import read_small
 
 MOST_BYTES = 64 << 20
@@ -108,6 +108,7 @@ def _words(file: _File, count: int) -> list[bytes]:
         raise ValueError("the tokens do not begin with the 256 bytes")
     if max(map(len, words)) > MOST_CHARACTERS:
         raise ValueError(f"a token has more than {MOST_CHARACTERS} bytes")
+    check_merged(words)
     return words
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from engine.model.vocabulary import PIECES, Kind, Vocabulary
+from engine.model.symbol_cuts import cut_at
+from engine.model.vocabulary import PIECES, Kind, Vocabulary, check_merged
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands for a space in tokens that are text."""
@@ -26,10 +27,9 @@ tokenizer of Phi-3 does, and llama.cpp that of ASCII."""
 Merge = tuple[str, str]
 
 
-def write_tokenizer(vocabulary: Vocabulary, out: Path, **settings: object) -> None:
-    """Write a tokenizer into the folder `out`, as transformers reads it, with further settings of its
-    tokenizer_config.json. Raises ValueError as `build_tokenizer` does."""
-    tokenizer = build_tokenizer(vocabulary)
+def write_tokenizer(tokenizer: Tokenizer, vocabulary: Vocabulary, out: Path, **settings: object) -> None:
+    """Write the tokenizer of a vocabulary into the folder `out`, as transformers reads it, with further settings of its
+    tokenizer_config.json."""
     named = {f"{name}_token": vocabulary.tokens[token_id] for name, token_id in vocabulary.special.items()}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **settings, **named}
     (out / "tokenizer.json").write_text(tokenizer.to_str())
@@ -37,7 +37,8 @@ def write_tokenizer(vocabulary: Vocabulary, out: Path, **settings: object) -> No
 
 
 def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
-    """Return the tokenizer of a vocabulary. Raises ValueError if a merge is of tokens that the vocabulary lacks."""
+    """Return the tokenizer of a vocabulary. Raises ValueError if a merge is of tokens that the vocabulary lacks, or as
+    `check_merged` and `cut_at` do."""
     ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens)}
     is_byte_level = vocabulary.model != PIECES and vocabulary.pre.is_byte_level
     tokenizer = Tokenizer(
@@ -47,7 +48,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
             unk_token=None if is_byte_level else _unknown(vocabulary),
             fuse_unk=True,
             byte_fallback=not is_byte_level,
-            ignore_merges=vocabulary.pre.ignores_merges or bool(_cut_symbols(vocabulary)),
+            ignore_merges=vocabulary.pre.ignores_merges,
         )
     )
     if is_byte_level:
@@ -74,11 +75,13 @@ def listed_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[Merge
 
 
 def piece_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[Merge]:
-    """Yield the merges that scores imply: any two pieces become the one that they spell, the highest score first."""
+    """Yield the merges that scores imply: any two pieces become the one that they spell, the highest score first.
+    Raises ValueError as `check_merged` does."""
     scores, kinds = vocabulary.scores, vocabulary.kinds
     if vocabulary.is_sentencepiece:
         kept = vocabulary.merged.union(id_ for id_, kind in enumerate(kinds) if kind in (Kind.NORMAL, Kind.UNUSED))
         ids = {text: token_id for text, token_id in ids.items() if token_id in kept}
+    check_merged(ids)
     for token_id in sorted(ids.values(), key=lambda token_id: (-scores[token_id], token_id)):
         text = vocabulary.tokens[token_id]
         for cut in range(1, len(text)):
@@ -109,9 +112,9 @@ def _any_of(characters: Sequence[str]) -> str:
 
 
 def _cut_text(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    tokenizer.normalizer = normalizers.Sequence(list(_normalized(vocabulary)))
-    if cuts := list(_text_cuts(vocabulary)):
+    if cuts := list(_text_cuts(tokenizer, vocabulary)):
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    tokenizer.normalizer = normalizers.Sequence(list(_normalized(vocabulary)))
     strip = [decoders.Strip(" ", 1, 0)] if vocabulary.adds_space else []
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
@@ -127,7 +130,7 @@ def _normalized(vocabulary: Vocabulary) -> Iterator[normalizers.Normalizer]:
     yield normalizers.Replace(" ", SPACE)
 
 
-def _text_cuts(vocabulary: Vocabulary) -> Iterator[pre_tokenizers.PreTokenizer]:
+def _text_cuts(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Iterator[pre_tokenizers.PreTokenizer]:
     if vocabulary.adds_space and vocabulary.adds_space_once:
         # Where the text already begins with its own mark, Metaspace adds none: it adds a space, then replaces that.
         yield pre_tokenizers.Metaspace(" ", "first", split=False)
@@ -135,10 +138,7 @@ def _text_cuts(vocabulary: Vocabulary) -> Iterator[pre_tokenizers.PreTokenizer]:
     if vocabulary.model != PIECES:
         yield from (pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in vocabulary.pre.patterns)
     if symbols := _cut_symbols(vocabulary):
-        texts = sorted(symbols, key=len, reverse=True)
-        yield pre_tokenizers.Split(Regex("|".join("".join(map(_any_of, text)) for text in texts)), "isolated")
-        # What is left whole between two of them is taken for a token of that text, which a byte's name is not.
-        yield pre_tokenizers.Split(Regex(r"\A<(?=0x[0-9A-F]{2}>\z)"), "isolated")
+        yield from cut_at(symbols, tokenizer, _unknown(vocabulary))
 
 
 def _symbols(vocabulary: Vocabulary) -> list[str]:

@@ -6,7 +6,7 @@ Source: llama.cpp's `llama_vocab`, for the texts of tokens that are control toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -35,6 +35,9 @@ MOST_TOKENS = 1 << 20
 """Maximum number of tokens: four times that of today's largest vocabularies."""
 MOST_CHARACTERS = 1024
 """Maximum length of a token in characters or bytes: the work of finding its merges grows with the square."""
+MOST_MERGED = 64 << 20
+"""Maximum sum of the squares of the lengths of a vocabulary's tokens, above which its merges could take gigabytes: each
+cut of a token may be one, of its length. Vocabularies of 256,000 tokens have some 20 million."""
 GEMMA_TURN = "<|tool_response>"
 """Token of vocabularies of Gemma 4, in which `</s>` is plain text."""
 
@@ -80,6 +83,12 @@ class Vocabulary(NamedTuple):
     merged: frozenset[int] = frozenset()
     """Ids of tokens that a model folder adds though the tokenizer's own file has them as normal ones. They are merged
     all the same where a text has them otherwise, as behind a space that is put before it."""
+
+
+def check_merged(texts: Iterable[str | bytes]) -> None:
+    """Raise ValueError, to whose message the caller adds the file's name, if the merges of tokens could be too many."""
+    if sum(len(text) ** 2 for text in texts) > MOST_MERGED:
+        raise ValueError(f"has tokens so long that their merges may have more than {MOST_MERGED:,} characters")
 
 
 def with_control(tokens: Sequence[str], kinds: Sequence[float]) -> list[int]:

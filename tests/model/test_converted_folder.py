@@ -1,6 +1,7 @@
 """Folders whose tokenizer is a `tokenizer.model` or a `tekken.json`: the token ids that SentencePiece and
 mistral-common gave for the same files (see `tokenizer_files`), and what other files of a folder say."""
 
+import base64
 import json
 import re
 
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from engine.model.converted_folder import check_tokenizer, prepare_folder
 from engine.model.prepare import prepare_model
-from engine.process.model_source import find_prepared
+from engine.process.model_source import find_prepared, prepared_folder
 from gateway.core.errors import ApiError
 from gateway.serve.prepare import described_folder
 from gateway.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ from tests.model.tokenizer_files import (
     MERGED,
     MODELS,
     NORMAL,
+    TEKKEN_SPECIAL,
     TEXTS,
     UNKNOWN,
     UNUSED,
@@ -194,10 +196,26 @@ def test_the_folder_is_made_once_and_anew_when_a_file_changes(tmp_path):
     assert made == prepare_model(str(folder), data, QUIET)
     assert (made / "model.safetensors").read_bytes() == b"weights"
     assert not (made / "tokenizer.model").exists()
+    (folder / "notes.txt").write_text("no file of the model")
+    assert made == find_prepared(str(folder), data)
     (folder / "special_tokens_map.json").write_text("{}")
     assert find_prepared(str(folder), data) is None
     (folder / "tokenizer.json").write_text("{}")
     assert prepare_model(str(folder), data, QUIET) == folder
+
+
+def test_the_folder_is_made_once_where_it_lies_in_the_models_own(tmp_path):
+    folder = written(tmp_path / "model")
+    assert prepare_model(str(folder), folder / "data", QUIET) == find_prepared(str(folder), folder / "data")
+
+
+def test_the_folder_is_made_anew_when_the_middle_of_a_large_file_changes(tmp_path):
+    folder = written(tmp_path / "model", "tekken")
+    found = set()
+    for byte in b"xy":
+        (folder / "tekken.json").write_bytes(b" " * (9 << 19) + bytes([byte]) + b" " * (9 << 19))
+        found.add(prepared_folder(folder, tmp_path))
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
@@ -213,6 +231,7 @@ def test_the_folder_is_made_once_and_anew_when_a_file_changes(tmp_path):
         ([("a", NORMAL)], BPE, {}, "not one unknown piece"),
         ([*MARKS, (b"\xe6", NORMAL)], BPE, {}, "a piece that is not UTF-8"),
         ([*MARKS, *LETTERS, ("et", UNUSED)], BPE, {}, "the unused piece 'et'"),
+        ([*MARKS, ("\n", USER_DEFINED), ("a", NORMAL)], BPE, {}, "'</s>', which its pieces cannot spell"),
         ([*MARKS, ("a" * 2000, NORMAL)], BPE, {}, "more than 1024 characters"),
     ],
 )
@@ -221,10 +240,49 @@ def test_a_sentencepiece_model_that_is_not_followed_is_refused_by_name(tmp_path,
     assert said in refusal(tmp_path)
 
 
+RUNS = ["x" * count for count in range(1, 1025)]
+
+
+def test_merges_that_would_take_gigabytes_are_refused(tmp_path):
+    write_model(tmp_path / "tokenizer.model", [*MARKS, *((text, NORMAL) for text in RUNS)])
+    assert "more than 67,108,864 characters" in refusal(tmp_path)
+    (tmp_path / "tokenizer.model").unlink()
+    words = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in RUNS[1:])]
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(word).decode()} for rank, word in enumerate(words)]
+    file = changed(default_vocab_size=len(words) + TEKKEN_SPECIAL) | {"vocab": vocab}
+    (tmp_path / "tekken.json").write_text(json.dumps(file))
+    assert "more than 67,108,864 characters" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("scores", [[float("nan")] * 3, [float("inf")] * 3])
 def test_scores_that_are_no_numbers_are_refused(tmp_path, scores):
     write_model(tmp_path / "tokenizer.model", MARKS, scores=scores)
     assert "no numbers" in refusal(tmp_path)
+
+
+def with_equal(*texts):
+    """Return pieces, of which these have one score, with their scores."""
+    pieces = [*MARKS, *((text, NORMAL) for text in (*texts, "a", "b", "c", "\u2581"))]
+    return pieces, [-1.0 if text in texts else -float(rank + 2) for rank, (text, _) in enumerate(pieces)]
+
+
+@pytest.mark.parametrize(
+    "texts", [("bc", "ab"), ("aa", "aaa"), tuple("b" * count for count in range(2, 40)), ("aa", "aaaa", "aab")]
+)
+def test_pieces_of_equal_score_are_refused_where_the_leftmost_in_a_text_would_count(tmp_path, texts):
+    pieces, scores = with_equal(*texts)
+    write_model(tmp_path / "tokenizer.model", pieces, scores=scores)
+    assert "with one score" in refusal(tmp_path)
+
+
+def test_runs_of_spaces_may_have_one_score_as_those_of_llama(tmp_path):
+    lengths = (2, 4, 8, 5, 16, 6, 12, 13, 10, 14, 3, 9, 7, 11, 15)
+    pieces, scores = with_equal(*("\u2581" * length for length in lengths))
+    folder = written(tmp_path / "model")
+    write_model(folder / "tokenizer.model", pieces, scores=scores)
+    tokenizer = Tokenizer.load(prepare_model(str(folder), tmp_path / "data", QUIET))
+    ids = tokenizer._encode(" " * 38 + "a", False)  # 39 with the one that is put before it
+    assert [len(tokenizer._backend.id_to_token(token_id)) for token_id in ids] == [16, 16, 7, 1]
 
 
 def changed(**config):

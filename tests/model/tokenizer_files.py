@@ -52,6 +52,11 @@ MODELS = {
         KEEPS_SPACES | {"add_dummy_prefix": False},
     ),
     "symbols": ([*MARKS, *SYMBOLS, *BYTES, *OTHERS, *LETTERS], BPE | {"byte_fallback": True}, KEEPS_SPACES),
+    "unused": (
+        [*MARKS, ("\n", USER_DEFINED), ("qz", UNUSED), *BYTES, *MERGED, *LETTERS],
+        BPE | {"byte_fallback": True},
+        KEEPS_SPACES,
+    ),
     "drops": ([*MARKS, *MERGED, *LETTERS], BPE, {}),
 }
 """Pieces with their kinds, trainer_spec and normalizer_spec."""
@@ -87,6 +92,10 @@ WORDS = (
 )
 TEXTS = [
     "",
+    "Hello",
+    "\nHello\n",
+    "qz",
+    "\nqz\n",
     *WORDS,
     *(
         one + between + other

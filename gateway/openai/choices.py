@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 
 @dataclass(slots=True)
 class Branch:
-    """What is known of the values at one path: whether they are choices, and where below them there are choices."""
+    """Knowledge of the values at one path: whether they are choices, and where below them there are choices."""
 
     is_choice: bool = False
     below: dict[str, Branch] = field(default_factory=dict)

@@ -520,7 +520,7 @@ async def test_a_bug_in_one_retry_does_not_end_the_retries(configured, cluster, 
     for module in (waiting, mirror):
         monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.01)
     here, there = await cluster.open(), await cluster.open()
-    calls, fetch = [], there._sources.fetch
+    calls, fetch = [], there._loader.sources.fetch
     if configured:
         await there.seed("x", "x")
     write_adapter(cluster.root, "x")
@@ -531,7 +531,7 @@ async def test_a_bug_in_one_retry_does_not_end_the_retries(configured, cluster, 
             raise RuntimeError("a bug")
         return await fetch(source)
 
-    monkeypatch.setattr(there._sources, "fetch", failing_once)
+    monkeypatch.setattr(there._loader.sources, "fetch", failing_once)
     if not configured:
         await here.load("x", "x")
     await until(lambda: "x" in there._mirror.served)

@@ -1,0 +1,129 @@
+"""Serves the adapters that the configuration lists, until operators change them.
+
+The registry remembers, for each name, the source that a configuration gave it last (its seed). A gateway applies what
+its configuration lists only if that differs from the seed, so that what operators change lasts until the configuration
+changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from gateway.adapters.loading import AdapterLoader
+from gateway.adapters.names import NameOwner
+from gateway.adapters.record import AdapterRecord, check_name
+from gateway.adapters.waiting import WaitingSeeds
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.registry.store import RecordStore, StoreAway
+
+log = structlog.get_logger("adapters")
+
+
+class AdapterSeeding:
+    """Applies the adapters of the configuration to the registry of one base model."""
+
+    def __init__(self, loader: AdapterLoader, store: RecordStore[AdapterRecord], waiting: WaitingSeeds) -> None:
+        """`store` remembers the seeds of the registry that `loader` writes; `waiting` lists the adapters that could not
+        be loaded."""
+        self._loader = loader
+        self._owner = loader.owner
+        self._mirror = loader.mirror
+        self._store = store
+        self._waiting = waiting
+
+    async def seed(self, name: str, source: str) -> str:
+        """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
+        with the same source before, changes that operators have made since are kept. If it listed the adapter for
+        another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
+        writes it to the registry later.
+
+        Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
+        means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
+        """
+        self._waiting.redirect(name, source)
+        is_unchanged = self._unchanged(name)
+        try:
+            await self._seed(name, source, is_unchanged)
+        except ApiError as error:
+            if error.fault is Fault.ADAPTER_CONFLICT or error.param == "lora_name":
+                raise
+            record, others = self._mirror.records.get(name), self._loader.names.others(self._owner)
+            is_tried = record is not None and record.source == source  # by the mirror
+            if is_unchanged() and not is_tried and not any(other.catalog.knows(name) for other in others):
+                self._waiting.add(name, source, error.message)
+            return error.message
+        if is_unchanged():
+            self._waiting.drop(name)
+        return ""
+
+    def _unchanged(self, name: str) -> Callable[[], bool]:
+        """Return a function that returns whether neither the configuration nor an operator has given up an adapter or
+        given it another source since this call."""
+
+        def state() -> tuple[AdapterRecord | None, str | None]:
+            record = self._mirror.records.get(name)
+            return self._waiting.records.get(name), record.source if record else None
+
+        before = state()
+        return lambda: state() == before
+
+    async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
+        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises
+        ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
+        not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
+        check_name(name, "lora_name")
+        try:
+            if await self._store.seed(name) != source:
+                await self._former(name)
+                folder = await self._loader.sources.fetch(source)  # may take minutes; operators may change the name
+                with self._loader.names.changing(name):
+                    await self._apply_seed(name, source, folder, is_unchanged)
+        except (StoreAway, ApiError) as error:
+            if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
+                raise
+            if name not in self._mirror.records:
+                self._loader.names.check(self._owner, name, "lora_name")
+                async with self._loader.content(name, source, None) as found:
+                    if is_unchanged():
+                        self._loader.journal.keep(found)
+        record = self._mirror.records.get(name)
+        if record and record.source == source and name not in self._mirror.served:
+            if name in self._mirror.errors:
+                raise invalid_request(self._mirror.errors[name], "lora_path")
+            await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
+
+    def forget_waiting(self, listed: Collection[str]) -> None:
+        """Forget configured adapters that could not be loaded, except those that the configuration still has
+        `listed`."""
+        for name in self._waiting.records.keys() - set(listed):
+            self._waiting.drop(name)
+
+    async def _former(self, name: str) -> NameOwner | None:
+        """Return the registry of the other base model from which the configuration has moved an adapter here, if any.
+        Raises ApiError if the adapter cannot have the name; StoreAway."""
+        former = await self._loader.names.seeded_elsewhere(self._owner, name)
+        if former is None:
+            self._loader.names.check(self._owner, name, "lora_name")
+        return former
+
+    async def _apply_seed(self, name: str, source: str, folder: Path, is_unchanged: Callable[[], bool]) -> None:
+        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, and write its
+        record if the name `is_unchanged` by then. If the configuration has moved the adapter here from another base
+        model, the record takes over the adapter's aliases, tenants and pin, and the registry of the other base model
+        then removes the adapter."""
+        previous, former = self._mirror.records.get(name), await self._former(name)
+        theirs = former.records[name] if former else None
+        async with self._loader.content(name, source, previous, folder) as record:
+            if not is_unchanged():
+                return
+            if former is None or theirs is None:
+                await self._loader.put(record, previous, seed=source)
+                return
+            kept = replace(record, aliases=theirs.aliases, tenants=theirs.tenants, pinned=theirs.pinned)
+            await self._loader.journal.put(kept, previous, seed=source)
+        await former.give_up(theirs, self._owner.base_model)
+        log.info("adapter_moved", adapter=name, base_model=self._owner.base_model, from_base_model=former.base_model)

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.names import AdapterNames, NameOwner
-from gateway.adapters.record import AdapterRecord, new_record
+from gateway.adapters.record import AdapterRecord, name_conflict, new_record
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.errors import ApiError, Fault
 from gateway.registry.log import RegistryLog
@@ -54,18 +54,26 @@ class AdapterLoader:
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.mirror.records.values())))
 
     async def load(
-        self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = ()
+        self,
+        name: str,
+        source: str,
+        previous: AdapterRecord | None,
+        tenants: tuple[str, ...] = (),
+        *,
+        seed: str = "",
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
-        none). Return the new record. If only the time of change would differ, nothing is written, and `previous` itself
-        is returned. Empty `tenants` keep those of `previous`. Raises ApiError as `load` does."""
+        none). Return the new record. If only the time of change would differ and there is no `seed` to store with it,
+        nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`. Raises ApiError
+        as `AdapterRegistry.load` does."""
         async with self.content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
-            if previous and record == replace(previous, updated=record.updated):
+            if previous and not seed and record == replace(previous, updated=record.updated):
                 if not self.mirror.is_current(previous):
                     self.mirror.put(previous)
                 return previous
-            await self.put(record, previous)
+            if not await self.put(record, previous, seed=seed):
+                raise name_conflict(f"another gateway has just loaded the adapter {name!r} from its configured source")
         return self.mirror.records.get(name, record)
 
     @asynccontextmanager
@@ -84,12 +92,12 @@ class AdapterLoader:
                 log.warning("adapter_warning", adapter=name, reason=difference)
             yield replace(record, warnings=(*record.warnings, *differences))
 
-    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> None:
-        """Write a record in place of `previous`, if no other base model has one of its new names. Raises ApiError as
-        `load` does."""
+    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> bool:
+        """Write a record in place of `previous`, if no other base model has one of its new names. Return False, having
+        written nothing, if a given `seed` is stored already. Raises ApiError as `load` does."""
         before = {previous.name, *previous.aliases} if previous else set()
         async with self.names.reserved(self.owner, {record.name, *record.aliases} - before):
-            await self.journal.put(record, previous, seed=seed)
+            return await self.journal.put(record, previous, seed=seed)
 
     async def _restore_or_note(self, record: AdapterRecord) -> None:
         try:

@@ -75,8 +75,8 @@ class AdapterRegistry:
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds, self._waiting.drop)
         self._log = RegistryLog(store, self._mirror, "adapter")
         self._loader = AdapterLoader(self, self._mirror, self._versions, self._log, sources, compare, clock)
-        self._removal = AdapterRemoval(self._loader, self._versions, self._waiting)
         self._seeding = AdapterSeeding(self._loader, store, self._waiting)
+        self._removal = AdapterRemoval(self._loader, self._versions, self._seeding)
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
@@ -173,7 +173,7 @@ class AdapterRegistry:
         is in effect here. `replace` allows replacing the adapter of this name.
 
         Running requests of a replaced version finish in the background. Aliases and pins are kept, and so are tenants
-        if none are given.
+        if none are given. If the configuration lists the name and was not applied yet, it counts as applied.
 
         Raises:
             ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
@@ -186,7 +186,8 @@ class AdapterRegistry:
             previous = self._mirror.records.get(name)
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
-            await self._loader.load(name, source, previous, allowed)
+            seed = await self._seeding.unapplied(name)
+            await self._loader.load(name, source, previous, allowed, seed=seed)
             self._waiting.drop(name)
             return self._kept(name)
 
@@ -234,10 +235,9 @@ class AdapterRegistry:
         possible; empty means that it is served."""
         return await self._seeding.seed(name, source)
 
-    def forget_waiting(self, listed: Collection[str]) -> None:
-        """Forget configured adapters that could not be loaded, except those that the configuration still has
-        `listed`."""
-        self._seeding.forget_waiting(listed)
+    def configure(self, sources: Mapping[str, str]) -> None:
+        """Learn the source, by name, of each adapter that the configuration lists. `seed` applies them."""
+        self._seeding.configure(sources)
 
     async def restore(self) -> None:
         """Load all adapters of the registry into a new engine, as `AdapterLoader.restore` says."""

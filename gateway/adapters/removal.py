@@ -6,22 +6,22 @@ import asyncio
 
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.record import check_drain, name_conflict
+from gateway.adapters.seeding import AdapterSeeding
 from gateway.adapters.versions import AdapterVersions
-from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import model_not_found
 
 
 class AdapterRemoval:
     """Removes adapters from the registry of one base model, for one gateway."""
 
-    def __init__(self, loader: AdapterLoader, versions: AdapterVersions, waiting: WaitingSeeds) -> None:
-        """`loader` writes the registry, `versions` are those of the gateway's engine, and `waiting` lists the
-        configured adapters that could not be loaded."""
+    def __init__(self, loader: AdapterLoader, versions: AdapterVersions, seeding: AdapterSeeding) -> None:
+        """`loader` writes the registry, `versions` are those of the gateway's engine, and `seeding` knows what the
+        configuration lists."""
         self._loader = loader
         self._owner = loader.owner
         self._mirror = loader.mirror
         self._versions = versions
-        self._waiting = waiting
+        self._seeding = seeding
         self._draining: dict[str, asyncio.Task[int]] = {}
 
     def is_draining(self, name: str) -> bool:
@@ -33,7 +33,7 @@ class AdapterRemoval:
         and return how many were aborted when the drain time ended. A call while an earlier one still drains returns
         that one's result.
 
-        A configured source that could not be loaded yet counts as applied, so that no gateway loads it later.
+        A configured source that was not applied yet counts as applied, so that no gateway loads it later.
 
         Args:
             name: name of the adapter.
@@ -60,11 +60,10 @@ class AdapterRemoval:
         Raises ApiError as `unload` does."""
         if name not in self._owner.records:
             raise model_not_found(name)
-        record, waits = self._owner.records[name], self._waiting.records.get(name)
-        configured = waits or record
-        seed = "" if configured.generation else configured.source
+        record = self._owner.records[name]
+        seed = await self._seeding.unapplied(name) or ("" if record.generation else record.source)
         await self._loader.journal.remove(record, drain_seconds, seed=seed)
-        self._waiting.drop(name)
+        self._seeding.waiting.drop(name)
         if self._mirror.records.get(name) is record:
             raise name_conflict(f"the adapter {name!r} was changed by another gateway meanwhile")
 

@@ -2,12 +2,12 @@
 
 The registry remembers, for each name, the source that a configuration gave it last (its seed). A gateway applies what
 its configuration lists only if that differs from the seed, so that what operators change lasts until the configuration
-changes.
+changes. What operators load or unload before the configured source could be applied makes this source the seed, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gateway.adapters.names import NameOwner
 from gateway.adapters.record import AdapterRecord, check_name
 from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.registry.log import writing
 from gateway.registry.store import RecordStore, StoreAway
 
 log = structlog.get_logger("adapters")
@@ -33,7 +34,8 @@ class AdapterSeeding:
         self._owner = loader.owner
         self._mirror = loader.mirror
         self._store = store
-        self._waiting = waiting
+        self.waiting = waiting
+        self._configured: Mapping[str, str] = {}
 
     async def seed(self, name: str, source: str) -> str:
         """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
@@ -44,7 +46,7 @@ class AdapterSeeding:
         Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
         means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
         """
-        self._waiting.redirect(name, source)
+        self.waiting.expect(name, source)
         is_unchanged = self._unchanged(name)
         try:
             await self._seed(name, source, is_unchanged)
@@ -54,10 +56,10 @@ class AdapterSeeding:
             record, others = self._mirror.records.get(name), self._loader.names.others(self._owner)
             is_tried = record is not None and record.source == source  # by the mirror
             if is_unchanged() and not is_tried and not any(other.catalog.knows(name) for other in others):
-                self._waiting.add(name, source, error.message)
+                self.waiting.add(name, source, error.message)
             return error.message
         if is_unchanged():
-            self._waiting.drop(name)
+            self.waiting.drop(name)
         return ""
 
     def _unchanged(self, name: str) -> Callable[[], bool]:
@@ -66,7 +68,7 @@ class AdapterSeeding:
 
         def state() -> tuple[AdapterRecord | None, str | None]:
             record = self._mirror.records.get(name)
-            return self._waiting.records.get(name), record.source if record else None
+            return self.waiting.records.get(name), record.source if record else None
 
         before = state()
         return lambda: state() == before
@@ -96,11 +98,24 @@ class AdapterSeeding:
                 raise invalid_request(self._mirror.errors[name], "lora_path")
             await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
 
-    def forget_waiting(self, listed: Collection[str]) -> None:
-        """Forget configured adapters that could not be loaded, except those that the configuration still has
-        `listed`."""
-        for name in self._waiting.records.keys() - set(listed):
-            self._waiting.drop(name)
+    def configure(self, sources: Mapping[str, str]) -> None:
+        """Learn the source, by name, of each adapter that the configuration lists. New ones are expected to be applied,
+        by this gateway or another; those that the configuration no longer lists are forgotten."""
+        for name in self.waiting.expected.keys() - sources.keys():
+            self.waiting.drop(name)
+        for name, source in sources.items():
+            if self._configured.get(name) != source:
+                self.waiting.expect(name, source)
+        self._configured = dict(sources)
+
+    async def unapplied(self, name: str) -> str:
+        """Return the source from which the configuration wants an adapter, if the registry does not have it as seed
+        yet. An operator's change of the adapter then makes it the seed. Raises ApiError: REGISTRY_UNAVAILABLE."""
+        source = self.waiting.expected.get(name, "")
+        if source:
+            with writing("adapter"):
+                source = "" if await self._store.seed(name) == source else source
+        return source
 
     async def _former(self, name: str) -> NameOwner | None:
         """Return the registry of the other base model from which the configuration has moved an adapter here, if any.

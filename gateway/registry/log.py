@@ -70,18 +70,19 @@ class RegistryLog(Generic[R]):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
+    async def put(self, record: R, previous: R | None, *, seed: str = "") -> bool:
         """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
-        Does nothing if `seed`, the text of the configuration that has the record, was the last one applied to its name.
-        Raises ApiError: the record kind's conflict error if the stored record is another or a name or alias is taken,
-        or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or is gone when it
-        does."""
+        Return False, having written nothing, if `seed`, the configuration's text for this name, was the last one
+        applied to it. Raises ApiError: the record kind's conflict error if the stored record is another or a name or
+        alias is taken, or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or
+        is gone when it does."""
         with writing(self._noun):
             generation = await self._store.put(record, previous, seed=seed)
             await self._arrival(generation)
             kept = self._mirror.records.get(record.name)
             if generation and (kept is None or kept.generation < generation):
                 raise StoreAway("the change was lost in a failover of Redis, or undone by another gateway; try again")
+            return bool(generation)
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
         """Remove a record and wait until the change is in effect here. `drain_seconds` and `seed` are stored with the

@@ -19,7 +19,7 @@ from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolv
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
 from gateway.requests.heartbeat import Heartbeat
-from gateway.requests.types import Speech
+from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
 
 
@@ -162,6 +162,13 @@ class ServedModels:
         model, _ = self.resolve(tenant, query)
         is_virtual = query.model in model.adapters.catalog.virtual
         return Speech(model.tokenizer, None, calls_apart=True) if is_virtual else model.speech
+
+    def sampled(self, tenant: Tenant, request: GenerateRequest) -> GenerateRequest:
+        """Return a request with the sampling parameters of the model that it names, as far as these are known before it
+        runs: the member of a virtual model that will answer is not chosen yet. Raises what `resolve` raises."""
+        model, _ = self.resolve(tenant, request.model)
+        is_virtual = request.model.model in model.adapters.catalog.virtual
+        return request if is_virtual else model.intake.with_defaults(request)
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
         """Return the models that a tenant may name, for the lists of models in the API: for each base model its first

@@ -128,6 +128,10 @@ class GenerateRequest(Struct, frozen=True):
         """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
         return self.default_max_tokens if self.max_tokens is None else self.max_tokens
 
+    def given(self, name: str) -> float | None:
+        """Return the sampling parameter `name`, one of `DEFAULTED`. None means that the caller did not set it."""
+        return None if name in self.defaulted else getattr(self.sampling, name)
+
     def prompt_field(self, index: int) -> str:
         """Return the name of the request field that a prompt came from."""
         if self.prompt_fields:
@@ -203,6 +207,11 @@ class Admitted(Struct, frozen=True):
     rate_headers: Mapping[str, str]
     speech: Speech
     """How to read the answers of the model that answers."""
+    temperature: float | None = None
+    """Temperature with which the answers are sampled. None means that it is not known: the caller set none, and the
+    model that answers is elsewhere or not chosen yet."""
+    top_p: float | None = None
+    """As `temperature`, for the sampling parameter of this name."""
     member: MemberChoice | None = None
     """None means that the caller named no virtual model."""
 

@@ -112,6 +112,9 @@ class GenerateRequest(Struct, frozen=True):
     add_special_tokens: bool | None = None
     """True means that prompts get the special tokens that the model expects, such as BOS. None means that texts do,
     and chats do not: their templates write them."""
+    local_field: str = ""
+    """Name of a field of the request that only models of this installation can follow, such as one that asks for token
+    ids. Empty means none."""
     prompt_fields: tuple[str, ...] = ()
     """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
     truncation: Truncation | None = None

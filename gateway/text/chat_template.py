@@ -109,6 +109,13 @@ def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dic
     return {"reasoning_effort": effort, **thinking_variables(effort != "none")}
 
 
+def effort_of(variables: Mapping[str, Any]) -> str | None:
+    """Return the reasoning effort whose variables `variables` has. None means that it has those of none."""
+    effort = variables.get("reasoning_effort")
+    is_whole = effort in EFFORTS and variables.items() >= effort_variables(effort).items()
+    return effort if is_whole else None
+
+
 def thinking_variables(enabled: bool) -> dict[str, Any]:
     """Return the template variables that switch reasoning on or off: `enable_thinking`, which the templates of Qwen 3
     read, and `thinking`, which those of DeepSeek and Granite read."""

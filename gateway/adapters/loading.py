@@ -13,7 +13,9 @@ import structlog
 
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.names import AdapterNames, NameOwner
+from gateway.adapters.own_text import Comparison
 from gateway.adapters.record import AdapterRecord, name_conflict, new_record
+from gateway.adapters.templates import with_template
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.errors import ApiError, Fault
 from gateway.registry.log import RegistryLog
@@ -31,7 +33,7 @@ class AdapterLoader:
         versions: AdapterVersions,
         journal: RegistryLog[AdapterRecord],
         sources: AdapterFetcher,
-        compare: Callable[[Path], tuple[str, ...]],
+        compare: Comparison,
         clock: Callable[[], float],
     ) -> None:
         """`owner` is the registry whose records `journal` writes; `compare` and `clock` are those of
@@ -60,13 +62,15 @@ class AdapterLoader:
         previous: AdapterRecord | None,
         tenants: tuple[str, ...] = (),
         *,
+        template: str | None = None,
         seed: str = "",
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
         none). Return the new record. If only the time of change would differ and there is no `seed` to store with it,
-        nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`. Raises ApiError
-        as `AdapterRegistry.load` does."""
-        async with self.content(name, source, previous) as record:
+        nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`, and a
+        `template` of None keeps that of `previous` (see `with_template`). Raises ApiError as `AdapterRegistry.load`
+        does."""
+        async with self.content(name, source, previous, template=template) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
                 if not self.mirror.is_current(previous):
@@ -78,16 +82,22 @@ class AdapterLoader:
 
     @asynccontextmanager
     async def content(
-        self, name: str, source: str, previous: AdapterRecord | None, folder: Path | None = None
+        self,
+        name: str,
+        source: str,
+        previous: AdapterRecord | None,
+        folder: Path | None = None,
+        template: str | None = None,
     ) -> AsyncIterator[AdapterRecord]:
         """Load the adapter at `source` (fetched to `folder`, unless that is None) into the engine, and yield its
-        record: a copy of `previous` (None: a new record of `name`) with that source and with the version and sizes that
-        the engine reports. On exit, the hold on the version is released. Raises ApiError if a step fails."""
+        record: a copy of `previous` (None: a new record of `name`) with that source, with the version and sizes that
+        the engine reports, and with the `template` (see `with_template`). On exit, the hold on the version is released.
+        Raises ApiError if a step fails."""
         folder, now = folder or await self.sources.fetch(source), self.clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
-            record = base.with_content(str(folder), info, now)
-            differences = await asyncio.to_thread(self._compare, folder)
+            record = await with_template(base.with_content(str(folder), info, now), folder, template)
+            differences = await asyncio.to_thread(self._compare, folder, record.chat_template)
             for difference in differences:
                 log.warning("adapter_warning", adapter=name, reason=difference)
             yield replace(record, warnings=(*record.warnings, *differences))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from engine.core.types import AdapterHash
@@ -25,6 +24,7 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.names import AdapterNames
+from gateway.adapters.own_text import Comparison
 from gateway.adapters.record import AdapterRecord, check_name, tenant_list, with_alias, without_alias
 from gateway.adapters.removal import AdapterRemoval
 from gateway.adapters.seeding import AdapterSeeding
@@ -50,7 +50,7 @@ class AdapterRegistry:
         base_names: tuple[str, ...],
         virtual_names: AbstractSet[str] = frozenset(),
         drain_seconds: float = 30.0,
-        compare: Callable[[Path], tuple[str, ...]] = lambda folder: (),
+        compare: Comparison = lambda folder, template: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -61,7 +61,7 @@ class AdapterRegistry:
             base_names: names of the base model that the adapters belong to, the canonical one first.
             virtual_names: names of the virtual models that the base model stands for.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
-            compare: returns what operators should know of the other files in an adapter's folder. It may block.
+            compare: tells what operators should know of the other files in an adapter's folder.
             clock: returns the Unix time in seconds.
         """
         self._engine = engine
@@ -101,6 +101,10 @@ class AdapterRegistry:
         """Catalog of the names that requests may ask for: those of the base model, of its virtual models and of its
         adapters. Later changes of the registry appear in it."""
         return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants, self._virtual_names)
+
+    def chat_template(self, name: str) -> str:
+        """Return the template that renders chats of the adapter `name` (no alias); empty means the base model's."""
+        return self._mirror.templates.get(name, "")
 
     @property
     def names(self) -> Mapping[AdapterHash, list[str]]:
@@ -167,13 +171,20 @@ class AdapterRegistry:
         return self._versions.using(adapter_hash)
 
     async def load(
-        self, name: str, source: str, *, replace: bool = False, tenants: Collection[str] = ()
+        self,
+        name: str,
+        source: str,
+        *,
+        replace: bool = False,
+        tenants: Collection[str] = (),
+        chat_template: str | None = None,
     ) -> AdapterRecord:
         """Serve the adapter at `source` under `name`, for `tenants` only if any are given. Return its record once that
         is in effect here. `replace` allows replacing the adapter of this name.
 
         Running requests of a replaced version finish in the background. Aliases and pins are kept, and so are tenants
-        if none are given. If the configuration lists the name and was not applied yet, it counts as applied.
+        and the `chat_template` (see `with_template`) if none are given. If the configuration lists the name and was not
+        applied yet, it counts as applied.
 
         Raises:
             ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
@@ -187,7 +198,7 @@ class AdapterRegistry:
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
             seed = await self._seeding.unapplied(name)
-            await self._loader.load(name, source, previous, allowed, seed=seed)
+            await self._loader.load(name, source, previous, allowed, template=chat_template, seed=seed)
             self._waiting.drop(name)
             return self._kept(name)
 

@@ -142,6 +142,18 @@ def check_template(tokenizer: Any, path: Path) -> None:
         pass  # The template is valid but refuses this message; for example, some require a system prompt.
 
 
+def check_source(template: str) -> None:
+    """Compile a chat template. Raises ValueError, which says where, if it is no valid Jinja."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
+
+    try:
+        _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.message}") from error
+    except (*REFUSALS, SyntaxError, MemoryError) as error:  # what Python cannot compile, such as too deep a nesting
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
 def compile_template(template: str) -> None:
     """Compile a chat template ahead of its first use, and replace the `ChainMap` of its globals by a `dict`: Jinja
     copies the globals for each rendering, which takes 9 of the 30 us of a short chat with a `ChainMap`, and a tenth of

@@ -718,7 +718,7 @@ async def test_what_was_kept_just_as_the_registry_came_back_is_registered(cluste
 async def test_what_operators_should_know_of_an_adapter_is_in_its_record(cluster):
     engine = FakeEngine()
     engine.warnings = ("'x' is 1: PEFT does not know this field, so it has no effect",)
-    here = await cluster.open(engine, compare=lambda folder: (f"{folder.name} has another chat template",))
+    here = await cluster.open(engine, compare=lambda folder, template: (f"{folder.name} has another chat template",))
     there = await cluster.open()
     await here.load("pirate", "pirate")
     for registry in (here, there):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from engine.core.types import AdapterHash
@@ -27,8 +28,9 @@ from gateway.adapters.names import AdapterNames
 from gateway.adapters.own_text import Comparison
 from gateway.adapters.record import AdapterRecord, check_name, tenant_list, with_alias, without_alias
 from gateway.adapters.removal import AdapterRemoval
-from gateway.adapters.seeding import AdapterSeeding
+from gateway.adapters.seeding import NO_TEMPLATES, AdapterSeeding
 from gateway.adapters.status import AdapterStatus, statuses_of
+from gateway.adapters.templates import source_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
@@ -124,7 +126,8 @@ class AdapterRegistry:
         return await self._store.knows(name)
 
     async def seed_of(self, name: str) -> str | None:
-        return await self._store.seed(name)
+        seed = await self._store.seed(name)
+        return None if seed is None else source_of(seed)
 
     async def give_up(self, record: AdapterRecord, taker: str) -> None:
         await self._log.remove(record, None, seed=f"moved to {taker}")
@@ -246,9 +249,9 @@ class AdapterRegistry:
         possible; empty means that it is served."""
         return await self._seeding.seed(name, source)
 
-    def configure(self, sources: Mapping[str, str]) -> None:
-        """Learn the source, by name, of each adapter that the configuration lists. `seed` applies them."""
-        self._seeding.configure(sources)
+    def configure(self, sources: Mapping[str, str], templates: Mapping[str, Path | None] = NO_TEMPLATES) -> None:
+        """Learn what the configuration lists, as `AdapterSeeding.configure` says. `seed` applies it."""
+        self._seeding.configure(sources, templates)
 
     async def restore(self) -> None:
         """Load all adapters of the registry into a new engine, as `AdapterLoader.restore` says."""

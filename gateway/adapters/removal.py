@@ -61,7 +61,9 @@ class AdapterRemoval:
         if name not in self._owner.records:
             raise model_not_found(name)
         record = self._owner.records[name]
-        seed = await self._seeding.unapplied(name) or ("" if record.generation else record.source)
+        seed = await self._seeding.unapplied(name)
+        if not seed and not record.generation:
+            seed = await self._seeding.seed_text(name, record.source)
         await self._loader.journal.remove(record, drain_seconds, seed=seed)
         self._seeding.waiting.drop(name)
         if self._mirror.records.get(name) is record:

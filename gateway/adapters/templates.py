@@ -7,17 +7,20 @@ gateways render with the same one.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 from gateway.adapters.own_text import read_own_text
 from gateway.adapters.record import AdapterRecord
 from gateway.core.errors import ApiError, invalid_request
-from gateway.text.chat_template import check_source
+from gateway.text.chat_template import check_source, read_template
 
 FIELD = "chat_template"
 AUTO, BASE = "auto", "model"
 """What an operator writes for the template in the adapter's folder, and for that of the base model."""
+SEPARATOR = "\n"
+"""Separates the source in a seed from what its template is."""
 MOST_CHARACTERS = 131_072
 """Maximum length of a template. Those of models have up to 20,000 characters."""
 
@@ -49,6 +52,30 @@ def _check(template: str, is_own: bool) -> None:
 
 def _unusable(reason: str) -> ApiError:
     return invalid_request(f"{FIELD}: {reason}", FIELD)
+
+
+async def configured_template(file: Path | None) -> str:
+    """Return what to ask `with_template` for where the configuration names a `file`: its text, or AUTO if it is None.
+    Raises ApiError (INVALID_REQUEST) if it cannot be read."""
+    if file is None:
+        return AUTO
+    try:
+        return await asyncio.to_thread(read_template, file)
+    except (OSError, ValueError) as error:
+        raise invalid_request(f"adapters.chat_templates: {error}", FIELD) from error
+
+
+def seed_of(source: str, template: str | None) -> str:
+    """Return the seed of an adapter that the configuration lists: its source and, unless the configuration says nothing
+    of it (None), what its template is."""
+    if template is None:
+        return source
+    return f"{source}{SEPARATOR}{template if template == AUTO else hashlib.sha256(template.encode()).hexdigest()}"
+
+
+def source_of(seed: str) -> str:
+    """Return the source in a seed."""
+    return seed.partition(SEPARATOR)[0]
 
 
 def template_name(record: AdapterRecord) -> str:

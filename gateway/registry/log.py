@@ -50,6 +50,8 @@ class RegistryLog(Generic[R]):
         self._store = store
         self._mirror = mirror
         self._noun = noun
+        self._seeds: dict[str, str] = {}
+        """Seed of each configured record in `_unseen`, by name."""
         self._unseen: dict[str, R] = {}
         """Configured records, by name, that are served while the registry is away and written to it afterwards."""
         self.next_change = asyncio.Event()
@@ -90,9 +92,11 @@ class RegistryLog(Generic[R]):
         with writing(self._noun):
             await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
-    def keep(self, record: R) -> None:
-        """Serve a configured record now although the registry is away, and write it to the registry afterwards."""
+    def keep(self, record: R, seed: str = "") -> None:
+        """Serve a configured record now although the registry is away, and write it to the registry afterwards, with
+        the `seed` or, if that is empty, the record's source."""
         self._unseen[record.name] = record
+        self._seeds[record.name] = seed or record.source
         self._mirror.put(record)
 
     async def _arrival(self, generation: int) -> None:
@@ -179,7 +183,7 @@ class RegistryLog(Generic[R]):
 
     async def _offer(self, record: R, previous: R | None) -> None:
         try:
-            await self._store.put(record, previous, seed=record.source)
+            await self._store.put(record, previous, seed=self._seeds[record.name])
         except ApiError as error:
             log.info("configuration_overruled", registry=self._noun, name=record.name, reason=error.message)
 

@@ -54,7 +54,7 @@ class ReloadTarget:
         self.sources.allow(adapter_sources(config), adapter_cache(config, self.data_dir))
         self.metrics.static.goals = goals_of(config)
         for model in self.models:
-            model.adapters.configure(_configured_sources(config, model))
+            _configure(model, config)
             model.adapters.drain_for(config.adapters.drain_seconds)
             self.engines[model.name].load_seconds = config.adapters.load_timeout_s
             await _promise(model, config.served[model.name].lanes)
@@ -68,9 +68,11 @@ class ReloadTarget:
         return failed | refused
 
 
-def _configured_sources(config: Config, model: ServedModel) -> dict[str, str]:
-    """Return the source, by name, of each adapter that the configuration lists for a base model."""
-    return {name: str(path) for name, path in config.served[model.name].preload.items()}
+def _configure(model: ServedModel, config: Config) -> None:
+    """Tell the adapters of a base model what the configuration lists."""
+    sources = {name: str(path) for name, path in config.served[model.name].preload.items()}
+    templates = {name: file for name, file in config.adapters.chat_templates.items() if name in sources}
+    model.adapters.configure(sources, templates)
 
 
 async def _promise(model: ServedModel, lanes: LanesConfig) -> None:
@@ -123,7 +125,7 @@ async def seed_adapters(models: ServedModels, config: Config, one_done: Callable
 
     async with asyncio.TaskGroup() as group:
         for model in models:
-            model.adapters.configure(_configured_sources(config, model))
+            _configure(model, config)
             for name, path in config.served[model.name].preload.items():
                 group.create_task(seed(model, name, path))
     return Seeded(failed, refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 import typer
@@ -145,7 +146,9 @@ async def test_it_is_compiled_in_a_thread(gateway_app, monkeypatch):
     assert len(threads) == 4 and threading.main_thread() not in threads
 
 
-async def test_every_gateway_has_it_and_it_lasts(tmp_path, valkey):
+@pytest.fixture
+async def opened(tmp_path, valkey):
+    """Opens the registry of a gateway."""
     for name in ("pirate", "poet"):
         write_adapter(tmp_path, name)
     async with AsyncExitStack() as stack:
@@ -158,26 +161,80 @@ async def test_every_gateway_has_it_and_it_lasts(tmp_path, valkey):
             await registry.restore()
             return registry
 
-        here, there = await opened(), await opened()
-        await here.load("pirate", "pirate", chat_template=OWN)
-        await until(lambda: there.chat_template("pirate") == OWN)
-        await there.load("pirate", "pirate", replace=True, chat_template=OWN + "!")
-        await until(lambda: here.chat_template("pirate") == OWN + "!")
-        assert here._versions.hold(here.records["pirate"].version), "the adapter itself is the same"
-        assert (await opened()).chat_template("pirate") == OWN + "!"
-        engine = there._engine
-        engine.rejected = "the disk is slow"
-        await here.load("pirate", "poet", replace=True, chat_template="model")
-        await until(lambda: "pirate" in there._mirror.errors)
-        assert there.chat_template("pirate") == OWN + "!", "the old version is served, and renders as before"
-        engine.rejected = ""
-        await until(lambda: not there.chat_template("pirate"))
-        await here.unload("pirate")
-        await here.load("pirate", "pirate")
-        assert not here.chat_template("pirate")
-        with pytest.raises(ApiError):
-            await here.load("poet", "poet", chat_template="{{")
-        assert "poet" not in here.records
+        yield opened
+
+
+async def configured(registry: AdapterRegistry, *template: Path | None) -> str:
+    """Start with a configuration that lists `pirate`, with a template if that is given, and return its template."""
+    registry.configure({"pirate": "pirate"}, dict.fromkeys(("pirate",)[: len(template)], *template))
+    registry.seeded = await registry.seed("pirate", "pirate")
+    return registry.chat_template("pirate")
+
+
+async def test_the_configuration_names_a_file_or_the_one_in_the_folder(opened, tmp_path):
+    file, other = tmp_path / "given.jinja", OWN.replace("[", "(")
+    file.write_text(OWN)
+    (tmp_path / "pirate" / "chat_template.jinja").write_text(other)
+    here = await opened()
+    assert await configured(here, file) == OWN
+    file.write_text(OWN + "!")
+    assert await configured(here, file) == OWN + "!", "another text is another configuration"
+    assert await configured(here, None) == other
+    assert await configured(here) == "", "the configuration names none any more"
+    await here.load("pirate", "pirate", replace=True, chat_template=OWN)
+    assert await configured(await opened()) == OWN, "what an operator asks for stays until the configuration changes"
+
+
+async def test_a_configured_template_that_cannot_be_used_is_the_adapters_error(opened, tmp_path):
+    file = tmp_path / "given.jinja"
+    here = await opened()
+    assert (await configured(here, file), here.records["pirate"].version) == ("", "")
+    assert "given.jinja" in here.seeded and "given.jinja" in (await here.status("pirate")).error
+    file.write_text(OWN)
+    assert (await configured(here, file), (await here.status("pirate")).error) == (OWN, "")
+    file.write_text("{{")
+    assert await configured(here, file) == OWN, "the former one is used"
+    assert "no valid Jinja" in (await here.status("pirate")).error
+    assert await configured(here) == ""
+    assert (await here.status("pirate")).error == ""
+
+
+async def test_what_an_operator_loads_before_a_configured_template_is_applied_stays(opened, tmp_path):
+    file = tmp_path / "given.jinja"
+    file.write_text("{{")
+    here = await opened()
+    await configured(here, file)
+    assert "no valid Jinja" in here.seeded
+    await here.load("pirate", "poet", chat_template=OWN)
+    later = await opened()
+    assert (await configured(later, file), later.records["pirate"].source) == (OWN, "poet")
+    file.write_text(OWN + "!")
+    assert await configured(later, file) == OWN + "!"
+    await later.unload("pirate")
+    assert (await configured(await opened(), file), later.records.get("pirate")) == ("", None)
+
+
+async def test_every_gateway_has_it_and_it_lasts(opened, tmp_path):
+    here, there = await opened(), await opened()
+    await here.load("pirate", "pirate", chat_template=OWN)
+    await until(lambda: there.chat_template("pirate") == OWN)
+    await there.load("pirate", "pirate", replace=True, chat_template=OWN + "!")
+    await until(lambda: here.chat_template("pirate") == OWN + "!")
+    assert here._versions.hold(here.records["pirate"].version), "the adapter itself is the same"
+    assert (await opened()).chat_template("pirate") == OWN + "!"
+    engine = there._engine
+    engine.rejected = "the disk is slow"
+    await here.load("pirate", "poet", replace=True, chat_template="model")
+    await until(lambda: "pirate" in there._mirror.errors)
+    assert there.chat_template("pirate") == OWN + "!", "the old version is served, and renders as before"
+    engine.rejected = ""
+    await until(lambda: not there.chat_template("pirate"))
+    await here.unload("pirate")
+    await here.load("pirate", "pirate")
+    assert not here.chat_template("pirate")
+    with pytest.raises(ApiError):
+        await here.load("poet", "poet", chat_template="{{")
+    assert "poet" not in here.records
 
 
 def test_the_command_sends_the_text_of_a_file(tmp_path):

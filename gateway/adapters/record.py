@@ -95,6 +95,11 @@ def name_conflict(message: str, param: str = "lora_name") -> ApiError:
     return ApiError(Fault.ADAPTER_CONFLICT, message, param)
 
 
+def name_unloaded(name: str) -> ApiError:
+    message = f"the adapter {name!r} was unloaded while it was being changed; load it again if it is wanted"
+    return ApiError(Fault.ADAPTER_UNLOADED, message, "lora_name")
+
+
 ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
 
 

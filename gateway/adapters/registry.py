@@ -21,15 +21,15 @@ from types import MappingProxyType
 
 from engine.core.types import AdapterHash
 from engine.rpc.api import EngineApi
-from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.names import AdapterNames
 from gateway.adapters.own_text import Comparison
-from gateway.adapters.record import AdapterRecord, check_name, tenant_list, with_alias, without_alias
+from gateway.adapters.record import AdapterRecord, check_name, name_unloaded, tenant_list, with_alias, without_alias
 from gateway.adapters.removal import AdapterRemoval
 from gateway.adapters.seeding import NO_TEMPLATES, AdapterSeeding
-from gateway.adapters.status import AdapterStatus, statuses_of
+from gateway.adapters.status import AdapterStatus
+from gateway.adapters.status_reader import StatusReader
 from gateway.adapters.templates import source_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.adapters.waiting import WaitingSeeds
@@ -66,7 +66,6 @@ class AdapterRegistry:
             compare: tells what operators should know of the other files in an adapter's folder.
             clock: returns the Unix time in seconds.
         """
-        self._engine = engine
         self._store = store
         self.base_model = base_names[0]
         self._base_names = base_names
@@ -78,6 +77,7 @@ class AdapterRegistry:
         self._log = RegistryLog(store, self._mirror, "adapter")
         self._loader = AdapterLoader(self, self._mirror, self._versions, self._log, sources, compare, clock)
         self._seeding = AdapterSeeding(self._loader, store, self._waiting)
+        self._statuses = StatusReader(self, engine, self._mirror, self._waiting)
         self._removal = AdapterRemoval(self._loader, self._versions, self._seeding)
 
     @property
@@ -164,7 +164,8 @@ class AdapterRegistry:
             raise model_not_found(name)
         hold = self._mirror.served.get(name)
         if hold is None:  # the error, which may hold paths of the server, is for operators alone
-            reason = "it could not be loaded; its operator sees why" if self._errors.get(name) else "it is being loaded"
+            failed = self._statuses.errors.get(name)
+            reason = "it could not be loaded; its operator sees why" if failed else "it is being loaded"
             raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
         return record if hold.adapter_hash == record.version else replace(record, version=hold.adapter_hash)
 
@@ -258,33 +259,17 @@ class AdapterRegistry:
         await self._loader.restore()
 
     async def statuses(self) -> list[AdapterStatus]:
-        """Return the status of all adapters, sorted by name, with one call to the engine. While the engine is away, all
-        have the tier "disk" and no statistics."""
-        try:
-            adapters = (await self._engine.stats()).adapters
-        except EngineUnavailable:
-            adapters = ()
-        served = {name: hold.adapter_hash for name, hold in self._mirror.served.items()}
-        facts = self.base_model, dict(self.records), served, dict(self._errors), tuple(adapters)
-        return await asyncio.to_thread(statuses_of, *facts)
+        """Return the status of all adapters, sorted by name."""
+        return await self._statuses.all()
 
     async def status(self, name: str) -> AdapterStatus:
         """Return the status of the adapter `name` (no alias). Raises ApiError: MODEL_NOT_FOUND."""
-        found = await self._find(name)
-        if found is None:
-            raise model_not_found(name)
-        return found
+        return await self._statuses.one(name, model_not_found)
 
     async def status_after_change(self, name: str) -> AdapterStatus:
         """Return the status of an adapter that a call has just loaded or changed. Raises ApiError: ADAPTER_UNLOADED,
         another call has unloaded it meanwhile."""
-        found = await self._find(name)
-        if found is None:
-            raise _unloaded(name)
-        return found
-
-    async def _find(self, name: str) -> AdapterStatus | None:
-        return next((status for status in await self.statuses() if status.name == name), None)
+        return await self._statuses.one(name, name_unloaded)
 
     async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord], *further: str) -> AdapterRecord:
         """Apply `change` to an adapter's record, and return the new record once it is in effect. Meanwhile, other
@@ -300,20 +285,10 @@ class AdapterRegistry:
         """Return the record of an adapter that was just written. Raises ApiError: ADAPTER_UNLOADED, another gateway has
         removed it meanwhile."""
         if name not in self._mirror.records:
-            raise _unloaded(name)
+            raise name_unloaded(name)
         return self._mirror.records[name]
-
-    @property
-    def _errors(self) -> Mapping[str, str]:
-        """Reason, by adapter name, why this gateway does not serve what the registry or the configuration says."""
-        return ChainMap(self._mirror.errors, self._waiting.errors)
 
     def _known(self, name: str) -> AdapterRecord:
         if name not in self._mirror.records:
             raise model_not_found(name)
         return self._mirror.records[name]
-
-
-def _unloaded(name: str) -> ApiError:
-    message = f"the adapter {name!r} was unloaded while it was being changed; load it again if it is wanted"
-    return ApiError(Fault.ADAPTER_UNLOADED, message, "lora_name")

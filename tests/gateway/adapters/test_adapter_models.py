@@ -250,7 +250,7 @@ async def test_an_adapter_that_the_other_model_cannot_serve_stays_where_it_is(va
     source = str(write_adapter(tmp_path, "tone"))
     async with open_gateway(valkey, tmp_path) as gateway:
         await gateway.models["large"].seed("tone", source)
-        gateway.models["small"]._engine.rejected = "its shapes are others"
+        gateway.models["small"]._statuses._engine.rejected = "its shapes are others"
         assert "its shapes are others" in await gateway.models["small"].seed("tone", source)
         assert gateway.serving("tone") == "large"
         assert [status.base_model for status in await gateway.admin.statuses()] == ["large"]

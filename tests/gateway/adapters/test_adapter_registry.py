@@ -49,7 +49,7 @@ async def cluster(tmp_path, valkey):
 
 
 def engine_of(registry: AdapterRegistry) -> FakeEngine:
-    return registry._engine
+    return registry._statuses._engine
 
 
 async def refusal(work) -> ApiError:

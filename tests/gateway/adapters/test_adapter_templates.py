@@ -222,7 +222,7 @@ async def test_every_gateway_has_it_and_it_lasts(opened, tmp_path):
     await until(lambda: here.chat_template("pirate") == OWN + "!")
     assert here._versions.hold(here.records["pirate"].version), "the adapter itself is the same"
     assert (await opened()).chat_template("pirate") == OWN + "!"
-    engine = there._engine
+    engine = there._statuses._engine
     engine.rejected = "the disk is slow"
     await here.load("pirate", "poet", replace=True, chat_template="model")
     await until(lambda: "pirate" in there._mirror.errors)

@@ -19,6 +19,8 @@ from gateway.cli import adapters as cli
 from gateway.core.errors import ApiError
 from gateway.pb import adapters_pb2, generation_pb2
 from gateway.requests import served_model
+from gateway.requests.route_runner import RouteTable
+from gateway.routes.split import Split
 from gateway.text import tokenizer as tokenizer_module
 
 OWN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}<|assistant|>"
@@ -34,7 +36,7 @@ BODIES = {
 
 @pytest.fixture
 async def gateway_app(tmp_path):
-    return await build_gateway_app(tmp_path)
+    return await build_gateway_app(tmp_path, routes=RouteTable({"auto": Split({"pirate": 1})}))
 
 
 async def load(gateway_app, **fields):
@@ -59,8 +61,9 @@ async def prompt(gateway_app, model="pirate", path="/v1/chat/completions") -> st
 async def test_it_renders_the_adapters_chats_and_no_others(gateway_app, path):
     loaded = await load(gateway_app, chat_template=OWN)
     assert (loaded.status_code, loaded.json()["chat_template"]) == (200, "given")
-    for model, wanted in (("pirate", RENDERED), ("captain", RENDERED), ("poet", PLAIN), (BASE, PLAIN)):
-        assert await prompt(gateway_app, model, path) == wanted
+    wanted = {"pirate": RENDERED, "captain": RENDERED, "auto": RENDERED, "poet": PLAIN, BASE: PLAIN}
+    for model, text in wanted.items():
+        assert await prompt(gateway_app, model, path) == text
 
 
 async def test_what_counts_tokens_renders_it_too(gateway_app):

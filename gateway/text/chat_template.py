@@ -70,6 +70,8 @@ class TemplateOptions(Struct, frozen=True):
     """True means that the text ends with the last message, left open, so that the answer continues that message."""
     variables: Mapping[str, Any] = MappingProxyType({})
     """Template variables that the caller sets, such as `enable_thinking`."""
+    may_reason: bool = False
+    """True means that the variables which switch reasoning on only permit it: the caller leaves it to the model."""
 
 
 DEFAULT_OPTIONS = TemplateOptions()
@@ -107,13 +109,6 @@ def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dic
     if effort not in EFFORTS:
         raise invalid_request(f"the effort must be one of {', '.join(EFFORTS)}", param, "invalid_value")
     return {"reasoning_effort": effort, **thinking_variables(effort != "none")}
-
-
-def effort_of(variables: Mapping[str, Any]) -> str | None:
-    """Return the reasoning effort whose variables `variables` has. None means that it has those of none."""
-    effort = variables.get("reasoning_effort")
-    is_whole = effort in EFFORTS and variables.items() >= effort_variables(effort).items()
-    return effort if is_whole else None
 
 
 def thinking_variables(enabled: bool) -> dict[str, Any]:

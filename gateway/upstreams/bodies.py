@@ -13,7 +13,14 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import PoolingKind
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest
-from gateway.text.chat_template import VARIABLES, Message, TemplateOptions, effort_of, effort_variables
+from gateway.text.chat_template import (
+    EFFORTS,
+    VARIABLES,
+    Message,
+    TemplateOptions,
+    effort_variables,
+    thinking_variables,
+)
 from gateway.text.tools.rule import ToolRule
 from gateway.upstreams.wire import LIMIT, Json
 
@@ -120,12 +127,15 @@ def _rendering(options: TemplateOptions) -> Json:
     """Return the fields that decide how the upstream renders a chat: `reasoning_effort`, which OpenAI's API has, and
     those of vLLM's and SGLang's."""
     body: Json = {} if options.add_generation_prompt else {"add_generation_prompt": False}
-    variables, effort = dict(options.variables), effort_of(options.variables)
-    if effort is not None:
-        body["reasoning_effort"] = effort
-        for name in effort_variables(effort):
-            del variables[name]
-    return body | ({VARIABLES: variables} if variables else {})
+    variables, effort = dict(options.variables), options.variables.get("reasoning_effort")
+    implied = thinking_variables(True) if options.may_reason else {}
+    if effort in EFFORTS:
+        implied |= effort_variables(effort)
+    rest = {name: value for name, value in variables.items() if name not in implied or implied[name] != value}
+    if rest.keys() & implied.keys():  # the caller contradicts its own effort
+        return body | {VARIABLES: variables}
+    body |= {"reasoning_effort": effort} if effort in EFFORTS else {}
+    return body | ({VARIABLES: rest} if rest else {})
 
 
 def _format(schema: Json) -> Json:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.anthropic.calls import message_call
 from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import Tenant
 from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.parse import parse as parse_pooled
 from gateway.embeddings.schema import EmbeddingsRequest
@@ -188,6 +190,26 @@ def test_parts_of_fields_are_sent_or_refused_too():
     contrary = {"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}
     wanted = {"reasoning_effort": "none", "enable_thinking": False, "thinking": True}
     assert sent(ChatRequest, contrary)["chat_template_kwargs"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}}, {"reasoning_effort": "high"}),
+        (
+            {"thinking": {"type": "disabled"}},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        ),
+    ],
+    ids=["as the model likes", "effort", "off"],
+)
+def test_what_messages_say_of_reasoning_is_sent_unless_they_leave_it_to_the_model(fields, wanted):
+    """OpenAI's servers refuse template variables, and Claude Code always asks for adaptive thinking."""
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    call = [message_call(None, Tenant("acme"), json.dumps(body | more).encode(), "id") for more in ({}, fields)]
+    plain, asked = (bodies.body_of(one.request, "big-1") for one in call)
+    assert {name: value for name, value in asked.items() if plain.get(name) != value} == wanted
 
 
 def test_what_nobody_set_is_not_sent():

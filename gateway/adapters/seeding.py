@@ -17,7 +17,7 @@ import structlog
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.names import NameOwner
 from gateway.adapters.record import AdapterRecord, check_name
-from gateway.adapters.templates import BASE, FIELD, configured_template, seed_of
+from gateway.adapters.templates import BASE, FIELD, configured_template, seed_of, source_of
 from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.registry.log import writing
@@ -95,7 +95,7 @@ class AdapterSeeding:
         try:
             applied = await self._store.seed(name)
             if applied != seed:
-                if template is None and applied not in (None, source):
+                if template is None and applied is not None and source_of(applied) != applied:
                     template = BASE  # until now, the configuration named one
                 await self._former(name)
                 folder = await self._loader.sources.fetch(source)  # may take minutes; operators may change the name

@@ -185,7 +185,10 @@ async def test_the_configuration_names_a_file_or_the_one_in_the_folder(opened, t
     assert await configured(here, None) == other
     assert await configured(here) == "", "the configuration names none any more"
     await here.load("pirate", "pirate", replace=True, chat_template=OWN)
-    assert await configured(await opened()) == OWN, "what an operator asks for stays until the configuration changes"
+    later = await opened()
+    assert await configured(later) == OWN, "what an operator asks for stays until the configuration says otherwise"
+    await later.seed("pirate", "poet")
+    assert (later.records["pirate"].source, later.chat_template("pirate")) == ("poet", OWN), "another source does not"
 
 
 async def test_a_configured_template_that_cannot_be_used_is_the_adapters_error(opened, tmp_path):

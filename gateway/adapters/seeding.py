@@ -17,7 +17,7 @@ import structlog
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.names import NameOwner
 from gateway.adapters.record import AdapterRecord, check_name
-from gateway.adapters.templates import BASE, FIELD, configured_template, seed_of, source_of
+from gateway.adapters.templates import AUTO, BASE, FIELD, configured_template, seed_of, source_of
 from gateway.adapters.waiting import WaitingSeeds
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.registry.log import writing
@@ -169,10 +169,12 @@ class AdapterSeeding:
     ) -> None:
         """Load an adapter that the configuration lists from `folder`, where its source was fetched to, with `template`
         (see `with_template`), and write its record and `seed` if the name `is_unchanged` by then. If the configuration
-        has moved the adapter here from another base model, the record takes over the adapter's aliases, tenants and
-        pin, and the registry of the other base model then removes the adapter."""
+        has moved the adapter here from another base model, the record takes over the adapter's aliases, tenants, pin
+        and template, and the registry of the other base model then removes the adapter."""
         previous, former = self._mirror.records.get(name), await self._former(name)
         theirs = former.records[name] if former else None
+        if template is None and theirs is not None:
+            template = AUTO if theirs.own_template else theirs.chat_template or None
         async with self._loader.content(name, source, previous, folder, template) as record:
             if not is_unchanged():
                 return

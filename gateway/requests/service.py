@@ -251,6 +251,8 @@ class Gateway:
             prompt_ids=job.prompt_ids,
             rate_headers=headers,
             speech=Speech(model.tokenizer, None, calls_apart=True) if job.calls_apart else model.speech,
+            temperature=job.request.sampling.temperature,
+            top_p=job.request.sampling.top_p,
         )
 
     async def _run(

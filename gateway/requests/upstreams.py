@@ -175,6 +175,8 @@ class UpstreamServer:
             prompt_ids=((),) * len(request.prompts),
             rate_headers=headers,
             speech=self._speech,
+            temperature=request.given("temperature"),
+            top_p=request.given("top_p"),
         )
 
 

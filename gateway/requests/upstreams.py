@@ -91,7 +91,11 @@ class UpstreamServer:
                     wanted = self._wanted(request, record, run)
                     reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
                     stream = upstream.stream(request, principal.tenant)
-                    async with reserved as headers, aclosing(self._run(stream, request, record, timer)) as chunks:
+                    async with (
+                        reserved as headers,
+                        timer.lifted_at_exit(),
+                        aclosing(self._run(stream, request, record, timer)) as chunks,
+                    ):
                         first = await anext(chunks)
                         yield Generation(self._admitted(request, record, lane, headers), first, chunks)
 

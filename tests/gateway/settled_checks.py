@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scripted_edges import USAGE
 from settled_world import CLOUD, Visit, World
@@ -56,13 +56,13 @@ def check_settled(world: World) -> None:
     check_safe(world)
     assert (len(world.gateway.live), world.gateway.active) == (0, 0)
     assert [len(tokens) for tokens in world.limiter.settled.values()] == [1] * len(world.limiter.settled)
-    assert world.limiter._leases == {}, "a reservation that nobody settles"
+    assert world.limiter._leases == {}, "a reservation that the gateway does not settle"
     assert [bucket.running.used for bucket in world.limiter._buckets.values() if bucket.running.used] == []
     for model in world.models:
         assert [shares.total for shares in model._in_lane.values()] == [0, 0], "a place in a lane"
         assert not model.adapters._versions._users, "a request that pins an adapter"
     assert world.client._running.total == 0, "a place at the upstream"
-    assert world.cloud.open == [], "a response that nobody closed"
+    assert world.cloud.open == [], "a response that the gateway has not closed"
     assert not world.gateway.frame._deadlines._running, "a timer"
     assert not world.gateway._routes._copies and not +world.gateway._routes._copying, "a shadow copy"
     for engine in world.engines:
@@ -132,10 +132,15 @@ def charges_of(world: World, record: RequestRecord) -> set[int]:
         is_unanswered = record.error_code in FREE_UPSTREAM and not record.completion_tokens
         return {0} if is_unanswered else {0, used} if record.finish == "cancelled" and world.cloud.failures else {used}
     assert record.completion_tokens <= computed_for(world, record), "more tokens than engines have computed"
-    has_failed, is_cancelled = (
-        any(answer.startswith(f"{record.id}-") for engine in world.engines for answer in answers(engine))
-        for answers in (lambda engine: engine.failed, lambda engine: engine.cancelled)
-    )
+    engines = world.engines
+    is_cancelled = _has_answer(record, *(engine.cancelled for engine in engines))
+    was_away = not _has_answer(record, *(engine.submitted for engine in engines))
+    has_failed = was_away or _has_answer(record, *(engine.failed for engine in engines))
     if record.error_code not in FREE:
         return {0, used} if has_failed and record.finish in ("cancelled", "error") else {used}
     return {0} if has_failed and not is_cancelled and not world.is_stopping else {0, used}
+
+
+def _has_answer(record: RequestRecord, *ids: Iterable[str]) -> bool:
+    """Return whether an answer of a run is among these ids of answers."""
+    return any(one.startswith(f"{record.id}-") for these in ids for one in these)

@@ -17,7 +17,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self.now = START
         self.complaints: list[str] = []
-        """What was passed to the exception handler, such as exceptions that nobody retrieved."""
+        """What was passed to the exception handler, such as exceptions that no task retrieved."""
         self.set_exception_handler(lambda loop, context: self.complaints.append(str(context)))
 
     def time(self) -> float:

@@ -1,15 +1,15 @@
-"""Whatever happens to a request, it is settled once, its stream ends once, and everything that it held comes back.
+"""However a request runs, it is settled once, its stream ends once, and everything that it held comes back.
 
 A request's charge goes through these states, most requests' from top to bottom:
 
-open       The record exists, and nothing is charged. Whoever ends the request now pays nothing.
+open       The record exists, and nothing is charged: a request that ends now is free.
 checked    The limiter has room for another request (`check_requests`). A request that its caller spoils or leaves from
            here on, before it is reserved, is reserved and settled with 0 tokens, so that it counts as a request.
 started    Only if the limiter is almost sure to grant it: the engine works already. If the limiter refuses, or the
            caller leaves, that work is dropped and not charged, as if the request were only checked.
 reserved   The limiter has granted a lease, which must be settled.
 submitted  The engine or the upstream has the request. From here on the prompt is charged, and the tokens as they come,
-           whoever ends the request: the model, the caller, a time limit, an administrator or the gateway's stop.
+           whether the model, the caller, a time limit, an administrator or the gateway ends the request.
 refunded   The engine or the upstream failed or refused, which is free.
 settled    The lease is settled before the caller's block is left, once: with nothing for a request that was never
            submitted or is refunded, else with prompt and tokens. If the limiter cannot book it, that is logged.

@@ -1,4 +1,4 @@
-"""Whether a request is charged to its tenant."""
+"""The states of a request's charge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import Enum
 
 
 class Charge(Enum):
-    """Whether a request's tokens are charged to its tenant. A charge goes from PENDING to DUE, back to PENDING if the
-    work that was begun early is dropped, and from each of them to WAIVED, where it stays."""
+    """State of a request's charge, which says whether the tenant pays for tokens. It goes from PENDING to DUE, back to
+    PENDING if the work that was begun early is dropped, and from each of them to WAIVED, where it stays."""
 
     PENDING = "pending"
     """Nothing is charged, because the request has not been submitted, or no longer counts as submitted."""

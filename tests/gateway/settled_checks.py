@@ -99,8 +99,9 @@ def _check_charges(world: World, visit: Visit, runs: Sequence[RequestRecord]) ->
     name, deferred = visit.request.request_id, visit.request.deferred
     mine = [lease for lease, grant in world.limiter.grants.items() if grant.request.request_id == name]
     charged = [tokens for lease in mine for tokens in world.limiter.settled[lease]]
-    for run, tokens in zip([run for run in runs if run.is_granted], charged, strict=True):
-        due = charges_of(world, run)
+    for run, lease, tokens in zip([run for run in runs if run.is_granted], mine, charged, strict=True):
+        # Only a request that ended before its reservation is counted with one of no tokens.
+        due = charges_of(world, run) if world.limiter.grants[lease].request.tokens else {0}
         told = (run.served_name, run.finish, run.error_code, run.prompt_tokens, run.completion_tokens)
         assert tokens in due, f"{name} was charged {tokens} in place of {due}: {visit.ends}, {told}"
     counted = sum(world.limiter.used[lease].tokens for lease in mine)

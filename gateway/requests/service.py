@@ -174,6 +174,7 @@ class Gateway:
                     async with (
                         aclosing(submission),
                         reserved as headers,
+                        timer.lifted_at_exit(),
                         aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
                         first = await anext(chunks)

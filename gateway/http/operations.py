@@ -87,14 +87,13 @@ class OperationsApi:
         operations: Operations,
         limits: LimitAdmin,
         adapters: AdapterAdmin,
-        usage: UsageAdmin | None,
+        usage: UsageAdmin,
         max_body_bytes: int,
     ) -> None:
-        """Create the handlers. None for `usage` means that the overview shows tenants without their settled use."""
         self._operations = operations
         self._max_body_bytes = max_body_bytes
         self._limits = limits
-        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
+        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS)
         self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
         self._sections: dict[str, Callable[[str], Awaitable[Any]]] = {
             "models": self._names,
@@ -190,7 +189,7 @@ class OperationsApi:
 
     async def _look_at_tenants(self) -> Sequence[dict[str, Any]]:
         busy, reserved = await self._operations.tenants(), await self._operations.reserved()
-        usage, spent = await self._limits.usage(), await self._used.get() if self._used else {}
+        usage, spent = await self._limits.usage(), await self._used.get()
         return [
             {
                 **use_json(used),

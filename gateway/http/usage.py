@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +18,8 @@ USAGE = "/admin/v1/usage"
 CSV = "text/csv"
 FORMATS = ("json", "csv")
 
+RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
 
 class UsageApi:
     """Handler for usage reports, as JSON or CSV, as the query's `format` or else the Accept header asks. `AdminApi`
@@ -24,6 +27,10 @@ class UsageApi:
 
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage
+
+    def table(self) -> list[RouteEntry]:
+        """Return (method, path, handler) for the route; `AdminApi` makes the route from it."""
+        return [("GET", USAGE, self.usage)]
 
     async def usage(self, request: Request) -> Response:
         report = await self._usage.report(parse_query(request.query_params))

@@ -3,72 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from gateway.anthropic.calls import message_call
-from gateway.core.limits import EACH
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.shared_poll import SharedPoll
-from gateway.core.tenants import Tenant
-from gateway.core.trace_context import Ingress, session_from, trace_context_from
-from gateway.embeddings.calls import PooledCall, embeddings_call, rerank_call, score_call
 from gateway.http.admin import AdminApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import (
-    AsgiEndpoint,
-    RequestMiddleware,
-    authenticate,
-    has_long_body,
-    header,
-    hold_of,
-    read_body,
-    request_id,
-    tenant_of,
-)
+from gateway.http.edge import RequestMiddleware, tenant_of
 from gateway.http.files import FilesApi
-from gateway.http.invocations import invocation_call
+from gateway.http.generation import generation_routes
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
-from gateway.http.responses import RESPONSES, FeedResponse, OwnNames, StoredResponsesApi
+from gateway.http.responses import StoredResponsesApi
 from gateway.http.root import RootApi
 from gateway.http.scrape import ScrapeApi
 from gateway.http.settings import PortSettings
-from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
-from gateway.http.time_limits import with_time_limits
+from gateway.http.stream import json_response
 from gateway.http.tokens import TokensApi
-from gateway.limiter.base import ReserveRequest
-from gateway.openai.calls import chat_call, completion_call
 from gateway.openai.render import Json, encode_json
-from gateway.requests.observers import ArrivingRequest
 from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard
-from gateway.requests.service import Gateway
 from gateway.services import Services
 
 REDIS_PING_SECONDS = 0.2
-RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
-"""Paths of one endpoint: Jina's and the two that vLLM and Cohere's clients use besides."""
-
-Call = TypeVar("Call", bound=WholeCall)
-Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
-"""Function that parses the body of a request to one of the API's routes. Its arguments are the gateway, the tenant, the
-body, the request id and the ingress."""
-Understanding = Callable[[Tenant, bytes, str, Ingress], Awaitable[Call]]
-"""Asynchronous parser of a request's body that is bound to a gateway and may read stored data of the tenant."""
 
 
 def create_app(services: Services, settings: PortSettings) -> ASGIApp:
@@ -95,12 +62,10 @@ class HttpApi:
         gateway = services.gateway
         self._gateway = gateway
         self._accounts = services.accounts
-        self._responses = services.responses
-        self._max_body_bytes = settings.max_body_bytes
-        self._ping_seconds = settings.ping_seconds
         self._surface = settings.surface
         self._openapi = b""
         self._redis_trouble = SharedPoll(gateway.limiter.trouble, REDIS_PING_SECONDS)
+        self._generation = generation_routes(services, settings)
         self._scrape = ScrapeApi(services, settings)
         self._parts = (
             TokensApi(services, settings),
@@ -115,15 +80,7 @@ class HttpApi:
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
         return [
-            Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
-            Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
-            Route(RESPONSES, AsgiEndpoint(self.response), methods=post),
-            Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
-            Route("/v1/embeddings", AsgiEndpoint(self.embeddings), methods=post),
-            *(Route(path, AsgiEndpoint(self.rerank), methods=post) for path in RERANK),
-            Route("/v1/score", AsgiEndpoint(self.score), methods=post),
-            Route("/score", AsgiEndpoint(self.score), methods=post),
-            Route("/invocations", AsgiEndpoint(self.invocation), methods=post),
+            *self._generation,
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             *(route for part in self._parts for route in part.routes()),
@@ -134,39 +91,6 @@ class HttpApi:
             Route("/metrics", self._scrape.metrics, methods=get),
             Route("/openapi.json", self.openapi, methods=get),
         ]
-
-    async def chat(self, request: Request) -> GenerationResponse:
-        return await self._generation(request, chat_call)
-
-    async def completions(self, request: Request) -> GenerationResponse:
-        return await self._generation(request, completion_call)
-
-    async def response(self, request: Request) -> ASGIApp:
-        """Handle POST /v1/responses: answer with a generation or, for a background request, with the queued response
-        object, or with the stream of its events."""
-        with self._arriving(request) as arrival:
-            call, whole = await self._understood(request, arrival, partial(self._responses.call, self._gateway))
-            if call.in_background:
-                queued, feed = await self._responses.begin(self._gateway, whole.principal, call, whole.request)
-                return FeedResponse(feed, self._ping_seconds) if call.stream else json_response(queued)
-        return OwnNames(GenerationResponse(whole, call, self._ping_seconds))
-
-    async def message(self, request: Request) -> GenerationResponse:
-        return await self._generation(request, message_call)
-
-    async def embeddings(self, request: Request) -> WholeResponse:
-        return (await self._begun(request, embeddings_call))[1]
-
-    async def rerank(self, request: Request) -> WholeResponse:
-        return (await self._begun(request, rerank_call))[1]
-
-    async def score(self, request: Request) -> WholeResponse:
-        return (await self._begun(request, score_call))[1]
-
-    async def invocation(self, request: Request) -> GenerationResponse | WholeResponse:
-        """Handle POST /invocations, where SageMaker sends every request: the fields of the body say what it is."""
-        call, whole = await self._begun(request, invocation_call)
-        return whole if isinstance(call, PooledCall) else GenerationResponse(whole, call, self._ping_seconds)
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(tenant_of(self._accounts, request).tenant)
@@ -214,45 +138,6 @@ class HttpApi:
         self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
         return Response(self._openapi, media_type="application/json")
 
-    async def _generation(self, request: Request, parse: Parser[GenerationCall]) -> GenerationResponse:
-        call, whole = await self._begun(request, parse)
-        return GenerationResponse(whole, call, self._ping_seconds)
-
-    async def _begun(self, request: Request, parse: Parser[Call]) -> tuple[Call, WholeResponse]:
-        """Authenticate the caller, read the body and parse it. Return the parsed call, and the ASGI response that runs
-        its generation."""
-        with self._arriving(request) as arrival:
-            call, whole = await self._understood(request, arrival, self._at_once(parse))
-        return call, whole
-
-    async def _understood(
-        self, request: Request, arrival: ArrivingRequest, understood: Understanding[Call]
-    ) -> tuple[Call, WholeResponse]:
-        """Authenticate the caller, read the body, wait until the gateway lets the tenant begin another request (a few
-        per iteration of the event loop), and parse the body with `understood`. Return the parsed call, and the ASGI
-        response that runs its generation."""
-        arrived = time.monotonic()
-        principal = arrival.identify(authenticate(self._accounts, request))
-        if has_long_body(request):  # which is not worth reading if the tenant has no slot for its request
-            name = principal.tenant.name
-            asked = ReserveRequest(request_id(request), name, principal.limits_key, tokens=0, adapter=EACH)
-            await self._gateway.limiter.check_requests(asked)
-        body = await read_body(request, self._max_body_bytes)
-        await self._gateway.turns.take(principal.tenant.name)
-        call = await understood(principal.tenant, body, request_id(request), arrival.ingress)
-        hold_of(request).free()  # from here on, the limits of running requests apply
-        limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
-        return call, WholeResponse(self._gateway, principal, call, limited, hold_of(request))
-
-    def _at_once(self, parse: Parser[Call]) -> Understanding[Call]:
-        """Return `parse`, bound to this gateway, as an asynchronous parser that runs it in a thread for a long body."""
-
-        async def understood(tenant: Tenant, body: bytes, request_id: str, ingress: Ingress) -> Call:
-            bound = partial(parse, self._gateway, tenant, body, request_id, ingress)
-            return await self._gateway.parsing.run(tenant.name, len(body), bound)
-
-        return understood
-
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list, with the format of the base model's weights, and the sampling
         parameters of requests that set none."""
@@ -268,8 +153,3 @@ class HttpApi:
             "weights": info.weights,
             "default_sampling_params": card.model.intake.sampling_defaults,
         }
-
-    def _arriving(self, request: Request) -> AbstractContextManager[ArrivingRequest]:
-        trace = trace_context_from(header(request.scope, b"traceparent"))
-        session = session_from(header(request.scope, b"x-session-id"))
-        return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace, session))

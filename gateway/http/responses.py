@@ -1,4 +1,4 @@
-"""The HTTP API for stored responses, following OpenAI's, below /v1/responses, and the names of fields there."""
+"""The HTTP API for stored responses, following OpenAI's, below /v1/responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gateway.http.settings import PortSettings
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
 from gateway.openai.render import list_page
 from gateway.responses.events import EventFeed
-from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE
 from gateway.services import Services
 
@@ -26,17 +25,6 @@ RESPONSES = "/v1/responses"
 RESPONSE = RESPONSES + "/{response_id}"
 CANCEL = RESPONSE + "/cancel"
 INPUT_ITEMS = RESPONSE + "/input_items"
-
-
-class OwnNames(Struct, frozen=True):
-    """An ASGI application that runs `app` and, in its errors, replaces names of the chat API's request fields by those
-    of /v1/responses."""
-
-    app: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with own_names():
-            await self.app(scope, receive, send)
 
 
 class FeedResponse(Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from gateway.accounts.admin import AccountAdmin
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.http.accounts import AccountsApi
 from gateway.http.admin_batches import AdminBatchesApi
-from gateway.http.edge import authenticate, read_body
+from gateway.http.edge import Handler, RouteEntry, authenticate, read_body
 from gateway.http.limits import LIMITS, LimitsApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.operation import Operation
@@ -42,8 +41,6 @@ NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "sourc
 renamed by this mapping in responses below /admin/v1/adapters."""
 
 TABLE = {(operation.method, operation.path): operation for operation in OPERATIONS if operation.who == "admin"}
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class NoBody(Struct, forbid_unknown_fields=True):
@@ -72,7 +69,7 @@ class AdminApi:
         )
 
     def routes(self) -> list[Route]:
-        table: list[tuple[str, str, Handler]] = [
+        table: list[RouteEntry] = [
             ("POST", "/v1/load_lora_adapter", self.load_as_vllm),
             ("POST", "/v1/unload_lora_adapter", self.unload_as_vllm),
             ("GET", ADAPTERS, self.list),

@@ -16,7 +16,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
 from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import TenantUse
-from gateway.http.edge import read_body
+from gateway.http.edge import RouteEntry, read_body
 from gateway.http.limits import use_json
 from gateway.http.lists import parse_number
 from gateway.http.stream import json_response
@@ -37,8 +37,6 @@ OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of tenants' recent usage for the overview. Each read searches the usage books' keys
 of two days."""
-
-RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class NewEngineBody(Struct, kw_only=True, forbid_unknown_fields=True):

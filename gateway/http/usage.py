@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import invalid_request
-from gateway.http.edge import header
+from gateway.http.edge import RouteEntry, header
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
 from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
@@ -17,8 +16,6 @@ from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
 USAGE = "/admin/v1/usage"
 CSV = "text/csv"
 FORMATS = ("json", "csv")
-
-RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class UsageApi:

@@ -50,7 +50,7 @@ def make_grouped(
     experts = iter(weights)
     first = next(experts)
     everyone = chain([first], experts)
-    # Imported late because a few platforms have no numba, and a machine without CUDA may have no triton.
+    # Imported late: a machine without CUDA may have no triton, and the measurements on GPUs hide numba.
     if all(isinstance(piece, Tensor) for piece in first):
         stacked = (torch.cat([dense(piece) for piece in pieces]).to(dtype) for pieces in everyone)
         if first[0].device.type == "cuda":

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lora_kernels import forms
-from lora_kernels.forms import Embedding, Linear, LinearParts, Stored, choose, has_numba
+from lora_kernels.forms import Embedding, Linear, LinearParts, Stored, choose
 from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.quantized import AnyCoding, QuantizedWeight, Weight, dense, stack
-
-if TYPE_CHECKING:
-    from lora_kernels.cpu.quantized_linear import QuantizedLinear
 
 
 def make_linear(
@@ -89,12 +85,3 @@ def embedding_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -
     stored = Stored(None, device, dtype, is_bf16)
     form = choose(forms.EMBEDDING_FORMS, stored)
     return int((form and form.bits(stored)) or 8 * dtype.itemsize)
-
-
-def quantized_form(linear: Linear) -> QuantizedLinear | None:
-    """Return the layer if a CPU keeps its weight quantised, else None."""
-    if not has_numba():
-        return None
-    from lora_kernels.cpu.quantized_linear import QuantizedLinear
-
-    return linear if isinstance(linear, QuantizedLinear) else None

@@ -11,11 +11,11 @@ from torch import Tensor
 from benchmarks.gpu.correct_kernels import LEAST_S, relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
+from lora_kernels.forms import multiplies_fp8
 from lora_kernels.fp8 import Fp8Weight, quantize_fp8
 from lora_kernels.gpu.coded_rows import code_rows
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.quantized_weights import pack
-from lora_kernels.linear import multiplies_fp8
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight
 
 Check = Callable[[], float | None]

@@ -27,9 +27,10 @@ from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import find_forms, parameter_shapes
+from lora_kernels.forms import multiplies_fp8
 from lora_kernels.grouped import grouped_bits
 from lora_kernels.layout import TARGET_BYTES
-from lora_kernels.linear import embedding_bits, kept_bits, multiplies_fp8, packed_bits
+from lora_kernels.linear import embedding_bits, kept_bits, packed_bits
 
 log = structlog.get_logger("sizes")
 

@@ -17,15 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from benchmarks.runner import Run, benchmark, option, table
 from engine.config import EngineConfig, core_config
 from engine.core.commands import Submit
 from engine.core.state import EngineState
@@ -138,30 +136,22 @@ def measure(sizes: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {name: tokens / min(times) for name, times in seconds.items()}
 
 
-def show(found: dict[str, float], console: Console) -> None:
-    table = Table("", "tokens/s", "over base")
-    for name, rate in found.items():
-        table.add_row(name, f"{rate:.0f}", f"{rate / found['base']:.2f}")
-    console.print(table)
+SIZES = {"layers": 8, "hidden": 512, "experts": 16, "top-k": 4, "width": 256}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    for name, default in (("layers", 8), ("hidden", 512), ("experts", 16), ("top-k", 4), ("width", 256)):
-        parser.add_argument(f"--{name}", type=int, default=default, help="size of the model; default: %(default)s")
-    parser.add_argument(
-        "--checkpoint", choices=("bfloat16", "float32"), default="bfloat16", help="dtype of the checkpoint's weights"
-    )
-    parser.add_argument("--requests", type=int, default=32, help="number of requests; default: %(default)s")
-    parser.add_argument("--adapters", type=int, default=8, help="number of adapters; default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="times that all is measured; default: %(default)s")
-    parser.add_argument(
-        "--peer", nargs="*", default=IMPLEMENTATIONS, help="Hugging Face's implementations; default: %(default)s"
-    )
-    sizes = parser.parse_args()
-    with TemporaryDirectory() as scratch:
-        show(measure(sizes, Path(scratch)), Console())
+@benchmark(
+    *(option(f"--{name}", default, "size of the model") for name, default in SIZES.items()),
+    option("--checkpoint", "bfloat16", "dtype of the checkpoint's weights", choices=("bfloat16", "float32")),
+    option("--requests", 32, "number of requests"),
+    option("--adapters", 8, "number of adapters"),
+    option("--rounds", 3, "times that all is measured"),
+    option("--peer", IMPLEMENTATIONS, "Hugging Face's implementations", nargs="*"),
+)
+def bench(run: Run) -> None:
+    found = measure(run.options, run.scratch)
+    rows = [(name, f"{rate:.0f}", f"{rate / found['base']:.2f}") for name, rate in found.items()]
+    run.show(table(None, "| tokens/s | over base", rows))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

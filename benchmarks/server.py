@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,26 @@ def pinned(cpus: frozenset[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def spin() -> None:
+    """Busy-loop until killed."""
+    while True:
+        pass
+
+
+@contextmanager
+def beside(*work: Callable[[], None]) -> Iterator[None]:
+    """Run each function in its own process until the block ends; then kill the processes."""
+    processes = [multiprocessing.get_context("fork").Process(target=target, daemon=True) for target in work]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

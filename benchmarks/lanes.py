@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers import MODEL, Peer, loralane, vllm
-from benchmarks.runner import CORES, DATA_DIR, JSON, VLLM, Run, benchmark, option, stamp
+from benchmarks.runner import CORES, DATA_DIR, JSON, VLLM, Run, benchmark, option, stamp, table
 from benchmarks.server import pinned, running
 from gateway.config.file import read_yaml
 from gateway.serve.process import run_loop
@@ -126,16 +126,14 @@ def server_version(url: str) -> str:
     return str(response.json()["version"]) if response.is_success else version("loralane")
 
 
-def table(outcomes: Sequence[Outcome], cores: int) -> Table:
-    title = f"The interactive lane beside a batch, {cores} cores"
-    result = Table(title=title, caption="ms; batch: output tokens/s over its own span")
-    result.add_column("")
-    for outcome in outcomes:
-        for column in ("alone", "beside", "ratio"):
-            result.add_column(f"{outcome.name}\n{column}", justify="right")
-    for index, (label, *_) in enumerate(rows(outcomes[0])):
-        result.add_row(label, *(cell for outcome in outcomes for cell in rows(outcome)[index][1:]))
-    return result
+def compared(outcomes: Sequence[Outcome], cores: int) -> Table:
+    columns = [f"{outcome.name}\n{column}" for outcome in outcomes for column in ("alone", "beside", "ratio")]
+    lines = [(one[0][0], *(cell for row in one for cell in row[1:])) for one in zip(*map(rows, outcomes), strict=True)]
+    title, caption = (
+        f"The interactive lane beside a batch, {cores} cores",
+        "ms; batch: output tokens/s over its own span",
+    )
+    return table(title, " | ".join(["", *columns]), lines, caption=caption)
 
 
 def rows(outcome: Outcome) -> list[tuple[str, ...]]:
@@ -190,7 +188,7 @@ def bench(run: Run) -> None:
         outcomes = [measure(peer, work, run.scratch, run.console) for peer in peers]
     derived = {item.name: {"batch_ratio": item.batch_ratio, "normalised": item.normalised} for item in outcomes}
     head = {**stamp(), "cores": sorted(cpus), "work": work, "config": extra}
-    run.show(table(outcomes, len(cpus)), {**head, "outcomes": outcomes, "derived": derived})
+    run.show(compared(outcomes, len(cpus)), {**head, "outcomes": outcomes, "derived": derived})
     for outcome in outcomes:
         for remark in remarks(outcome.reports):
             run.console.print(f"{outcome.name}: {remark}", style="yellow", markup=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.runner import Run, benchmark, option
-from benchmarks.server import Command, free_port, running
+from benchmarks.server import demo, running
 
 ADMIN_KEY = "sk-demo-admin"
 TENANT_KEYS = ("sk-demo-acme", "sk-demo-globex")
@@ -52,18 +51,11 @@ def bench(run: Run) -> None:
         raise RuntimeError("no Chromium in the path: apt-get install chromium")
     folder, minutes = run.options.folder, run.options.minutes
     folder.mkdir(parents=True, exist_ok=True)
-    with running(_demo(run.scratch), folder / "server.log") as url, _traffic(url):
+    with running(demo(run.scratch), folder / "server.log") as url, _traffic(url):
         run.console.print(f"traffic runs at {url} for {minutes:g} minutes")
         time.sleep(60 * minutes)
         _take_all(url, chromium, folder)
     run.console.print(f"the pictures are in {folder}")
-
-
-def _demo(data_dir: Path) -> Command:
-    port = free_port()
-    words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data_dir)]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    return Command(words, f"http://127.0.0.1:{port}", "/ready")
 
 
 @contextmanager

@@ -41,13 +41,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def demo(data_dir: Path, *words: str, env: Mapping[str, str] | None = None) -> Command:
+    """Return a loralane server with the demo's settings, whose command ends with `words`."""
+    port = free_port()
+    own = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data_dir)]
+    own += ["--http-port", str(port), "--grpc-port", str(free_port())]
+    return Command([*own, *words], f"http://127.0.0.1:{port}", "/ready", env or {})
+
+
 def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path) -> AbstractContextManager[str]:
     """Run a loralane server with the demo's settings; yields its URL. Raises RuntimeError if it does not start."""
-    port = free_port()
-    words = [sys.executable, "-m", "gateway", "serve", "--model", str(model), "--data-dir", str(data_dir)]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    words += [f"--lora={name}={folder}" for name, folder in adapters.items()]
-    return running(Command(words, f"http://127.0.0.1:{port}", "/ready"), log)
+    command = demo(data_dir, "--model", str(model), *(f"--lora={name}={folder}" for name, folder in adapters.items()))
+    return running(command, log)
 
 
 @contextmanager

@@ -8,11 +8,8 @@ only the tokens that were asked for, not the ones that a static batch computes p
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
@@ -20,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option, table
 from benchmarks.server import KEY, serving
-from benchmarks.workload import answered, requests
+from benchmarks.workload import answered, generate_by_peer, requests
 from lab.bench.client import Target
 from lab.bench.measure import LaneResults, report
 from lab.bench.plan import BenchRequest
@@ -49,15 +46,7 @@ def run_ours(url: str, name: str, items: Sequence[BenchRequest], concurrency: in
 
 
 def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[BenchRequest], batch: int) -> Measured:
-    job = {
-        "model": str(model),
-        "adapters": {key: str(path) for key, path in adapters.items()},
-        "items": [asdict(item) for item in items],
-        "batch": batch,
-    }
-    command = [sys.executable, "-m", "benchmarks.hf_peer"]
-    done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
-    times = json.loads(done.stdout)["streams"]
+    times = generate_by_peer(model, adapters, items, batch)["streams"]
     streams = [_stream(item, own) for item, own in zip(items, times, strict=True)]
     return Measured(name, report(name, streams), streams)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.runner import Run, at_least, benchmark, option, table
-from benchmarks.server import Command, free_port, launched
+from benchmarks.server import demo, launched
 
 ROOT = Path(__file__).parent.parent
 FIRST_GOAL, LATER_GOAL = 20.0, 4.0
@@ -41,12 +41,10 @@ def copied_code(scratch: Path) -> Path:
 
 def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
     """Start and stop a server with this code, its data in `scratch`. Returns when each part ended, as `parts_of`."""
-    port, log = free_port(), scratch / f"{name}.log"
-    words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
+    log = scratch / f"{name}.log"
     # Without the safe path, `-m` would take the code, and the kernels compiled for it, from the working directory.
     environment = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "HOME": str(scratch)}
-    command = Command(words, f"http://127.0.0.1:{port}", "/ready", environment)
+    command = demo(scratch / "data", env=environment)
     begun = time.time()
     with launched(command, log):
         ready = time.time() - begun

@@ -68,7 +68,7 @@ class Ours:
         for number, item in enumerate(items):
             params = SamplingParams(item.max_tokens, temperature=0.0, ignore_eos=True)
             adapter = adapters[number % len(adapters)]
-            self._engine.inbox.put(Submit(Request(str(number), item.prompt, params, adapter)))
+            self._engine.inbox.put(Submit(Request(str(number), tuple(item.prompt), params, adapter)))
         began = time.perf_counter()
         while True:
             self._engine.step()

@@ -96,8 +96,8 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     vocabulary = torch.zeros(spec.vocab_size, hidden, dtype=BF16)
 
-    def embed(ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.index_select(vocabulary, 0, ids, out=out)
+    def embed(token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.index_select(vocabulary, 0, token_ids, out=out)
 
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
     norms = Norms(norm, None, norm, None)

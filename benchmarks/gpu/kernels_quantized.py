@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.correct_quantized import BY_ROWS, inputs, random_fp8, random_weight
+from benchmarks.gpu.exact import BY_ROWS, inputs, random_fp8, random_weight
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
 from benchmarks.gpu.timing import memory_bandwidth, time_calls

@@ -13,6 +13,7 @@ from lora_kernels import dora
 from lora_kernels.attention_choice import AttentionChoice, AttentionWish, require_attention
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.segments import SegmentPlan
 
 
@@ -54,6 +55,8 @@ def select_backend(
         from lora_kernels.gpu.triton_tuned import load_backend
 
         return load_backend(device, dtype, head_dim, data_dir, wish, on_attention)
+    if not find_spec("numba"):  # every installation has it; the suite for GPUs in toy size hides it
+        return ReferenceBackend()
     from lora_kernels.cpu.numba_backend import NumbaBackend
 
     backend = NumbaBackend()

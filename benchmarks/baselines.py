@@ -27,10 +27,10 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Abort, Submit
 from engine.core.config import POLICIES, CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner

@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.model.lora import TARGETS, target_names, target_path, target_widths
 from engine.model.runner import ModelRunner

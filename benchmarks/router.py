@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.prefixes import prefix_keys
 from gateway.routing.router import Router

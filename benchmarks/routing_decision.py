@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routes.features import NAMES, PromptFacts
 from gateway.routes.learned import Learned
 from gateway.routes.policy import Asked, MemberState, Vector

@@ -30,9 +30,9 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import model_spec
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
 from engine.model.device_sampler import DeviceSampler
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampling import SlotSampler, make_sampler

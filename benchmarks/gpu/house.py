@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.gpu.shapes import BLOCK_SIZE, adapter_elements, full_layout, model_config
 from engine.config import EngineConfig
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.kv_moves import PageMemory
-from engine.core.state import EngineState
-from engine.core.step import Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash, TokenEvent
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched
+from engine.core.messages.moves import PageMemory
+from engine.core.messages.requests import AdapterHash, TokenEvent
+from engine.core.messages.step import Launch, StepPlan, StepResult
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Claim, Report
 from engine.model.arena import page_shape

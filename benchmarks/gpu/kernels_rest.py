@@ -17,7 +17,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Call, memory_bandwidth, time_calls, time_host
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from engine.model.masks import TokenMasks
 from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu.shapes import TOY, full_layout
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import HostBatch
 from engine.model.batch_state import BatchState

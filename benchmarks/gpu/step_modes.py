@@ -11,7 +11,7 @@ from unittest.mock import patch
 from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes, time_steps
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
-from engine.core.commit import absorb
+from engine.core.commit.step import absorb
 from engine.model.steps import Steps
 
 STEPS = 24

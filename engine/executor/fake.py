@@ -15,10 +15,10 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched, GrammarReady
-from engine.core.proposals import verified
-from engine.core.step import (
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched, GrammarReady
+from engine.core.messages.requests import AdapterHash, HostPageId, PageId, Pooling
+from engine.core.messages.step import (
     Admission,
     DraftAsk,
     Drafted,
@@ -30,7 +30,7 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
+from engine.core.plan.proposals import verified
 from engine.executor.base import Claim, Report
 
 FAKE_HIDDEN = 8

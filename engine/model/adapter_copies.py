@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.types import PageId
+from engine.core.messages.requests import PageId
 from engine.model.host_memory import Blob, runs
 from lora_kernels.layout import AdapterLayout
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.step import PageCopy
-from engine.core.types import AdapterHash, PageId
+from engine.core.messages.requests import AdapterHash, PageId
+from engine.core.messages.step import PageCopy
 from engine.model.adapter_copies import Flags, make_copies
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import PageId
+from engine.core.messages.requests import PageId
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.batch import UNKNOWN, HostBatch, Ints, Longs, PooledChunk, ScoredChunk
 from lora_kernels.segments import plan_segments
 

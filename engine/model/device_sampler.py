@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams, TokenLogprobs
+from engine.core.messages.requests import SamplingParams, TokenLogprobs
+from engine.core.messages.step import SampledToken
 from engine.model.masks import TokenMasks, num_words
 from engine.model.results import ALIGNMENT, ResultBlocks, StepResults
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, stops_of

@@ -1,7 +1,8 @@
 """The draft model: a second, smaller decoder on a CPU, whose KV is in pages of the same pool, guesses next tokens.
 
 It knows the requests that plans ask it to guess for, and compares what it holds of each with the request's known
-tokens, so that a guess that was refused costs nothing but its row. See engine/core/draft_asks.py for when it is asked.
+tokens, so that a guess that was refused costs nothing but its row. See engine/core/plan/draft_asks.py for when it is
+asked.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.core.step import Admission, DraftAsk, Drafted, ScheduledChunk
-from engine.core.types import AdapterHash, PageId, SamplingParams
+from engine.core.messages.requests import AdapterHash, PageId, SamplingParams
+from engine.core.messages.step import Admission, DraftAsk, Drafted, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch import Ints

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 
 BLOCK = 64
 """Number of neighbouring tokens that are represented by their highest score in the search for the likeliest."""

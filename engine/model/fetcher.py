@@ -10,9 +10,9 @@ from threading import Event
 import structlog
 import torch
 
-from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
-from engine.core.step import AdapterFetch
-from engine.core.types import AdapterHash
+from engine.core.messages.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.messages.requests import AdapterHash
+from engine.core.messages.step import AdapterFetch
 from engine.executor.base import Report
 from engine.model.host_store import HostStore
 from engine.model.packing import Packer

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.core.sizing import Gpu
+from engine.sizing import Gpu
 
 TENSOR_FLOP = {
     (7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192,

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from engine.core.commands import MaskReady
-from engine.core.grammars import Grammar
-from engine.core.step import SampledToken
-from engine.core.types import ErrorCode, Refusal, SamplingParams
+from engine.core.messages.commands import MaskReady
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import ErrorCode, Refusal, SamplingParams
+from engine.core.messages.step import SampledToken
 from engine.executor.base import Report
 from engine.model.grammar_cache import GrammarCache
 from engine.model.grammar_compiler import Compiler, reason
@@ -38,7 +38,7 @@ AHEAD_SECONDS = 0.005
 proposals of the request are followed, in this step and later. Sixteen usually take 0.3 ms; a hostile grammar can take
 0.1 s for a token. Once the masks of a step have taken that long, the step follows no more proposals."""
 MOST_FORCED = 16
-"""Maximum number of forced tokens that are reported: as many as a step can compute (`engine.core.proposals`)."""
+"""Maximum number of forced tokens that are reported: as many as a step can compute (`engine.core.plan.proposals`)."""
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import structlog
 
-from engine.core.commands import GrammarAnswer, GrammarFailed, GrammarReady
-from engine.core.grammars import Grammar
+from engine.core.messages.commands import GrammarAnswer, GrammarFailed, GrammarReady
+from engine.core.messages.grammar import Grammar
 from engine.executor.base import Report
 from engine.grammar_check.job import THREAD_STACK_BYTES
 from engine.model.grammar_compiler import Compiled, Compiler, Unproven

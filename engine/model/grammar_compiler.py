@@ -15,7 +15,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
-from engine.core.grammars import Grammar
+from engine.core.messages.grammar import Grammar
 from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
 from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
 from engine.grammar_check.source import LIMITS, library_source, told

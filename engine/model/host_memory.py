@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.sizing import GIB
 from engine.model.memory import CPU, free_host_bytes, zeros
+from engine.sizing import GIB
 from lora_kernels.pinned import PinningError, pinned_zeros
 
 Longs = npt.NDArray[np.int64]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.step import PageCopy
-from engine.core.types import HostPageId
+from engine.core.messages.requests import HostPageId
+from engine.core.messages.step import PageCopy
 from engine.model.host_memory import Longs, runs
 from lora_kernels.pinned import upload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.model.host_memory import Blob, HostMemory
 from lora_kernels.layout import AdapterLayout
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from engine.core.commands import MaskAnswer, MaskFailed, MaskReady
+from engine.core.messages.commands import MaskAnswer, MaskFailed, MaskReady
 from engine.grammar_check.job import THREAD_STACK_BYTES
 from engine.model.grammar_cache import stack_size
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core.sizing import DEVICE_SHARE, GIB, HOST_SHARE
+from engine.sizing import DEVICE_SHARE, GIB, HOST_SHARE
 from lora_kernels.layout import MAX_ELEMENTS
 
 Progress = Callable[[str, int, int], None]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import structlog
 import torch
 
-from engine.core.adapters import HostAdapter
+from engine.core.memory.adapters import HostAdapter
 from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
 from engine.model.lora import touched_names

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.core.step import PooledVector
-from engine.core.types import Pooling, PoolingKind
+from engine.core.messages.requests import Pooling, PoolingKind
+from engine.core.messages.step import PooledVector
 from engine.model.batch import PooledChunk
 from engine.model.results import ResultBlocks, StepResults
 from lora_kernels.pinned import upload

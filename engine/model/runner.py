@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.step import AdapterFetch, Admission, Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched, FetchFailed
+from engine.core.messages.requests import AdapterHash
+from engine.core.messages.step import AdapterFetch, Admission, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, Report
 from engine.model.arena import Arena, PageUses, page_shape, used_pages
 from engine.model.assembly import build_decoder

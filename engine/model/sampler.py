@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.proposals import verified
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams, TokenLogprobs
+from engine.core.messages.requests import SamplingParams, TokenLogprobs
+from engine.core.messages.step import SampledToken
+from engine.core.plan.proposals import verified
 from engine.model.draws import Filters, draw, ranked, uniforms
 from engine.model.masks import TokenMasks
 from engine.model.soundness import sound_rows

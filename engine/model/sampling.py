@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
 from engine.model.masks import TokenMasks
 from engine.model.sampler import Sampler
 

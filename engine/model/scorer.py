@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core.prompt_logprobs import row_bytes
-from engine.core.step import PromptRows
-from engine.core.types import SamplingParams
+from engine.core.messages.prompt_logprobs import row_bytes
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import PromptRows
 from engine.model.batch import ScoredChunk
 from engine.model.draws import ranked
 from engine.model.results import ResultBlocks, StepResults

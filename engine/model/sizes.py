@@ -1,5 +1,5 @@
 """Fills in the sizes that a configuration leaves to the engine, from the device, the model and the memory of this
-machine, before the weights are loaded. The rules are in `engine.core.sizing`."""
+machine, before the weights are loaded. The rules are in `engine.sizing`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import structlog
 import torch
 
 from engine.config import EngineConfig
-from engine.core.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
 from engine.model.arena import page_shape
 from engine.model.checkpoints.stacks import MXFP4
 from engine.model.draft_folder import DraftFolder, find_draft
@@ -27,6 +26,7 @@ from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import find_forms, parameter_shapes
+from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
 from lora_kernels.grouped import grouped_bits
 from lora_kernels.layout import TARGET_BYTES
 from lora_kernels.linear import embedding_bits, kept_bits, multiplies_fp8, packed_bits

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.core.step import SampledToken
-from engine.core.types import ErrorCode, Refusal
+from engine.core.messages.requests import ErrorCode, Refusal
+from engine.core.messages.step import SampledToken
 
 UNSOUND = Refusal(
     ErrorCode.MODEL_OUTPUT_INVALID,

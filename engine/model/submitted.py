@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.core.step import DraftAsk, PooledVector, PromptRows, SampledToken
+from engine.core.messages.step import DraftAsk, PooledVector, PromptRows, SampledToken
 from engine.model.arena import PageUses
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample

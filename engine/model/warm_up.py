@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 import torch
 
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from engine.model.arena import Arena
 from engine.model.batch import HostBatch
 from engine.model.host_memory import Blob

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig, core_config
-from engine.core.capacity import Capacity, capacity_of, decode_seconds, prompt_within
-from engine.core.step_time import StepTimeModel
+from engine.core.predict.capacity import Capacity, capacity_of, decode_seconds, prompt_within
+from engine.core.predict.step_time import StepTimeModel
 from engine.model.converted_folder import check_tokenizer
 from engine.model.draft_folder import draft_block
 from engine.model.identity import hash_model

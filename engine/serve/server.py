@@ -25,8 +25,8 @@ import grpc
 import structlog
 
 from engine.config import EngineConfig
-from engine.core.kv_moves import PageMemory
-from engine.core.state import EngineState
+from engine.core.messages.moves import PageMemory
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import RankDied
 from engine.kv.line import OwnEngine

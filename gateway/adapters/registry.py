@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror

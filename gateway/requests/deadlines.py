@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.requests.admission import ServiceSettings
 

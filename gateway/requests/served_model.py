@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.core.shares import Shares
-from engine.core.types import Lane
+from engine.core.fairness.shares import Shares
+from engine.core.messages.requests import Lane
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord

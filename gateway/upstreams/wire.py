@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import PoolingKind
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import PoolingKind
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message

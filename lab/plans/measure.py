@@ -23,7 +23,8 @@ from rich.console import Console
 
 from engine.config import EngineConfig, core_config
 from engine.core.config import CoreConfig
-from engine.core.step_time import Prices, StepFeatures, StepTimeModel
+from engine.core.messages.features import StepFeatures
+from engine.core.predict.step_time import Prices, StepTimeModel
 from engine.process.files import default_data_dir
 from lab.devices.cost import TERMS, StepWork
 from lab.sim.replay import RealEngine, replay

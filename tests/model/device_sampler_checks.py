@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.prompt_logprobs import unpack
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
 from engine.model.device_sampler import DeviceSampler, RowUploads
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits

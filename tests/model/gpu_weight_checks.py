@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch_state import BatchState

@@ -19,8 +19,8 @@ from graph_engine import an_engine_ahead_of_replays
 from rerun import Launches, Rerun
 from torch import Tensor
 
-from engine.core.step import Admission, SampledToken, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, SampledToken, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch import UNKNOWN

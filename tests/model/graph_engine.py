@@ -17,12 +17,12 @@ from rerun import Rerun
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts

@@ -11,8 +11,8 @@ from peft import PeftModel
 from peft_folders import TARGETS, base_model, save_adapter
 from test_peft_parity import GREEDY, assert_agrees, make_engine, run
 
-from engine.core.commands import Submit
-from engine.core.types import ErrorCode, Lane, Request
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import ErrorCode, Lane, Request
 from engine.engine import Engine
 from engine.model.peft_config import parse_config
 from engine.model.peft_settings import AdapterError

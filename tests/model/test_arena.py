@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.step import PageCopy
+from engine.core.messages.step import PageCopy
 from engine.model.arena import Arena, PageShape
 from engine.model.host_memory import Blob
 from engine.model.host_pages import HostPages

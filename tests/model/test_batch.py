@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.batch import UNKNOWN
 from engine.model.batch_state import BatchState
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_families import FAMILIES, VOCAB, save_model
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch_state import BatchState

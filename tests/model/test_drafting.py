@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from engine.config import EngineConfig, Speculation
-from engine.core import draft_asks, proposals
 from engine.core.config import Scheduling
-from engine.core.draft_asks import Wanted
-from engine.core.proposer import Guess, PromptLookup
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.plan import draft_asks, proposals
+from engine.core.plan.draft_asks import Wanted
+from engine.core.speculate.proposer import Guess, PromptLookup
 from engine.model.draft_folder import find_draft
 from engine.model.runner import ModelRunner
 from engine.model.spec import read_spec

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.config import EngineConfig
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from engine.model.families import FAMILIES
 from engine.model.gguf_weights import ARCHITECTURES, GgufFile
 from engine.model.kernels import attention_wish

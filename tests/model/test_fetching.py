@@ -9,12 +9,12 @@ import pytest
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.adapters import HostCopy
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, DropAdapter, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
+from engine.core.memory.adapters import HostCopy
+from engine.core.messages.commands import Abort, DropAdapter, Submit
+from engine.core.messages.requests import ErrorCode, FinishReason, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model import fetcher as fetcher_module
 from engine.model.packing import Packer

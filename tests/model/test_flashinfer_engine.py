@@ -8,11 +8,11 @@ import torch
 from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model import kernels, rungs
 from engine.model.decoder import Decoder

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft_folders import TARGETS, base_model, save_adapter
 
-from engine.core.types import Request
+from engine.core.messages.requests import Request
 from engine.model.gguf_adapter import INVOCATION, GgufBase
 from engine.model.lora import target_widths
 from engine.model.peft_loader import load_peft

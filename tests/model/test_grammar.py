@@ -14,14 +14,14 @@ from grammar_model import EOS, byte_tokenizer, save_byte_model
 from llguidance import LLParserLimits
 
 from engine.config import EngineConfig
-from engine.core import proposals
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig
-from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
-from engine.core.state import EngineState
-from engine.core.step import SampledToken
-from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, GrammarFailed, GrammarReady, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.core.plan import proposals
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS

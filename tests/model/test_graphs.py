@@ -16,8 +16,8 @@ from tiny_families import save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder
 from engine.model.batch_state import BatchState

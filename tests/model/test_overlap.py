@@ -4,12 +4,12 @@ import pytest
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import Admission, ScheduledChunk, StepPlan
-from engine.core.types import FinishReason, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import FinishReason, Request, SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk, StepPlan
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.model.submitted import HostClock

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from tiny_llama import save_llama
 
 from engine.config import EngineConfig, Speculation
-from engine.core import proposals
-from engine.core.check import leftovers, violations
-from engine.core.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.core.plan import proposals
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.batch_state import BatchState
 from engine.model.checkpoints.stored import WeightsError

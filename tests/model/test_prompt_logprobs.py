@@ -8,8 +8,8 @@ from tiny_engine import TinyEngine
 from transformers import AutoModelForCausalLM
 
 from engine.core.config import Scheduling
-from engine.core.prompt_logprobs import row_bytes, unpack
-from engine.core.types import Lane, SamplingParams
+from engine.core.messages.prompt_logprobs import row_bytes, unpack
+from engine.core.messages.requests import Lane, SamplingParams
 from engine.model import scorer
 from engine.model.batch import ScoredChunk
 from engine.model.scorer import PromptScorer

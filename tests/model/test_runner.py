@@ -9,9 +9,9 @@ from tiny_adapters import save_adapter
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.commands import FetchFailed
-from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
-from engine.core.types import SamplingParams
+from engine.core.messages.commands import FetchFailed
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
 from engine.model.runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from engine.model.draws import Filters, draw, draw_sorted, ranked, uniforms
 from engine.model.sampler import Sampler
 

@@ -10,11 +10,11 @@ from pretended_streams import Stream, Timeline, WatchedBackend
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.adapter_copies import CudaQueue, QueuedCopies
 from engine.model.arena import PageUses

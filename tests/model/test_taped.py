@@ -13,11 +13,11 @@ from tiny_families import save_model
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps

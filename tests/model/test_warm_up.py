@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model import warm_up as warming
 from engine.model.arena import Arena, page_shape
 from engine.model.assembly import build_decoder

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.sizing import micro_batches
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder, StepOutput
 from engine.model.lora import prepare_lora
 from engine.model.parallel.ranks import Stage
+from engine.sizing import micro_batches
 from lora_kernels.backend import Backend
 from lora_kernels.pinned import upload
 from lora_kernels.segments import plan_segments

@@ -15,7 +15,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
-from engine.core.step_time import share_read
+from engine.core.predict.step_time import share_read
 from engine.model.lora import target_names, target_path, target_widths
 from engine.model.parallel.stages import find_shard
 from engine.model.sizes import adapter_bytes_per_rank, count_weights

@@ -27,7 +27,7 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.process.files import default_data_dir
 from lab.plans.measure import open_engine
 from lab.random_adapters import write_adapters

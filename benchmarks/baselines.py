@@ -32,8 +32,8 @@ from engine.core.messages.commands import Abort, Submit
 from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
 from engine.process.files import default_data_dir
 from lab.traffic.histogram import percentile
 

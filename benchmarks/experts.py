@@ -31,9 +31,9 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.lora import TARGETS, target_names, target_path, target_widths
-from engine.model.runner import ModelRunner
-from engine.model.spec import ModelSpec, read_spec
+from engine.model.layers.lora import TARGETS, target_names, target_path, target_widths
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.spec.config import ModelSpec, read_spec
 
 VOCAB, RANK, BATCH = 8192, 8, 16
 IMPLEMENTATIONS = ("eager", "grouped_mm")

@@ -33,7 +33,7 @@ from benchmarks import speculation_lanes, speculation_schemas
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import KINDS, make_request, prompts
 from engine.config import EngineConfig, Speculation
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
 from lab.demo.dense import dense_folder

@@ -11,7 +11,7 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import Request, TokenEvent
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 Clock = Callable[[], float]
 """Returns seconds: of wall time, or of the process's processor time."""

@@ -42,7 +42,7 @@ from benchmarks.validation_workloads import (
     speed_of,
 )
 from engine.config import EngineConfig
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
 from lab.devices.capacity import Demand, serve

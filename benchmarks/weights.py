@@ -34,9 +34,9 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weight_bytes, find_kept_bits
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
 from engine.process.files import default_data_dir
 from engine.process.model_source import GGUF_NAME
 from lab.demo.dense import dense_folder

@@ -29,7 +29,7 @@ from engine.core.messages.requests import AdapterHash, Lane, Request, SamplingPa
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 VOCAB, BLOCK, MAX_LEN = 97, 4, 128

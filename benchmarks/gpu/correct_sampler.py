@@ -17,9 +17,9 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import model_spec
 from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import SampledToken
-from engine.model.device_sampler import DeviceSampler
-from engine.model.masks import TokenMasks, pack_bits
-from engine.model.sampling import SlotSampler, make_sampler
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.sample.masks import TokenMasks, pack_bits
+from engine.model.sample.slot_sampler import SlotSampler, make_sampler
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 EQUAL_SHARE = 0.99

@@ -27,11 +27,11 @@ from engine.core.messages.step import Launch, StepPlan, StepResult
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Claim, Report
-from engine.model.arena import page_shape
-from engine.model.host_memory import Blob
-from engine.model.host_store import PackedAdapter
-from engine.model.lora import TARGETS
-from engine.model.runner import ModelRunner
+from engine.model.layers.lora import TARGETS
+from engine.model.memory.arena import page_shape
+from engine.model.memory.host import Blob
+from engine.model.memory.host_store import PackedAdapter
+from engine.model.runner.model_runner import ModelRunner
 from lora_kernels.layout import AdapterLayout
 
 UNBOUNDED_BYTES = 1 << 60

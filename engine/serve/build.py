@@ -40,9 +40,9 @@ steps under way before the engine counts as hung."""
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
     core's configuration, the executor, and the description of the engine for its gateways."""
-    from engine.model.memory import free_host_bytes
-    from engine.model.runner import ModelRunner
-    from engine.model.sizes import adapter_bytes_per_rank
+    from engine.model.memory.allocation import free_host_bytes
+    from engine.model.runner.model_runner import ModelRunner
+    from engine.model.runner.sizes import adapter_bytes_per_rank
 
     executor: Executor
     if config.ranks > 1:

@@ -23,7 +23,7 @@ from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request, 
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
 from engine.process.model_source import find_prepared
 from engine.rpc.api import AdapterRejected, LaneRejected

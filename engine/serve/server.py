@@ -66,7 +66,7 @@ def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> E
     is prepared. Unless `fake`, load the CPU kernels before, and report their progress. Raises SystemExit if standard
     input ends before the line."""
     if not fake:
-        from engine.model.kernels import load_cpu_kernels
+        from engine.model.runner.kernels import load_cpu_kernels
 
         load_cpu_kernels(config, on_progress)
     try:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.model.parallel.stages import split_layers
+from engine.model.ranks.stages import split_layers
 from engine.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED, micro_batches
 from lab.devices.cost import DeviceSpec, RooflineCost, StepWork
 from lab.devices.links import LINK_SHARE

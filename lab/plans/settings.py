@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.model.sizes import DEFAULT_MAX_MODEL_LEN
+from engine.model.runner.sizes import DEFAULT_MAX_MODEL_LEN
 from engine.sizing import GIB
 from lab.devices.accelerators import served_form
 from lab.plans.advice import round_length, round_up

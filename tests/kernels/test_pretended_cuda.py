@@ -11,7 +11,7 @@ from all_launches import all_kernels, launch_all
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.core.messages.requests import SamplingParams
-from engine.model.device_sampler import DeviceSampler
+from engine.model.sample.device_sampler import DeviceSampler
 from lab.without_gpu.pretended_cuda import can_pretend, pretend
 from lora_kernels.gpu.triton_tuned import LEAST_EARLY
 

@@ -24,10 +24,10 @@ from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKi
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.device_sampler import DeviceSampler
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps, forward_over
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend

@@ -5,8 +5,8 @@ import torch
 
 from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import Admission, ScheduledChunk
-from engine.model.batch import UNKNOWN
-from engine.model.batch_state import BatchState
+from engine.model.batch.rows import UNKNOWN
+from engine.model.batch.state import BatchState
 
 BLOCK = 4
 

@@ -18,9 +18,9 @@ from engine.core.messages.requests import Request, SamplingParams
 from engine.core.plan import draft_asks, proposals
 from engine.core.plan.draft_asks import Wanted
 from engine.core.speculate.proposer import Guess, PromptLookup
-from engine.model.draft_folder import find_draft
-from engine.model.runner import ModelRunner
-from engine.model.spec import read_spec
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.spec.config import read_spec
+from engine.model.spec.draft import find_draft
 from engine.serve.explain import explain
 
 DRAFT_BLOCK = 4

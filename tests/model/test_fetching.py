@@ -16,10 +16,10 @@ from engine.core.messages.requests import ErrorCode, FinishReason, Request, Samp
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import fetcher as fetcher_module
-from engine.model.packing import Packer
-from engine.model.peft_settings import AdapterError
-from engine.model.runner import ModelRunner
+from engine.model.adapters import fetcher as fetcher_module
+from engine.model.adapters.packing import Packer
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.runner.model_runner import ModelRunner
 from engine.rpc.snapshot import snapshot
 
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4

@@ -14,10 +14,10 @@ from engine.core.messages.requests import FinishReason, Lane, Request, SamplingP
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import mask_cost
-from engine.model.decoder import StepOutput
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps
+from engine.model.decode.decoder import StepOutput
+from engine.model.grammar import mask_cost
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.steps.forward import Steps
 
 BYTES = byte_tokenizer()
 NUMBERS = Grammar(

@@ -11,8 +11,8 @@ from engine.core.messages.step import Admission, ScheduledChunk, StepPlan
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
-from engine.model.submitted import HostClock
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.submitted import HostClock
 
 BLOCK = 4
 CORE = CoreConfig(num_pages=100, block_size=BLOCK, max_seqs=3, max_model_len=64, token_budget=16, eos_token_ids=(2, 3))

@@ -26,17 +26,17 @@ from engine.core.plan import proposals
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.batch_state import BatchState
+from engine.model.batch.state import BatchState
 from engine.model.checkpoints.stored import WeightsError
+from engine.model.decode.pipeline import WEIGHT_ROWS, cut_rows, split_batch
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Drop
-from engine.model.parallel.pipeline import WEIGHT_ROWS, cut_rows, split_batch
-from engine.model.parallel.shard import Shard
-from engine.model.parallel.stages import find_shard, split_layers
-from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weights
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights, parameter_shapes
+from engine.model.ranks.shard import Shard
+from engine.model.ranks.stages import find_shard, split_layers
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.sizes import count_weights
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights, parameter_shapes
 from engine.rpc.target import EngineTarget
 from engine.serve.explain import explain
 from engine.serve.server import serve

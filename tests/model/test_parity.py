@@ -22,8 +22,8 @@ from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.demo import DEMO_ADAPTERS
 from engine.engine import Engine
-from engine.model.memory import pick_dtype
-from engine.model.runner import ModelRunner
+from engine.model.memory.allocation import pick_dtype
+from engine.model.runner.model_runner import ModelRunner
 from lab.demo.characters import CHARACTERS
 
 NUM_TOKENS = 16

@@ -26,7 +26,7 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import AdapterHash, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES = 120
 KINDS = {

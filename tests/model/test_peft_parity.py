@@ -20,7 +20,7 @@ from engine.core.messages.requests import Lane, Request, SamplingParams, TokenLo
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES, NUM_TOKENS = 160, 6
 PROMPTS = {"mine": (5, 9, 33, 61, 7, 14, 8), "other": tuple(range(20, 43)), "base": (11, 12)}

@@ -15,8 +15,8 @@ from engine.core.config import Scheduling
 from engine.core.messages.commands import Abort
 from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKind, SamplingParams
 from engine.demo import DEMO_ADAPTERS
-from engine.model.batch import PooledChunk
-from engine.model.pooler import Pooler
+from engine.model.batch.rows import PooledChunk
+from engine.model.sample.pooler import Pooler
 from lab.demo.characters import CHARACTERS
 
 ASKS = {

@@ -17,8 +17,8 @@ from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.draws import uniforms
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.draws import uniforms
 
 VOCAB, BLOCK = 97, 4
 HOST_PAGES = 12

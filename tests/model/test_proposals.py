@@ -15,7 +15,7 @@ from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.messages.step import SampledToken
 from engine.core.plan import proposals
 from engine.core.speculate.proposer import Guess
-from engine.model.sampler import Sampler
+from engine.model.sample.sampler import Sampler
 
 PROMPT = (5, 9, 17, 40, 61, 22, 5, 9, 17, 33, 12, 5, 9, 17, 40, 61)
 LOGPROB_NOISE = 1e-4

@@ -74,9 +74,9 @@ def fake_vector(adapter_hash: AdapterHash | None, pooling: Pooling, tokens: list
 
 
 def fake_rows(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int) -> Iterator[bytes]:
-    """Yield the rows of `messages/prompt_logprobs.py` for all tokens but the first: a token's logprob is a digest of the adapter
-    and the tokens up to it, its rank is 1, and its alternatives are the token itself and the ids after it, each half as
-    likely as the one before."""
+    """Yield the rows of `messages/prompt_logprobs.py` for all tokens but the first: a token's logprob is a digest of
+    the adapter and the tokens up to it, its rank is 1, and its alternatives are the token itself and the ids after it,
+    each half as likely as the one before."""
     digest = blake2b(f"{adapter_hash or ''}/{tokens[0]}".encode(), digest_size=2)
     for token in tokens[1:]:
         digest.update(f",{token}".encode())

@@ -63,7 +63,7 @@ def test_a_preparation_ends_with_standard_input_and_leaves_nothing(tmp_path):
     program = f"""if True:
         import sys, time
         from pathlib import Path
-        from engine.model import gguf, prepare
+        from engine.model.folders import gguf, prepare
         def fail(*_):
             print("converting", flush=True)
             time.sleep(60)

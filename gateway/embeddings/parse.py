@@ -125,5 +125,6 @@ def _request(
         coalesce=True,
         lane=requested_lane(body.service_tier),
         truncation=truncation_of(body, "right"),
+        local_field="pooling" if body.pooling else "",
         **extensions(body),
     )

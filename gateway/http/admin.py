@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -138,7 +139,8 @@ class AdminApi:
     async def load(self, request: Request) -> Response:
         body = await self._body(request, NativeLoadRequest)
         registry = await self._adapters.to_load(body.name, body.source, body.base_model)
-        await registry.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
+        options: dict[str, Any] = {"tenants": body.tenants, "chat_template": body.chat_template}
+        await registry.load(body.name, body.source, replace=body.replace, **options)
         return json_response(await registry.status_after_change(body.name))
 
     async def reload(self, request: Request) -> Response:

@@ -16,6 +16,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
+from gateway.adapters.templates import BASE, template_name
 from gateway.anthropic.calls import message_call
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
@@ -329,8 +330,8 @@ class HttpApi:
         return understood
 
     def _model(self, card: ModelCard) -> Json:
-        """Return a model's entry in OpenAI's model list, with the format of the base model's weights, and the sampling
-        parameters of requests that set none."""
+        """Return a model's entry in OpenAI's model list, with the format of the base model's weights, the sampling
+        parameters of requests that set none, and what renders chats."""
         info = card.model.engine.info
         return {
             "id": card.name,
@@ -342,6 +343,7 @@ class HttpApi:
             "max_model_len": info.max_model_len,
             "weights": info.weights,
             "default_sampling_params": card.model.intake.sampling_defaults,
+            "chat_template": template_name(card.adapter) if card.adapter else BASE,
         }
 
     def _tenant(self, request: Request) -> Principal:

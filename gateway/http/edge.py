@@ -14,12 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.anthropic.errors import error_body, error_status, is_messages_path
 from gateway.core.errors import (
     ApiError,
+    Fault,
     internal,
     invalid_request,
     method_not_allowed,
     request_too_large,
     route_not_found,
 )
+from gateway.core.part import COMMON
 from gateway.core.trace_context import request_id_from
 from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
@@ -44,8 +46,10 @@ is written, so that only this much of a response is copied into the connection's
 
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
+DOCUMENTS = COMMON - PROBES
+"""Paths that are answered without a look at the key, which any header would be taken for."""
 STRANGERS = ""
-"""Name under which all clients without a key take their turns together."""
+"""Name under which all clients without a key, or with a wrong one, take their turns together."""
 
 
 class ClientGone(OSError):
@@ -90,13 +94,15 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if scope["path"] not in PROBES and not header(scope, b"authorization"):
+            if scope["path"] in DOCUMENTS or (scope["path"] not in PROBES and _names_no_key(scope)):
                 await self._turns.take(STRANGERS)
             try:
                 await self.router(scope, receive, send_with_id)
             except (ApiError, HTTPException) as error:
                 if started:
                     raise
+                if isinstance(error, ApiError) and error.fault is Fault.INVALID_API_KEY:
+                    await self._turns.take(STRANGERS)
                 await _error_response(scope, _api_error(scope, error))(scope, receive, send_with_id)
         except Exception as error:
             if isinstance(error, ClientGone) or (started and isinstance(error, OSError)):
@@ -151,6 +157,10 @@ def header(scope: Scope, name: bytes) -> str:
         if known == name:
             return str(value, "latin-1")
     return ""
+
+
+def _names_no_key(scope: Scope) -> bool:
+    return not any(value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
 
 
 def request_id(request: Request) -> str:

@@ -28,6 +28,11 @@ Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
+Word = Annotated[str, Meta(max_length=256)]
+"""A field that takes one of a few words or a name. Each event with the whole response repeats it."""
+MAX_DESCRIPTION = 16 * 2**10
+"""Maximum characters of the description of a format, which responses repeat, too, and which no prompt has."""
+
 
 class InputPart(Struct):
     """A part of an item's content: `input_text`, or `output_text`, `refusal` and `reasoning_text` of an earlier
@@ -87,15 +92,15 @@ class TextFormat(Struct):
     """Format of the answer: `type` is text, json_object or json_schema."""
 
     type: str
-    name: str | None = None
-    description: str | None = None
+    name: Word | None = None
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION)] | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class TextConfig(Struct):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Word | None = None
     """Without effect."""
 
 
@@ -103,8 +108,8 @@ class ReasoningConfig(Struct):
     """How much the model reasons. Summaries are not made."""
 
     effort: Effort | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Word | None = None
+    generate_summary: Word | None = None
 
 
 class ResponseStreamOptions(Struct):

@@ -13,6 +13,7 @@ from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.json_bounds import JsonCount
 from gateway.core.routing import ModelQuery
+from gateway.openai.choices import refuse_long_choices
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
@@ -220,6 +221,7 @@ def _plain(value: Any) -> Any:
 
 def _check_ranges(given: Mapping[str, Any], ranges: Mapping[str, Any], place: str = "") -> None:
     for name, value in given.items():
+        refuse_long_choices(value, ranges[name], f"{place}{name}")
         try:
             msgspec.convert(value, ranges[name])
         except msgspec.ValidationError as error:

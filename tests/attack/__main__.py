@@ -3,7 +3,8 @@
     python -m tests.attack [--only TEXT] [--seconds 20] [--calm-seconds 5] [--list]
 
 A neighbour tenant streams short chats: alone before each attack, and beside the attack, which is repeated for
---seconds. Beside every attack, the neighbour's p99 of TTFT and ITL may be twice those alone, `GET /health` may take
+--seconds. First come two controls, a process that computes beside it and a tenant with four honest chats at a time.
+Beside every attack, the neighbour's p99 of TTFT and ITL may be twice the largest without one, `GET /health` may take
 50 ms, all of the neighbour's chats must be whole and counted once, no process may end, and within 30 s the RSS of each
 process must be back within 10 % of what it was. The exit status is 1 if one of these does not hold. The attacker is a
 process with the lowest priority, because a real attacker has its own machine; the CPU time that it still takes is part
@@ -33,6 +34,7 @@ from benchmarks.command import run
 from benchmarks.server import launched
 from gateway.terminal.output import print_wide
 from tests.attack.catalogue import ATTACKS, repeat
+from tests.attack.controls import CONTROLS
 from tests.attack.neighbour import Neighbour, Seen, neighbour_process
 from tests.attack.server import ADMIN, MODEL, Server, command, make_tenant
 from tests.attack.verdict import Phase, failures, grown, table
@@ -93,7 +95,7 @@ class Run:
 async def run_all(
     server: Server, names: Sequence[str], arguments: argparse.Namespace, console: Console
 ) -> tuple[Seen, list[Phase]]:
-    """Run the named attacks. Returns what the neighbour saw alone, and a phase for each attack."""
+    """Run the named controls and attacks. Returns what the neighbour saw alone, and a phase for each of them."""
     async with httpx.AsyncClient(base_url=server.url, headers=ADMIN, timeout=60) as admin:
         attacker_key, neighbour_key = [await make_tenant(admin, name) for name in ("attacker", "neighbour")]
     alone, phases = Seen(), []
@@ -118,11 +120,13 @@ def attack(arguments: argparse.Namespace, names: Sequence[str], console: Console
     starts, grpc_target = command(scratch)
     with launched(starts, arguments.out / "server.log") as process:
         server = Server(process.pid, starts.url, grpc_target)
-        alone, phases = asyncio.run(run_all(server, names, arguments, console))
-    print_wide(table(alone, phases))
-    document: Mapping[str, object] = {"alone": alone, "phases": phases}
+        alone, phases = asyncio.run(run_all(server, [*CONTROLS, *names], arguments, console))
+    controls, attacks = phases[: len(CONTROLS)], phases[len(CONTROLS) :]
+    print_wide(table(alone, controls, attacks))
+    document: Mapping[str, object] = {"alone": alone, "controls": controls, "phases": attacks}
     (arguments.out / "attack.json").write_bytes(msgspec.json.encode(document))
-    broken = [sentence for phase in phases for sentence in failures(alone, phase)]
+    calm = [alone, *(control.seen for control in controls)]
+    broken = [sentence for phase in phases for sentence in failures(calm, phase)]
     for sentence in broken:
         console.print(f"FAILED {sentence}", style="red", markup=False)
     sys.exit(1 if broken else 0)

@@ -12,6 +12,7 @@ import httpx
 
 from tests.attack import batches, disk, generations, masks, parse, sampler, wire_grpc, wire_http
 from tests.attack.attacker import Attack, Attacker
+from tests.attack.controls import CONTROLS
 
 ATTACKS: Mapping[str, Attack] = {
     **wire_grpc.ATTACKS,
@@ -63,5 +64,5 @@ async def _repeat(name: str, seconds: float, url: str, grpc_target: str, key: st
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as http:
         ends = time.monotonic() + seconds
         while not answers or time.monotonic() < ends:
-            answers += await ATTACKS[name](Attacker(http, grpc_target, model, key)) or Counter(["none"])
+            answers += await (ATTACKS | CONTROLS)[name](Attacker(http, grpc_target, model, key)) or Counter(["none"])
     return answers

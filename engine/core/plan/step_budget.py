@@ -58,6 +58,8 @@ class StepBudget:
         self.alone = 0.0
         """Predicted seconds of the step without batch work, if it has interactive decodes; otherwise 0."""
         self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = self._scored = 0.0
+        self._prompting: set[str] = set()
+        """Requests whose prompts have chunks in the step, also chunks of one token, which cost what decodes do."""
         self._adapters: dict[AdapterHash, int] = {}
         """Number of chunks of each adapter."""
         self._spent: float | None = None
@@ -112,6 +114,7 @@ class StepBudget:
         rank = self._rank(seq)
         granted = self._chunk(seq, start, wanted, rank, share)
         if granted:
+            self._prompting.add(seq.id)
             self._add(seq, start, granted, rank, 1)
         return granted
 
@@ -175,6 +178,7 @@ class StepBudget:
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """Undo the grant of `num_tokens` tokens from `start` on that will not be computed."""
         if num_tokens:
+            self._prompting.discard(seq.id)
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def fits_pages(self, count: int, *, is_old: bool = False) -> bool:
@@ -273,7 +277,7 @@ class StepBudget:
         least = min(wanted, self._rules.min_chunk)
         if self._lane is not Lane.INTERACTIVE:
             return max(fits, least * self._is_empty)
-        if self._prefill or fits >= least:
+        if self._prompting or fits >= least:
             return fits
         late = max(LATE_GOALS * self._state.config.interactive.itl_s, self._rules.full_chunk * self._one_decode)
         in_time = chunk_that_fits(self._model, self.features, start, rank, late, scores=not seq.is_scored)
@@ -298,13 +302,13 @@ class StepBudget:
         that the constant cost of a step remains a small part of it. A second prompt joins a step only within
         `itl_stretch` times the tail, because without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
-        if self._decodes and not self._prefill:
+        if self._decodes and not self._prompting:
             self._limit = max(self._limit, self._late_limit())
         limit = max(self._limit, self._newcomer_limit(seq))
         if not (ledger.wants_batch and ledger.tail and self._decodes):
             return limit
         tail = self._rules.itl_stretch * ledger.tail
-        return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
+        return min(limit, tail if self._prompting else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
         """Return the seconds to which a prompt may extend the step if it is the only request of its party (its tenant,

@@ -126,6 +126,15 @@ def test_paths_start_from_the_files_folder(load, tmp_path):
     assert loaded.adapters.preload == {"a": tmp_path.parent / "b"}
 
 
+def test_templates_of_adapters_are_files_or_their_own(load, tmp_path):
+    preload = "preload: {a: x, b: y, c: z}"
+    loaded = load(f"adapters: {{{preload}, chat_templates: {{a: t.jinja, b: null}}}}")
+    assert loaded.adapters.chat_templates == {"a": tmp_path / "t.jinja", "b": None}
+    assert loaded.with_served(lambda name, one: replace(one, preload={})).adapters.chat_templates == {}
+    with pytest.raises(ConfigError, match=r"adapters\.chat_templates\.d: is no adapter of a preload"):
+        load(f"adapters: {{{preload}, chat_templates: {{d: null}}}}")
+
+
 def test_the_engine_section_is_the_engines_own_configuration(load):
     loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1, graphs: off}")
     changed = {"max_seqs": 8, "prefix_caching": False, "memory_gb": 1.0, "graphs": False}

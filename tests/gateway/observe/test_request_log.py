@@ -17,6 +17,7 @@ from engine.core.messages.requests import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
 from lab.traffic.traces import read_trace
@@ -239,6 +240,7 @@ def test_a_request_is_one_line_of_numbers():
         completion_tokens=5,
         cached={0: 4, 1: 2},
         submitted=10.5,
+        charge=Charge.DUE,
         admitted=10.75,
         first_token=11.0,
         last_token=13.0,

@@ -66,6 +66,20 @@ def prompt(gateway_app) -> str:
     return tiny_tokenizer().decode(sent.prompt_ids, skip_special=False)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"summary": "x" * 300}}, "reasoning.summary"),
+        ({"reasoning": {"generate_summary": "x" * 300}}, "reasoning.generate_summary"),
+        ({"text": {"format": {"type": "text", "description": "x" * 20_000}}}, "text.format.description"),
+    ],
+)
+async def test_what_every_event_repeats_is_short(gateway_app, fields, param):
+    """8 MiB of it held the event loop for 50 ms each time that the response was written."""
+    answer = await post(gateway_app, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 async def test_a_response(gateway_app):
     gateway_app.engine.cached = lambda request: 3
     answer = await create(gateway_app, metadata={"a": "b"}, temperature=0.5, top_p=0.9, service_tier="flex")

@@ -442,6 +442,7 @@ async def test_tool_calls_come_and_go_in_every_protocol(make_place, tmp_path):
         {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]}, "/v1/responses"
     )
     assert response.json()["output"][0]["arguments"] == '{"a": 1}'
+    assert (response.json()["temperature"], response.json()["top_p"]) == (None, None), "only the upstream knows them"
     tool = {"name": "add", "input_schema": {"type": "object"}}
     said = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     message = (await place.post(said, "/v1/messages")).json()

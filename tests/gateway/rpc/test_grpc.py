@@ -256,6 +256,11 @@ INVALID = {
 }
 
 
+async def test_a_long_text_in_place_of_a_choice_is_not_quoted(api):
+    refusal = await refused(api.generation.Generate(ask(speculation="always" * 1000), metadata=as_key()))
+    assert "1,024 characters" in str(refusal.details) and "always" not in str(refusal.details)
+
+
 @pytest.mark.parametrize("field", INVALID)
 async def test_invalid_requests_name_the_field(api, field):
     for method in (api.generation.Generate, lambda *args, **more: api.generation.GenerateStream(*args, **more).read()):

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import grpc
 
-from benchmarks.command import core_set
+from benchmarks.runner import core_set
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.messages.commands import Abort, Submit

@@ -12,7 +12,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_sampler import random_masks
+from benchmarks.gpu.exact import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec

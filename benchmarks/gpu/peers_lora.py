@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import relative_error
+from benchmarks.gpu.exact import relative_error
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_lora import COLD_BYTES, MIXED, LoraWork, cold_bank, decode_work, our_calls, prepare_anew
 from benchmarks.gpu.ours import our_backend

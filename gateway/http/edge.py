@@ -22,6 +22,7 @@ from gateway.core.errors import (
     route_not_found,
 )
 from gateway.core.part import COMMON
+from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import request_id_from
 from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
@@ -43,6 +44,10 @@ LONG_BODY_BYTES = 64 * 2**10
 PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+RouteEntry = tuple[str, str, Handler]
+"""Method, path and handler of an administrators' route."""
 
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
@@ -173,6 +178,20 @@ def api_key(request: Request) -> str | None:
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or header(request.scope, b"x-api-key").strip() or None
+
+
+def authenticate(keys: Authenticator, request: Request) -> Principal:
+    """Return the caller of a request, to whose tenant the bytes that the request holds are counted from now on. Raises
+    ApiError (INVALID_API_KEY)."""
+    principal = keys.authenticate(api_key(request))
+    hold_of(request).identify(principal.tenant)
+    return principal
+
+
+def tenant_of(keys: Authenticator, request: Request) -> Principal:
+    """Return the caller of a request that is for tenants. Raises ApiError: INVALID_API_KEY; FORBIDDEN, the caller is an
+    administrator."""
+    return authenticate(keys, request).as_tenant()
 
 
 def hold_of(request: Request) -> WireHold:

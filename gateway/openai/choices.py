@@ -97,5 +97,5 @@ def _paths(found: inspect.Type, path: Path, above: tuple[type, ...] = ()) -> Ite
         case inspect.StructType() if found.cls not in above:
             if found.tag_field:
                 yield (*path, found.tag_field)
-            for member in found.fields:
-                yield from _paths(member.type, (*path, member.encode_name), (*above, found.cls))
+            for one in found.fields:
+                yield from _paths(one.type, (*path, one.encode_name), (*above, found.cls))

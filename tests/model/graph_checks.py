@@ -42,7 +42,7 @@ from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.layout import pack_adapter, plan_layout
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.token_rows import TokenIds
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ class SteppedArena:
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
         backend: Backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
         if setup.against_torch and not is_recorded:
-            backend = TorchBackend()
+            backend = ReferenceBackend()
         self.sampler = Watched(VOCAB, CPU, (2, 3), MAX_SEQS, SamplingTiles(128, 128))
         self.state = BatchState(MAX_SEQS, MAX_LEN, BLOCK)
         self.recorder, graphs = Rerun(warms_up=setup.warms_up), None

@@ -35,7 +35,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.pinned import UploadRing
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
@@ -136,7 +136,7 @@ class SteppedEngine:
 def _sample_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     """Steps are replayed if there is a recorder; otherwise torch computes them, without the interpreter."""
     attention = PagedAttention(DecodeTuning(block_n=16, split_tokens=16, max_splits=4, programs=3))
-    backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else TorchBackend()
+    backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else ReferenceBackend()
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None

@@ -27,8 +27,8 @@ from engine.model.weights.reader import CPU, open_weights
 from lora_kernels.cpu.numba_grouped import PackedExperts
 from lora_kernels.grouped import ExpertByExpert
 from lora_kernels.layout import TARGET_BYTES, LoraTable, plan_layout
-from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.quantized import dense
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.segments import plan_segments
 
 RANK, HIDDEN = 3, 64
@@ -124,7 +124,7 @@ def test_ranks_and_stages_divide_experts(family, tmp_path):
 
 def test_quantised_experts_are_computed_as_they_are(tmp_path):
     save_model("qwen2_moe", tmp_path, moe_intermediate_size=64)
-    spec, backend = read_spec(tmp_path), TorchBackend()
+    spec, backend = read_spec(tmp_path), ReferenceBackend()
     source = quantized_source(open_weights(tmp_path, spec), "int4", None)
     kept, plain = (
         build_decoder(spec, weights, torch.float32, CPU).layers[1].feed_forward
@@ -215,7 +215,7 @@ def test_a_step_knows_its_largest_rank_on_experts(tmp_path):
             of_targets[1, names.index(name)] = rank
         layout = plan_layout(of_targets, target_widths(spec), page)
         table.set(1, layout, tuple(range(layout.num_pages)))
-        work = prepare_lora(TorchBackend(), arena, table, rows, 3).of_experts
+        work = prepare_lora(ReferenceBackend(), arena, table, rows, 3).of_experts
         assert (work and work.adapters.max_rank) == expected
 
 

@@ -32,7 +32,7 @@ from engine.model.weights.reader import read_kv_scales
 from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import QkNorms, TorchPointwise, rotate_heads
-from lora_kernels.portable.torch_attention import attend_rows
+from lora_kernels.reference import attend, find_seen
 from lora_kernels.routing import TorchExperts
 from lora_kernels.segments import SegmentPlan, plan_segments
 
@@ -202,12 +202,8 @@ class _Meter:
     ) -> Tensor:
         """Returns causal attention over the K and V that `rotate_and_write` has just computed for the same layer. See
         `Backend.attention`."""
-        age = torch.arange(len(query), device=query.device)
-        age = age[:, None] - age
-        seen = (age >= 0) & (age < (math.inf if window is None else window))
-        bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -math.inf)
-        key, value = self._key_value
-        return attend_rows(query, key, value, bias.repeat_interleave(query.shape[1] // key.shape[1], 0), scores)
+        rows = torch.arange(len(query), device=query.device)
+        return attend(query, *self._key_value, find_seen(rows, rows, window), scores).to(query.dtype)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> None:
         """Returns None, because K and V are measured without adapters."""

@@ -27,9 +27,10 @@ from engine.model.spec.draft import DraftFolder, find_draft
 from engine.model.weights.quantize import coding_for
 from engine.model.weights.reader import find_forms, parameter_shapes
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
+from lora_kernels.forms import multiplies_fp8
 from lora_kernels.grouped import grouped_bits
 from lora_kernels.layout import TARGET_BYTES
-from lora_kernels.linear import embedding_bits, kept_bits, multiplies_fp8, packed_bits
+from lora_kernels.linear import embedding_bits, kept_bits, packed_bits
 
 log = structlog.get_logger("sizes")
 

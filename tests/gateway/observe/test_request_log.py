@@ -11,7 +11,7 @@ import grpc
 import pytest
 import structlog
 from fakes import BASE, GatewayApp, build_gateway_app
-from grpc_app import as_key, ask, keys, until
+from grpc_app import as_key, ask, until
 
 from engine.core.messages.requests import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
@@ -200,7 +200,7 @@ async def test_the_callers_trace_is_told_if_its_header_is_valid(logged, sent, to
 )
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 async def test_grpc_is_logged_alike(logged, method, message, metadata, status, error):
-    server = GrpcServer(logged.gateway_app.gateway, keys(), grace_seconds=0.0)
+    server = GrpcServer(logged.gateway_app.services, grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = getattr(GenerationStub(channel), method)(message, metadata=metadata)
         with suppress(grpc.aio.AioRpcError):

@@ -1,23 +1,22 @@
 """Section A: the kernels' own tests on the device, including bf16, which Triton's interpreter does not round correctly.
 
-CI runs these tests (tests/kernels) under the interpreter, which uses the host's arithmetic and has no data races.
+CI runs these tests under the interpreter, which uses the host's arithmetic and has no data races.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
+from backend_checks import CHECKS
+from dora_checks import DORA_CHECKS
+from on_device import OnDevice
 
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.on_device import OnDevice
 from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.triton_backend import TritonBackend
 
-TESTS = Path(__file__).parents[2] / "tests" / "kernels"
 TINY_EVERY = 11
 """In toy size only every eleventh test runs, because each takes a second under the interpreter."""
 LEAST_S = 2.0
@@ -39,12 +38,8 @@ def run(journal: Journal, share: str = "0/1") -> None:
 
 
 def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield (name, function without arguments) of every check in tests/kernels that uses the backend, and of the DoRA
+    """Yield (name, function without arguments) of every check in this folder that uses the backend, and of the DoRA
     scale checks, each with a backend of its own on `device`. On a CPU, checks in bf16 are left out."""
-    sys.path.insert(0, str(TESTS))
-    from backend_checks import CHECKS
-    from dora_checks import DORA_CHECKS
-
     for name, check in CHECKS.items():
         if device.type == "cuda" or "bf16" not in name:
             yield name, partial(check, _backend(device))

@@ -2,11 +2,12 @@
 
 import time
 
+import correct_flashinfer
 import pytest
 import torch
+from correct_flashinfer import flashinfer_checks
 
-from benchmarks.gpu import correct_flashinfer, flashinfer_steps, tunables
-from benchmarks.gpu.correct_flashinfer import flashinfer_checks
+from benchmarks.gpu import flashinfer_steps, tunables
 from benchmarks.gpu.journal import Journal, read_journal
 from benchmarks.gpu.tuner import tune
 from lora_kernels import attention_choice

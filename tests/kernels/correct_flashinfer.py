@@ -10,10 +10,10 @@ from importlib import import_module
 
 import numpy as np
 import torch
+from flashinfer_facts import VERSION, find_differences
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import LEAST_S, bounded, exact_attention, relative_error
-from benchmarks.gpu.flashinfer_facts import VERSION, find_differences
+from benchmarks.gpu.exact import bounded, exact_attention, relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.kernels_attention import Chunks
 from benchmarks.gpu.shapes import AttentionLoad, attention_load, model_dtype, model_spec, with_layers
@@ -23,6 +23,7 @@ from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 
 Check = Callable[[], float]
 """Returns a relative error. Raises AssertionError if it is too large."""
+LEAST_S = 2.0
 TABLE = "FlashInfer at the 8B shape"
 PADDING = 2
 """Sequences that the captured steps have room for besides those of the load."""

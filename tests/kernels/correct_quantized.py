@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import LEAST_S, relative_error
+from benchmarks.gpu.exact import BY_ROWS, inputs, random_fp8, random_weight, relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
-from lora_kernels.fp8 import Fp8Weight, quantize_fp8
+from lora_kernels.forms import multiplies_fp8
+from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.gpu.coded_rows import code_rows
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.quantized_weights import pack
-from lora_kernels.linear import multiplies_fp8
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight
 
 Check = Callable[[], float | None]
 """Returns a relative error, or None if bits were compared. Raises AssertionError if the check fails."""
+LEAST_S = 2.0
 TABLE = "quantised weights at the 8B shape"
 CODINGS = {
     "4 bits of 128": Coding(4, 128, 8),
@@ -27,7 +27,6 @@ CODINGS = {
     "int4": INT4,
     "int8": INT8,
 }
-BY_ROWS = Coding(8, 128, 128, by_rows=True)
 ROWS = (1, 16, 64, 200, 300)
 
 
@@ -72,10 +71,6 @@ def fp8_checks(
     yield "fp8, replayed", partial(check_replay, weight, dtype)
 
 
-def random_fp8(shape: tuple[int, int], device: torch.device) -> Fp8Weight:
-    return quantize_fp8(torch.randn(shape, device=device, generator=torch.Generator(device).manual_seed(0)) * 0.02)
-
-
 def check_fp8(weight: Fp8Weight, rows: Sequence[int], dtype: torch.dtype) -> float:
     return check_coded(weight, rows, dtype, torch.float8_e4m3fn, 2.0**-4, 2.0**-9)
 
@@ -104,24 +99,6 @@ def check_coded(
         )
         errors.append(relative_error(linear(x), coded @ exact.T, dtype))
     return max(errors)
-
-
-def random_weight(coding: Coding, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
-    """Return a weight of random codes, and of zeros or minima where the coding has them."""
-    generator = torch.Generator(device).manual_seed(0)
-    groups = shape[0], shape[1] // coding.group
-    codes = torch.randint(0, 1 << coding.bits, shape, dtype=torch.uint8, device=device, generator=generator)
-    scales = (torch.rand(groups, device=device, generator=generator) * 0.01 + 0.001).half()
-    if coding.by_rows:
-        scales = scales[:, :1].expand(groups).contiguous()
-    if coding.zero is not None:
-        return QuantizedWeight(coding, codes, scales)
-    zeros = torch.randint(0, 1 << coding.bits, groups, device=device, generator=generator).half()
-    return QuantizedWeight(coding, codes, scales, -zeros if coding.in_scales else -zeros * scales)
-
-
-def inputs(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(rows, width, device=device, generator=torch.Generator(device).manual_seed(1)).to(dtype)
 
 
 def check_products(weight: QuantizedWeight, rows: tuple[int, ...], dtype: torch.dtype) -> float:

@@ -10,18 +10,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from benchmarks.gpu.exact import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import model_spec
 from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import SampledToken
 from engine.model.sample.device_sampler import DeviceSampler
-from engine.model.sample.masks import TokenMasks, pack_bits
+from engine.model.sample.masks import TokenMasks
 from engine.model.sample.slot_sampler import SlotSampler, make_sampler
 
-TESTS = Path(__file__).parents[2] / "tests" / "model"
+TESTS = Path(__file__).parents[1] / "model"
 EQUAL_SHARE = 0.99
 """Minimum share of tokens that must be equal. A draw is within rounding error of a bound once in ten thousand times,
 and some rows have many bounds."""
@@ -56,12 +56,6 @@ def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
             equal += mine.token == other.token
             total += 1
     return equal, total
-
-
-def random_masks(rows: Sequence[int], vocab: int, seed: int = 0) -> TokenMasks:
-    """Return masks that allow a random half of the tokens in each of `rows`, and all tokens in other rows."""
-    halves = np.random.default_rng(seed).permuted(np.tile(np.arange(vocab), (len(rows), 1)), axis=1)[:, : vocab // 2]
-    return TokenMasks(tuple(rows), np.stack([pack_bits(half, vocab) for half in halves]))
 
 
 def sample(

@@ -31,7 +31,7 @@ from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.runner.model_runner import ModelRunner
 
-TESTS = Path(__file__).parents[2] / "tests" / "model"
+TESTS = Path(__file__).parents[1] / "model"
 VOCAB, BLOCK, MAX_LEN = 97, 4, 128
 RANKS = {"x": 2, "y": 5}
 ALTERNATIVES = 3

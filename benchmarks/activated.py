@@ -18,11 +18,11 @@ from rich.table import Table
 
 from benchmarks.runner import DATA_DIR, MODEL, Run, benchmark, option, table
 from engine.config import EngineConfig
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from lab.plans.measure import open_engine
 from lab.random_adapters import write_adapters
 

@@ -22,13 +22,13 @@ from pathlib import Path
 
 from benchmarks.runner import DATA_DIR, JSON, MODEL, Run, at_least, benchmark, option, table_of
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Abort, Submit
 from engine.core.config import POLICIES, CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
 from lab.traffic.histogram import percentile
 
 BATCH, WINDOW_S = 16, 0.5

@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from benchmarks.runner import Run, benchmark, option, table
 from benchmarks.workload import generate_by_peer, requests
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 from lab.bench.plan import BenchRequest
 from lab.random_adapters import write_adapters
 

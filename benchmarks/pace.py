@@ -23,11 +23,11 @@ from statistics import fmean
 from typing import cast
 
 from benchmarks.runner import Run, benchmark, option, table
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.messages.step import StepPlan
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from lab.devices.cost import StepWork
 from lab.devices.device import find_device

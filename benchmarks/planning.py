@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.runner import JSON, Run, benchmark, option, table_of
-from engine.core.apply import apply_commands
-from engine.core.commands import AdapterFetched, AddAdapter, Submit
+from engine.core.commit.apply import apply_commands
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.plan import plan_step
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import AdapterFetched, AddAdapter, Submit
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.messages.step import StepPlan
+from engine.core.plan.next_step import plan_step
+from engine.core.predict.step_time import StepTimeModel
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 

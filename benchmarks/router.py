@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 
 from benchmarks.runner import JSON, Run, benchmark, option, table_of
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.prefixes import prefix_keys
 from gateway.routing.router import Router

@@ -24,7 +24,7 @@ from benchmarks import routing_members, routing_task
 from benchmarks.routing_members import make_members
 from benchmarks.routing_task import Task, tasks
 from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option, stamp, table
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
 from gateway.llm.results import Result

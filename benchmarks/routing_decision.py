@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from benchmarks.runner import Run, benchmark, option, table
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routes.features import NAMES, PromptFacts
 from gateway.routes.learned import Learned
 from gateway.routes.policy import Asked, MemberState, Vector

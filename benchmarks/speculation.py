@@ -27,7 +27,7 @@ from benchmarks.runner import DATA_DIR, JSON, Ratio, Run, benchmark, in_turn, op
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import KINDS, make_request, prompts
 from engine.config import EngineConfig, Speculation
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 from lab.demo.dense import dense_folder
 
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from benchmarks.runner import Run, in_turn, table_of
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import make_request, prompts
-from engine.core.commands import Abort
-from engine.core.types import Lane, Request, TokenEvent
+from engine.core.messages.commands import Abort
+from engine.core.messages.requests import Lane, Request, TokenEvent
 
 RATE = 0.7
 """Mean chats per second, as in `make bench-lanes`."""

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from benchmarks.runner import Run, in_turn
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import CHAT
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import Request, SamplingParams
 
 MOST = 512
 """Maximum number of tokens of an answer, more than any of the schemas allows."""

@@ -36,7 +36,7 @@ from benchmarks.validation_workloads import (
     speed_of,
 )
 from engine.config import EngineConfig
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from lab.devices.capacity import Demand, serve
 from lab.devices.cost import CostModel, DeviceSpec, StepWork, read_device
 from lab.plans.measure import Lesson, Lessons, describe, lessons, loops, open_engine

@@ -36,13 +36,13 @@ from benchmarks.runner import (
     table_of,
 )
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weight_bytes, find_kept_bits
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
 from engine.process.model_source import GGUF_NAME
 from lab.demo.dense import dense_folder
 from lab.random_adapters import write_adapters

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad
-from engine.model.masks import TokenMasks, pack_bits
+from engine.model.sample.masks import TokenMasks, pack_bits
 from lora_kernels.backend import Scores
 from lora_kernels.fp8 import Fp8Weight, quantize_fp8
 from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, ProjectionGroup

@@ -21,18 +21,18 @@ import torch
 
 from benchmarks.gpu.shapes import TOY, full_layout
 from benchmarks.runner import Run, benchmark, option, table
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.batch import HostBatch
-from engine.model.batch_state import BatchState
-from engine.model.decoder import Decoder, Layer, Norms, Rope
-from engine.model.device_sampler import DeviceSampler
-from engine.model.feed_forward import Mlp
-from engine.model.host_memory import Blob
-from engine.model.lora import projection_groups
-from engine.model.spec import ModelSpec, parse_spec
-from engine.model.steps import Steps, forward_over
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.rows import HostBatch
+from engine.model.batch.state import BatchState
+from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
+from engine.model.layers.feed_forward import Mlp
+from engine.model.layers.lora import projection_groups
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.spec.config import ModelSpec, parse_spec
+from engine.model.steps.forward import Steps, forward_over
 from lab.without_gpu.pretended_cuda import PretendedCuda, pretend
 from lora_kernels.backend import Scores
 from lora_kernels.gpu.launch import Launcher

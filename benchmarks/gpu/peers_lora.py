@@ -27,7 +27,7 @@ from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import SGLANG, VLLM, PeerAbsent, find_module, load_kernel_module
 from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_adapter_slots, with_layers
 from benchmarks.gpu.timing import Call, time_calls, time_host
-from engine.model.spec import ModelSpec
+from engine.model.spec.config import ModelSpec
 from lora_kernels.layout import ProjectionGroup
 
 LEAST_S = 6.0

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.versions import AdapterVersions, VersionHold
 from gateway.core.errors import ApiError, Fault, invalid_request

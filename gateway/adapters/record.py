@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from redis.asyncio import Redis
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.names import ADAPTER_NAME, TENANT_NAME

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.rpc.api import EngineApi
 from gateway.adapters.loading import AdapterLoader
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import is_place
 from gateway.adapters.record import AdapterRecord

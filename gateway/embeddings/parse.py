@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
-from engine.core.types import Pooling, PoolingKind
+from engine.core.messages.requests import Pooling, PoolingKind
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery

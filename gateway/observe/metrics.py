@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics, EngineSnapshot, by_model

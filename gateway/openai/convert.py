@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine.core.grammars import Grammar
-from engine.core.types import SamplingParams
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
 from gateway.core.lanes import requested_lane

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.core.grammars import GrammarKind
-from engine.core.types import Lane, Pooling, SamplingParams
+from engine.core.messages.grammar import GrammarKind
+from engine.core.messages.requests import Lane, Pooling, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import structlog
 from msgspec import Struct, field
 
-from engine.core.prediction import PREDICTION
-from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
+from engine.core.speculate.prediction import PREDICTION
 from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.lanes import lane_name
 from gateway.core.usage import today

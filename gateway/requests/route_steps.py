@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from engine.core.types import Lane, SamplingParams
+from engine.core.messages.requests import Lane, SamplingParams
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun

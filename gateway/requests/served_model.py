@@ -10,8 +10,8 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from engine.core.shares import Shares
-from engine.core.types import Lane
+from engine.core.fairness.shares import Shares
+from engine.core.messages.requests import Lane
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord

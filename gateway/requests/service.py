@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane, TokenEvent
+from engine.core.messages.requests import Lane, TokenEvent
 from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
 from gateway.adapters.admin import AdapterAdmin

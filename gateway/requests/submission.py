@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.admission import ServiceSettings

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from engine.core.types import Lane, Pooling, SamplingParams, TokenLogprobs
+from engine.core.messages.requests import Lane, Pooling, SamplingParams, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress

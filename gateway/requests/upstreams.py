@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, model_not_found
 from gateway.core.estimate import OutputAverages
 from gateway.core.tenants import Principal, Tenant

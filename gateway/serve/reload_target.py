@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS

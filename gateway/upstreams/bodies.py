@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import PoolingKind
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import PoolingKind
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest
 from gateway.text.chat_template import (

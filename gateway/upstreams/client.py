@@ -13,8 +13,8 @@ import httpx
 import structlog
 from msgspec.structs import replace
 
-from engine.core.shares import Shares
-from engine.core.types import Lane
+from engine.core.fairness.shares import Shares
+from engine.core.messages.requests import Lane
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import Pooling
+from engine.core.messages.requests import Pooling
 from gateway.core.errors import unsupported_parameter
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.upstreams.wire import Json, UpstreamFailed, Usage, usage_of

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.accounts import RECENT_S
 from engine.core.config import LaneGoals, Scheduling
-from engine.core.report import lane_reports, tenant_reports
-from engine.core.types import Lane
+from engine.core.fairness.accounts import RECENT_S
+from engine.core.messages.requests import Lane
+from engine.core.watch.report import lane_reports, tenant_reports
 from tests.core.virtual import SteppedEngine
 
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
-from engine.core.types import (
+from engine.core.messages.requests import (
     ErrorCode,
     FinishReason,
     Lane,

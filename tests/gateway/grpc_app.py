@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import Tenant
 from gateway.pb import generation_pb2 as pb

@@ -16,7 +16,7 @@ from scripted_edges import ScriptedLimiter, ScriptedUpstream
 from virtual_loop import VirtualLoop
 from wire_engine import WireChannels, WireEngine, Work
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.target import EngineTarget
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import PROTOCOL, event_to_pb

@@ -22,14 +22,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.gpu.journal import Journal
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import AdapterHash, Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 TESTS = Path(__file__).parents[1] / "model"
 VOCAB, BLOCK, MAX_LEN = 97, 4, 128
@@ -47,7 +47,7 @@ class Answer:
     adapter: str | None
     tokens: list[int] = field(default_factory=list)
     prompt_rows: bytearray = field(default_factory=bytearray)
-    """Logprobs of the prompt, in the format of `engine.core.prompt_logprobs`."""
+    """Logprobs of the prompt, in the format of `engine.core.messages.prompt_logprobs`."""
 
 
 def run(journal: Journal) -> None:

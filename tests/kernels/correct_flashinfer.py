@@ -17,7 +17,7 @@ from benchmarks.gpu.exact import bounded, exact_attention, relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.kernels_attention import Chunks
 from benchmarks.gpu.shapes import AttentionLoad, attention_load, model_dtype, model_spec, with_layers
-from engine.model.graphs import CudaRecorder, LaunchRecorder
+from engine.model.steps.graphs import CudaRecorder, LaunchRecorder
 from lora_kernels.attention_choice import installed_flashinfer
 from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 

@@ -15,11 +15,11 @@ import torch
 from benchmarks.gpu.exact import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import model_spec
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
-from engine.model.device_sampler import DeviceSampler
-from engine.model.masks import TokenMasks
-from engine.model.sampling import SlotSampler, make_sampler
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.sample.masks import TokenMasks
+from engine.model.sample.slot_sampler import SlotSampler, make_sampler
 
 TESTS = Path(__file__).parents[1] / "model"
 EQUAL_SHARE = 0.99

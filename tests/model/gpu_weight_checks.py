@@ -16,17 +16,17 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch_state import BatchState
-from engine.model.decoder import Decoder
-from engine.model.host_memory import Blob
-from engine.model.lora import target_widths
-from engine.model.quantize import quantized_source
-from engine.model.spec import read_spec
-from engine.model.weights import WeightSource, open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.decoder import Decoder
+from engine.model.layers.lora import target_widths
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.spec.config import read_spec
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import WeightSource, open_weights
 from lab.without_gpu.interpreter_speed import spare_repeated_work
 from lora_kernels import forms
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear

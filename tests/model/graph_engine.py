@@ -17,17 +17,17 @@ from rerun import Rerun
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.device_sampler import DeviceSampler
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps, forward_over
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
 from engine.model.checkpoints.folder import Folder
-from engine.model.lora import TARGETS
-from engine.model.sizes import count_weight_bytes, find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import WeightsError, open_weights, read_kv_scales
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import TARGETS
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import WeightsError, open_weights, read_kv_scales
 from lora_kernels.cpu.quantized_linear import QuantizedLinear
 from lora_kernels.fp8 import FP8
 from lora_kernels.quantized import Coding, QuantizedWeight, dense

@@ -8,18 +8,19 @@ import torch
 from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import kernels, rungs
-from engine.model.decoder import Decoder
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.runner import ModelRunner
-from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over
+from engine.model.decode.decoder import Decoder
+from engine.model.runner import kernels
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.spec.config import read_spec
+from engine.model.steps import rungs
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
 from lora_kernels.attention_choice import PROMPTS, STEP_CLASSES, AttentionChoice, AttentionWish
 from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 from lora_kernels.gpu.triton_backend import TritonBackend

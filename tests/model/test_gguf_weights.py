@@ -9,11 +9,11 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
-from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
-from engine.model.sizes import count_weight_bytes, find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import WeightsError, name_weights, open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.gguf.blocks import BLOCK_TYPES, read_blocks
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import WeightsError, name_weights, open_weights
 from engine.process.model_source import GGUF_NAME, find_prepared, is_prepared
 from lora_kernels.quantized import dense
 from tests.model.test_decoder import CPU, Replay, save_model

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.kv_scales import LARGEST, _chunk, _Meter, find_kv_codings, measure_kv_codings
-from engine.model.spec import parse_spec
-from engine.model.weights import WeightsError, open_weights, parameter_shapes, read_kv_scales
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.kv_scales import LARGEST, _chunk, _Meter, find_kv_codings, measure_kv_codings
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.spec.config import parse_spec
+from engine.model.weights.reader import WeightsError, open_weights, parameter_shapes, read_kv_scales
 from lora_kernels.backend import KvCoding
 from lora_kernels.reference import ReferenceBackend
 

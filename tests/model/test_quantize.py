@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
-from engine.model.quantize import quantized_source
-from engine.model.sizes import find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.runner.sizes import find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import open_weights
 from lora_kernels.cpu.quantized_linear import QuantizedLinear
 from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.quantized import QuantizedWeight, dense

@@ -8,7 +8,7 @@ import pytest
 from batch_cluster import CHAT, COMPLETION, KEY_ID, BatchCluster, Holders, pieces
 from fakes import BASE, GatewayApp, build_gateway_app
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.batches.answers import LineAnswer, LineName, completed_answer, failed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, LineReader

@@ -11,7 +11,7 @@ import yaml
 
 from engine.config import EngineConfig, Speculation
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.target import EngineTarget, EngineTls, is_loopback
 from gateway.cli.serve import _with_model
 from gateway.config import whole as config_module

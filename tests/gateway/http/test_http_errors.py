@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import ACME, BASE, CONTEXT, KEYS, GatewayApp, build_gateway_app, key_ring, write_adapter
 
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.http.coding import STEP_BYTES, decoded
 from gateway.http.hints import method_hint, route_hint

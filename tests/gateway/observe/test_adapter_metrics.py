@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
-from engine.core.types import ProposalCount
+from engine.core.messages.requests import ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic, adapter_gauges
 from gateway.requests.charge import Charge

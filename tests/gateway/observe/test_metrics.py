@@ -2,7 +2,7 @@ import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
 from gateway.observe.engine_metrics import EngineSnapshot

@@ -13,7 +13,7 @@ import structlog
 from fakes import BASE, GatewayApp, build_gateway_app
 from grpc_app import as_key, ask, until
 
-from engine.core.types import Lane, TokenEvent
+from engine.core.messages.requests import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub

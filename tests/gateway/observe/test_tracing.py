@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.process.lossy_log import write_last_lines
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig, TracesConfig

@@ -9,7 +9,7 @@ import pytest
 from fakes import ACME, BASE, GatewayApp, build_gateway_app, ids_of, key_ring, tiny_tokenizer
 from httpx import Response
 
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, TokenEvent
 from gateway.openai.parse import KNOWN
 from gateway.openai.unknown import MOST_NAMES, suggestion
 from gateway.text.chat_template import TemplateOptions, render

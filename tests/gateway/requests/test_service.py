@@ -6,8 +6,16 @@ import pytest
 from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
 from msgspec.structs import replace as replace_fields
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refusal, SamplingParams, TokenEvent
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import (
+    ErrorCode,
+    FinishReason,
+    Lane,
+    ProposalCount,
+    Refusal,
+    SamplingParams,
+    TokenEvent,
+)
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant

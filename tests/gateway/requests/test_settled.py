@@ -40,7 +40,7 @@ from structlog.testing import LogCapture
 from virtual_loop import VirtualLoop
 from wire_engine import WireChannels
 
-from engine.core.types import ErrorCode, Lane, Pooling, SamplingParams
+from engine.core.messages.requests import ErrorCode, Lane, Pooling, SamplingParams
 from gateway.core.routing import ModelQuery
 from gateway.core.usage import DeferredUsage
 from gateway.requests.types import Chat, GenerateRequest

@@ -8,8 +8,8 @@ import pytest
 import structlog.testing
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of, tiny_tokenizer
 
-from engine.core.grammars import GrammarKind
-from engine.core.types import Lane
+from engine.core.messages.grammar import GrammarKind
+from engine.core.messages.requests import Lane
 from gateway.core.json_bounds import MOST_VALUES
 from gateway.responses.parse import parse
 from tests.grammar_walk import walk

@@ -14,7 +14,7 @@ import pytest
 from fakes import ACME, BASE, TEMPLATE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
 from grpc_app import as_key, open_grpc_app
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as engine_pb
 from engine.rpc.stream import EngineUnavailable
 from gateway.batches.answers import LineName

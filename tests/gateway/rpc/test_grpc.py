@@ -7,7 +7,7 @@ import pytest
 from fakes import KEYS
 from grpc_app import NIGHT, as_key, ask, open_grpc_app, refused, until
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.pb import adapters_pb2

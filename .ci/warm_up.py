@@ -16,7 +16,7 @@ from loralane import LLM, SamplingParams
 from rich.console import Console
 
 from engine.demo import DEMO_ADAPTERS
-from engine.model.packing import load_kernels
+from engine.model.adapters.packing import load_kernels
 from lab.demo.dense import dense_folder
 
 

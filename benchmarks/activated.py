@@ -8,27 +8,21 @@ their own, and one engine of this process runs one request at a time.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from benchmarks.runner import DATA_DIR, MODEL, Run, benchmark, option, table
 from engine.config import EngineConfig
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.process.files import default_data_dir
+from engine.model.folders.prepare import prepare_model
 from lab.plans.measure import open_engine
 from lab.random_adapters import write_adapters
 
@@ -76,49 +70,43 @@ def run_round(asker: Asker, talk: list[int], activated: list[str], plain: list[s
 
 
 def show(found: dict[str, list[float]]) -> Table:
-    table, base = Table(title="TTFT, ms"), statistics.median(found["full hit"])
-    for column in ("", "median", "most", "of a full hit"):
-        table.add_column(column, justify="right" if column else "left")
+    base, rows = statistics.median(found["full hit"]), []
     for kind in KINDS:
         middle, most = statistics.median(found[kind]), max(found[kind])
-        table.add_row(kind, f"{middle * 1000:.1f}", f"{most * 1000:.1f}", f"{middle / base:.2f}")
-    return table
+        rows.append((kind, f"{middle * 1000:.1f}", f"{most * 1000:.1f}", f"{middle / base:.2f}"))
+    return table("TTFT, ms", "| median | most | of a full hit", rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.activated",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
-    parser.add_argument("--tokens", type=int, default=2000, help="of each conversation")
-    parser.add_argument("--adapters", type=int, default=5)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    console = Console()
-    folder = prepare_model(args.model, args.data_dir, console)
+@benchmark(
+    MODEL,
+    DATA_DIR,
+    option("--tokens", 2000, "of each conversation"),
+    option("--adapters", 5),
+    option("--rank", 16),
+    option("--rounds", 3),
+)
+def bench(run: Run) -> None:
+    args = run.options
+    folder = prepare_model(args.model, args.data_dir, run.console)
     state = str(args.data_dir / "engine")
     config = EngineConfig(
         str(folder), num_pages=2049, max_model_len=args.tokens + 64, speculation="off", state_dir=state
     )
     found: dict[str, list[float]] = defaultdict(list)
-    with open_engine(config) as (real, runner), tempfile.TemporaryDirectory(prefix="loralane-activated-") as scratch:
+    with open_engine(config) as (real, runner):
         engine, ranks = Engine(EngineState.create(real.core), runner), [args.rank] * args.adapters
-        folders = [write_adapters(folder, Path(scratch) / "a", ranks, invocation=INVOCATION)]
-        folders.append(write_adapters(folder, Path(scratch) / "p", ranks, seed=1))
+        folders = [write_adapters(folder, run.scratch / "a", ranks, invocation=INVOCATION)]
+        folders.append(write_adapters(folder, run.scratch / "p", ranks, seed=1))
         activated, plain = ([engine.load_adapter(str(path)).adapter_hash for path in one.values()] for one in folders)
         asker, rng = Asker(engine), Random(0)
         for adapter in (*activated, *plain):  # makes them resident
             asker.ask([*(rng.randrange(1000, 40_000) for _ in range(100)), *INVOCATION], adapter)
-        for _ in track(range(args.rounds), "rounds", console=console):
+        for _ in run.track(range(args.rounds), "rounds"):
             talk = [rng.randrange(1000, 40_000) for _ in range(args.tokens)]
             for kind, seconds in run_round(asker, talk, activated, plain).items():
                 found[kind] += seconds
-    console.print(show(found))
+    run.show(show(found))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -10,31 +10,25 @@ times, and the best run counts, for both servers. Without a Python that has vLLM
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
+from benchmarks.runner import CORES, DATA_DIR, JSON, VLLM, Run, benchmark, option, stamp, table
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
-from gateway.terminal.output import print_wide
 from lab.bench.client import Target
-from lab.bench.document import versions
 from lab.bench.measure import LaneResults, report
 from lab.bench.tables import milliseconds
 from lab.demo.dense import dense_folder
 from lab.random_adapters import write_adapters
 
 RANK, COUNT, FEW = 8, 64, 8
+FIGURES = ("tokens/s", "/ base", "TTFT p50", "ITL p50", "ITL p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +88,31 @@ def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cp
     return loralane(model, place, cpus, {**preload, "engine": engine})
 
 
-def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:
-    """Yield pairs of a server and the cases to run on it: loralane's, then, if `arguments.vllm_python` is set, vLLM's.
+def peers(run: Run, model: Path, folders: Mapping[str, Path]) -> Iterator[Any]:
+    """Yield pairs of a server and the cases to run on it: loralane's, then, if `--vllm-python` is set, vLLM's.
     Raises PeerError if a library that vLLM needs is missing."""
-    cpus = arguments.cores
+    cpus, python = run.options.cores, run.options.vllm_python
     for slots, cases in by_slots(CASES).items():
-        yield ours(model, folders, slots, scratch, cpus), cases
-    if arguments.vllm_python:
+        yield ours(model, folders, slots, run.scratch, cpus), cases
+    if python:
         for slots, cases in by_slots(CASES).items():
             needed = dict(list(folders.items())[: max(case.adapters for case in cases)])
             adapters = VllmAdapters(needed, slots, RANK) if slots else None
-            yield vllm(arguments.vllm_python, model, cpus, adapters), cases
+            yield vllm(python, model, cpus, adapters), cases
 
 
-def table(measured: Sequence[Measured]) -> Table:
+def compared(measured: Sequence[Measured]) -> Table:
     found = {(item.server, item.case): item.best for item in measured}
     servers = list(dict.fromkeys(item.server for item in measured))
-    result = Table(title=f"{COUNT} requests at once, rank {RANK} on all seven projections")
-    result.add_column("")
-    for server in servers:
-        for column in ("tokens/s", "/ base", "TTFT p50", "ITL p50", "ITL p99"):
-            result.add_column(f"{server}\n{column}", justify="right")
-    if len(servers) == 2:
-        result.add_column("ratio", justify="right")
+    columns = [f"{server}\n{column}" for server in servers for column in FIGURES]
+    rows = []
     for case in CASES:
         reports = [found[server, case.name] for server in servers]
-        cells = [
-            cell for server, item in zip(servers, reports, strict=True) for cell in row(item, found[server, "base"])
-        ]
+        cells = [cell for server in servers for cell in row(found[server, case.name], found[server, "base"])]
         rates = [item.output_tokens_per_second for item in reports]
-        result.add_row(case.name, *cells, *([f"{rates[0] / rates[1]:.2f}x"] if len(servers) == 2 else []))
-    return result
+        rows.append([case.name, *cells, *([f"{rates[0] / rates[1]:.2f}x"] if len(servers) == 2 else [])])
+    title = f"{COUNT} requests at once, rank {RANK} on all seven projections"
+    return table(title, " | ".join(["", *columns, *(["ratio"] if len(servers) == 2 else [])]), rows)
 
 
 def row(item: LaneResults, base: LaneResults) -> list[str]:
@@ -133,32 +121,23 @@ def row(item: LaneResults, base: LaneResults) -> list[str]:
     return [f"{rate:.0f}", f"{rate / base.output_tokens_per_second:.2f}", *map(milliseconds, latencies)]
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    tell_of_missing_peer(arguments.vllm_python, console)
+@benchmark(VLLM, CORES, option("--repeat", 2, "times each case is measured; the best one counts"), JSON, DATA_DIR)
+def bench(run: Run) -> None:
+    options = run.options
+    model = dense_folder("embedded", options.data_dir, run.console)
+    run.tell_of_missing_peer()
     measured: list[Measured] = []
-    with console.status("writing adapters") as status, pinned(client_cores(arguments.cores)):
-        folders = write_adapters(model, scratch / "adapters", [RANK] * COUNT)
-        for number, (peer, cases) in enumerate(peers(arguments, model, folders, scratch)):
+    with run.console.status("writing adapters") as status, pinned(run.client_cores):
+        folders = write_adapters(model, run.scratch / "adapters", [RANK] * COUNT)
+        for number, (peer, cases) in enumerate(peers(run, model, folders)):
             status.update(f"{peer.name}: starting, for {cases[0].name}")
-            with running(peer.command, scratch / f"{peer.name}-{number}.log") as url:
+            with running(peer.command, run.scratch / f"{peer.name}-{number}.log") as url:
                 for case in cases:
                     status.update(f"{peer.name}: {case.name}")
                     target = Target(url, peer.key)
-                    measured.append(run_case(target, case, folders, arguments.repeat, peer.name))
-    if arguments.json:
-        head = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
-        arguments.json.write_bytes(
-            msgspec.json.encode({**head, "cores": sorted(arguments.cores), "measured": measured})
-        )
-    print_wide(table(measured))
-
-
-def main() -> None:
-    parser = make_parser("adapters", __doc__)
-    parser.add_argument("--repeat", type=int, default=2, help="times each case is measured; the best one counts")
-    run(partial(bench, parser.parse_args()))
+                    measured.append(run_case(target, case, folders, options.repeat, peer.name))
+    run.show(compared(measured), {**stamp(), "cores": sorted(options.cores), "measured": measured})
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

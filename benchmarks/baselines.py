@@ -13,28 +13,22 @@ A third of the requests is interactive, with short answers.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
+from benchmarks.runner import DATA_DIR, JSON, MODEL, Run, at_least, benchmark, option, table_of
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Abort, Submit
 from engine.core.config import POLICIES, CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
-from engine.process.files import default_data_dir
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
 from lab.traffic.histogram import percentile
 
 BATCH, WINDOW_S = 16, 0.5
@@ -80,6 +74,17 @@ class Outcome:
     e2e_p50: float
     padding: float
 
+    @property
+    def requests(self) -> str:
+        return f"{self.rate:g}" if math.isfinite(self.rate) else "all"
+
+
+COLUMNS = "requests/s | regime | tokens/s | TTFT p50, s | TTFT p99, s | E2E p50, s | padding"
+CELLS = (
+    "{0.requests} | {0.regime} | {0.tokens_s:.0f} | {0.ttft_p50:.2f}"
+    " | {0.ttft_p99:.2f} | {0.e2e_p50:.2f} | {0.padding:.0%}"
+)
+
 
 def make_jobs(rate: float, count: int, vocab: int, seed: int) -> list[Job]:
     """Return jobs that arrive at random (Poisson), or all at once if the rate is infinite. Answers' lengths vary as
@@ -94,7 +99,7 @@ def make_jobs(rate: float, count: int, vocab: int, seed: int) -> list[Job]:
     return jobs
 
 
-class Bench:
+class Served:
     """One model, and engines over it that compute jobs."""
 
     def __init__(self, folder: Path, state: Path) -> None:
@@ -237,17 +242,6 @@ def judge(regime: str, rate: float, jobs: Sequence[Job], progress: dict[str, Pro
     return Outcome(regime, rate, useful / end, p50, p99, whole, 1 - asked / computed)
 
 
-def report(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(title="Batching and order on one engine; latencies are those of the interactive third")
-    for column in ("requests/s", "regime", "tokens/s", "TTFT p50, s", "TTFT p99, s", "E2E p50, s", "padding"):
-        table.add_column(column, justify="left" if column == "regime" else "right", no_wrap=True)
-    for one in outcomes:
-        rate = f"{one.rate:g}" if math.isfinite(one.rate) else "all"
-        times = (f"{value:.2f}" for value in (one.ttft_p50, one.ttft_p99, one.e2e_p50))
-        table.add_row(rate, one.regime, f"{one.tokens_s:.0f}", *times, f"{one.padding:.0%}")
-    return table
-
-
 def draw(outcomes: Sequence[Outcome], out: Path) -> None:
     """Write a plot of the interactive requests' TTFT p99 over the rate, with a line for each regime."""
     from matplotlib.figure import Figure
@@ -263,34 +257,36 @@ def draw(outcomes: Sequence[Outcome], out: Path) -> None:
     figure.savefig(out, dpi=100)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.baselines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
-    parser.add_argument("--rates", type=float, nargs="*", default=[2, 4, 6, 8], help="requests a second")
-    parser.add_argument("--requests", type=int, default=96, help="requests of each run")
-    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="regimes to run")
-    parser.add_argument("--plot", type=Path, help="also draw the figures here")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    if args.requests < 1 or not all(0 < rate < math.inf for rate in args.rates):
-        parser.error("--requests and --rates must be positive, and --rates finite")
-    console = Console()
-    bench = Bench(prepare_model(args.model, args.data_dir, console), args.data_dir / "engine")
+def rate(text: str) -> float:
+    """Return the number that an option has. Raises ArgumentTypeError if it is not positive and finite."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return number
+
+
+@benchmark(
+    MODEL,
+    DATA_DIR,
+    option("--rates", [2, 4, 6, 8], "requests a second", type=rate, nargs="*"),
+    option("--requests", 96, "of each run", type=at_least(1)),
+    option("--regimes", REGIMES, "regimes to run", choices=REGIMES),
+    option("--plot", Path, "also draw the figures here"),
+    JSON,
+)
+def bench(run: Run) -> None:
+    args = run.options
+    served = Served(prepare_model(args.model, args.data_dir, run.console), args.data_dir / "engine")
     runs = [(rate, regime) for rate in (math.inf, *args.rates) for regime in args.regimes]
-    bench.run("fcfs", make_jobs(math.inf, 32, bench.runner.vocab_size, seed=99))  # tapes are recorded once
+    served.run("fcfs", make_jobs(math.inf, 32, served.runner.vocab_size, seed=99))  # tapes are recorded once
     outcomes = []
-    for rate, regime in track(runs, "Measuring", console=console):
-        jobs = make_jobs(rate, args.requests, bench.runner.vocab_size, seed=1)
-        outcomes.append(judge(regime, rate, jobs, *bench.run(regime, jobs)))
-    console.print(report(outcomes))
+    for rate, regime in run.track(runs):
+        jobs = make_jobs(rate, args.requests, served.runner.vocab_size, seed=1)
+        outcomes.append(judge(regime, rate, jobs, *served.run(regime, jobs)))
+    title = "Batching and order on one engine; latencies are those of the interactive third"
+    run.show(table_of(title, outcomes, COLUMNS, CELLS, ("regime",)), outcomes)
     if args.plot:
         draw(outcomes, args.plot)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

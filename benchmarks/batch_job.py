@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,13 @@ import msgspec
 import psutil
 from openai import OpenAI
 from openai.types import Batch
-from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.command import client_cores, make_parser, run
-from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
+from benchmarks.runner import CORES, DATA_DIR, JSON, Figure, Run, benchmark, figures_table, option
 from benchmarks.server import launched, pinned
 from benchmarks.workload import answered
 from engine.core.config import INTERACTIVE_GOALS
-from gateway.terminal.output import print_wide
 from lab.bench.client import Target
 from lab.bench.measure import report
 from lab.bench.plan import BenchRequest
@@ -232,34 +228,33 @@ def during(beside: Future[Any]) -> Any:
     raise RuntimeError("the job was over before the chats were: more --lines, or fewer --chats")
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    folders = write_adapters(model, scratch / "adapters", [RANK] * arguments.adapters)
+@benchmark(
+    CORES,
+    option("--lines", 10_000),
+    option("--adapters", 50),
+    option("--max-tokens", 4, "of each line"),
+    option("--chats", 100, "interactive requests, one a second"),
+    option("--skip-volume", False, "leave the largest file out"),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options, scratch = run.options, run.scratch
+    model = dense_folder("embedded", options.data_dir, run.console)
+    folders = write_adapters(model, scratch / "adapters", [RANK] * options.adapters)
     preload = {name: str(path) for name, path in folders.items()}
     extra = {"adapters": {"preload": preload}, "engine": {"prefix_caching": True}}
-    peer = loralane(model, scratch, arguments.cores, extra)
+    peer = loralane(model, scratch, options.cores, extra)
     with (
-        Progress(console=console) as progress,
-        pinned(client_cores(arguments.cores)),
+        run.progress() as progress,
+        pinned(run.client_cores),
         launched(peer.command, scratch / "log") as process,
     ):
         client = OpenAI(base_url=f"{peer.command.url}/v1", api_key=peer.key, timeout=600)
-        figures = [] if arguments.skip_volume else volume(client, next(iter(folders)), process.pid, scratch)
-        figures += workflow(client, Target(peer.command.url, peer.key), list(folders), arguments, scratch, progress)
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.encode(figures))
-    print_wide(figures_table("Batches", figures))
-
-
-def main() -> None:
-    parser = make_parser("batch_job", __doc__, peer=False)
-    parser.add_argument("--lines", type=int, default=10_000)
-    parser.add_argument("--adapters", type=int, default=50)
-    parser.add_argument("--max-tokens", type=int, default=4, help="of each line")
-    parser.add_argument("--chats", type=int, default=100, help="interactive requests, one a second")
-    parser.add_argument("--skip-volume", action="store_true", help="leave the largest file out")
-    run(partial(bench, parser.parse_args()))
+        figures = [] if options.skip_volume else volume(client, next(iter(folders)), process.pid, scratch)
+        figures += workflow(client, Target(peer.command.url, peer.key), list(folders), options, scratch, progress)
+    run.show(figures_table("Batches", figures), figures)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

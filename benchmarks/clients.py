@@ -21,21 +21,31 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import make_parser, run
-from benchmarks.peers import MODEL, PeerError, loralane
+from benchmarks.peers import MODEL, loralane
+from benchmarks.runner import (
+    CORES,
+    DATA_DIR,
+    JSON,
+    VLLM,
+    PeerError,
+    Ratio,
+    Run,
+    benchmark,
+    in_turn,
+    option,
+    stamp,
+    table,
+)
 from benchmarks.server import KEY, running
-from gateway.terminal.output import print_wide
 from lab.bench.dataset import OWN_TEXTS, plain_text
-from lab.bench.document import versions
 from lab.bench.plan import Plan
 from lab.bench.spec import parse_lane
 from lab.demo.dense import dense_folder
@@ -154,50 +164,40 @@ def write_chats(path: Path, requests: int, lane: str = "default:in=32-128,out=16
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def table(pairs: Sequence[tuple[Result, Result]]) -> Table:
+def compared(pairs: Sequence[tuple[Result, Result]]) -> Table:
     """Return both clients' medians, and their ratios, from pairs of results: loralane's and vLLM's."""
-    found = Table(title=f"Clients of one server, medians of {len(pairs)} runs each")
-    for column in ("", "loralane", "spread", "vLLM", "spread", "ratio", "of pairs"):
-        found.add_column(column, justify="right" if column else "left")
+    rows = []
     for name, label in LABELS.items():
         mine, theirs = ([float(pair[side][name]) for pair in pairs] for side in (0, 1))
-        ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
-        cells = [cell for values in (mine, theirs) for cell in (f"{median(values):.2f}", _spread(values))]
-        found.add_row(label, *cells, f"{median(ratios):.3f}", f"{ratios[0]:.3f} to {ratios[-1]:.3f}")
-    return found
+        ratio = Ratio.of(mine, theirs)
+        cells = [f"{value:.{places}f}" for own in (mine, theirs) for value, places in _middle_and_spread(own)]
+        rows.append((label, *cells, f"{ratio.median:.3f}", f"{ratio.least:.3f} to {ratio.most:.3f}"))
+    title = f"Clients of one server, medians of {len(pairs)} runs each"
+    return table(title, "| loralane | spread | vLLM | spread | ratio | of pairs", rows)
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{max(values) / min(values):.3f}"
+def _middle_and_spread(values: Sequence[float]) -> tuple[tuple[float, int], ...]:
+    """Return the median, and the largest value over the smallest, each with its decimal places."""
+    return (median(values), 2), (max(values) / min(values), 3)
 
 
-def main() -> None:
-    parser = make_parser("clients", __doc__)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=30)
-    parser.add_argument("--rate", type=float, default=1.5)
-    args = parser.parse_args()
-
-    def bench(console: Console, scratch: Path) -> None:
-        if args.vllm_python is None:
-            raise PeerError("--vllm-python or LORALANE_VLLM_PYTHON must name a Python that has vLLM")
-        model, chats, pairs = dense_folder("embedded", args.data_dir, console), scratch / "chats.jsonl", []
-        write_chats(chats, args.requests)
-        with running(loralane(model, scratch, args.cores, {}).command, scratch / "server.log") as url:
-            for _ in track(range(WARM_RUNS), "warming up", console=console):
-                ours(Job(url, chats, args.requests, args.rate, scratch / "warm.json"))
-            for pair in track(range(args.pairs), "pairs", console=console):
-                job = Job(url, chats, args.requests, args.rate, scratch / f"{pair}.json")
-                clients = [lambda job=job: ours(job), lambda job=job: vllm(args.vllm_python, model, job)]
-                order = (0, 1) if pair % 2 == 0 else (1, 0)
-                results = {side: clients[side]() for side in order}
-                pairs.append((results[0], results[1]))
-        print_wide(table(pairs))
-        if args.json:
-            args.json.write_text(json.dumps({"versions": versions(), "pairs": pairs}))
-
-    run(bench)
+@benchmark(VLLM, CORES, option("--pairs", 3), option("--requests", 30), option("--rate", 1.5), JSON, DATA_DIR)
+def bench(run: Run) -> None:
+    options, scratch, pairs = run.options, run.scratch, []
+    if options.vllm_python is None:
+        raise PeerError("--vllm-python or LORALANE_VLLM_PYTHON must name a Python that has vLLM")
+    model, chats = dense_folder("embedded", options.data_dir, run.console), scratch / "chats.jsonl"
+    write_chats(chats, options.requests)
+    with running(loralane(model, scratch, options.cores, {}).command, scratch / "server.log") as url:
+        for _ in run.track(range(WARM_RUNS), "warming up"):
+            ours(Job(url, chats, options.requests, options.rate, scratch / "warm.json"))
+        for pair in run.track(range(options.pairs), "pairs"):
+            job = Job(url, chats, options.requests, options.rate, scratch / f"{pair}.json")
+            clients = [partial(ours, job), partial(vllm, options.vllm_python, model, job)]
+            results = {side: clients[side]() for side in in_turn((0, 1), pair)}
+            pairs.append((results[0], results[1]))
+    run.show(compared(pairs), {**stamp(), "pairs": pairs})
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

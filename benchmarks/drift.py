@@ -7,19 +7,12 @@ process of the Python that `--compressed-tensors` names. Each form is compared w
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from msgspec import to_builtins
-from rich.console import Console
-
-from engine.process.files import default_data_dir
-from gateway.terminal.output import print_wide
+from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option
 from lab.demo.dense import dense_folder
 from lab.evaluation.drift import EXACT, Drift, bundled_text, compare, drift_table, score, split
 
@@ -44,21 +37,18 @@ def _peer(python: Path, job: dict[str, Any]) -> dict[str, list[float]]:
     return scores
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.drift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--compressed-tensors", type=Path, metavar="PYTHON", required=True, help="a Python with it")
-    parser.add_argument("--model", default="embedded", help="as for serve --model, in one file of weights")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    with TemporaryDirectory(prefix="loralane-drift-") as scratch:
-        found = measure(dense_folder(args.model, args.data_dir, Console()), args.compressed_tensors, Path(scratch))
-    print_wide(drift_table(found))
-    if args.json:
-        args.json.write_text(json.dumps(to_builtins(found), indent=1))
+@benchmark(
+    option("--compressed-tensors", Path, "a Python with it", metavar="PYTHON", required=True),
+    option("--model", "embedded", "as for serve --model, in one file of weights"),
+    DATA_DIR,
+    JSON,
+)
+def bench(run: Run) -> None:
+    options = run.options
+    model = dense_folder(options.model, options.data_dir, run.console)
+    found = measure(model, options.compressed_tensors, run.scratch)
+    run.show(drift_table(found), found)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

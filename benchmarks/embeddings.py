@@ -9,30 +9,22 @@ so that the engine always has some. The difference between the last two is what 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import client_cores, make_parser, run
 from benchmarks.peers import MODEL, loralane
+from benchmarks.runner import CORES, DATA_DIR, JSON, Run, benchmark, option, stamp, table
 from benchmarks.server import pinned, running
 from gateway.serve.process import run_loop
-from gateway.terminal.output import print_wide
 from lab.bench.client import LANE_FIELDS, Target
-from lab.bench.document import versions
 from lab.bench.drive import drive
 from lab.bench.measure import LaneResults, report
 from lab.bench.plan import Plan
@@ -125,30 +117,30 @@ def _chats(streams: Sequence[Stream]) -> LaneResults:
     return results
 
 
-def rounds(target: Target, arguments: argparse.Namespace, console: Console) -> dict[str, list[Measured]]:
+def rounds(run: Run, target: Target) -> dict[str, list[Measured]]:
     """Return the measurements of each round by condition: alone, and beside each kind of ROUTES."""
+    arguments = run.options
     chats = LaneSpec(CHATS, arguments.chats, arguments.rate, inputs=Lengths(24, 96), outputs=Lengths(48, 48))
     found: dict[str, list[Measured]] = {kind: [] for kind in ("alone", *ROUTES)}
     warm = Plan((MODEL,), (chats,)).warmup(arguments.warmup)
     run_loop(warm_up(target, warm, 600))
     turns = [(number, kind) for number in range(arguments.rounds) for kind in found]
-    for turn, (number, kind) in enumerate(track(turns, "Measuring", console=console)):
+    for turn, (number, kind) in enumerate(run.track(turns)):
         plan = Plan((MODEL,), (chats,), seed=number, prompts=turn)
         beside = None if kind == "alone" else SideTraffic(target, kind, arguments.lane, turn)
         found[kind].append(run_loop(measure(target, plan, beside)))
     return found
 
 
-def table(found: Mapping[str, Sequence[Measured]], lane: str) -> Table:
-    result = Table(title=f"Chats beside texts to embed in the {lane} lane", caption="medians of the rounds; ms")
-    for column in ("", "alone", "beside texts", "beside prompts", "texts / prompts"):
-        result.add_column(column, justify="right" if column else "left")
+def compared(found: Mapping[str, Sequence[Measured]], lane: str) -> Table:
+    rows = []
     for label, latency, percentile in FIGURES:
         values = [_latency(each, latency, percentile) for each in found.values()]
-        result.add_row(label, *(f"{value * 1000:.1f}" for value in values), _ratio(values[1], values[2]))
+        rows.append((label, *(f"{value * 1000:.1f}" for value in values), _ratio(values[1], values[2])))
     texts, prompts = (statistics.median(one.tokens_per_second for one in found[kind]) for kind in ROUTES)
-    result.add_row("tokens/s beside", "", f"{texts:,.0f}", f"{prompts:,.0f}", _ratio(texts, prompts))
-    return result
+    rows.append(("tokens/s beside", "", f"{texts:,.0f}", f"{prompts:,.0f}", _ratio(texts, prompts)))
+    columns, caption = "| alone | beside texts | beside prompts | texts / prompts", "medians of the rounds; ms"
+    return table(f"Chats beside texts to embed in the {lane} lane", columns, rows, caption=caption)
 
 
 def _ratio(texts: float, prompts: float) -> str:
@@ -161,26 +153,23 @@ def _latency(each: Sequence[Measured], latency: str, percentile: str) -> float:
     return statistics.median(getattr(getattr(one.chats, latency), percentile) for one in each)
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    peer = loralane(model, scratch, arguments.cores, {})
-    with pinned(client_cores(arguments.cores)), running(peer.command, scratch / "loralane.log") as url:
-        found = rounds(Target(url, peer.key), arguments, console)
-    if arguments.json:
-        head = {"versions": versions(), "cores": sorted(arguments.cores), "lane": arguments.lane}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "rounds": found}), indent=1))
-    print_wide(table(found, arguments.lane))
-
-
-def main() -> None:
-    parser = make_parser("embeddings", __doc__, peer=False)
-    parser.add_argument("--lane", choices=sorted(LANE_FIELDS), default="batch", help="of texts and prompts")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chats", type=int, default=24, help="in each round, under each condition")
-    parser.add_argument("--rate", type=float, default=0.7, help="of chats, a second")
-    parser.add_argument("--warmup", type=int, default=16, help="chats sent before")
-    run(partial(bench, parser.parse_args()))
+@benchmark(
+    CORES,
+    option("--lane", "batch", "of texts and prompts", choices=sorted(LANE_FIELDS)),
+    option("--rounds", 3),
+    option("--chats", 24, "in each round, under each condition"),
+    option("--rate", 0.7, "of chats, a second"),
+    option("--warmup", 16, "chats sent before"),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    cores, lane = run.options.cores, run.options.lane
+    peer = loralane(dense_folder("embedded", run.options.data_dir, run.console), run.scratch, cores, {})
+    with pinned(run.client_cores), running(peer.command, run.scratch / "loralane.log") as url:
+        found = rounds(run, Target(url, peer.key))
+    run.show(compared(found, lane), {**stamp(), "cores": sorted(cores), "lane": lane, "rounds": found})
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

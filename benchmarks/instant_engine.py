@@ -21,18 +21,18 @@ from typing import TypeVar
 
 import grpc
 
-from benchmarks.command import core_set
+from benchmarks.runner import core_set
 from engine.config import EngineConfig
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
-from engine.core.sizing import CPU_SEQS
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import FinishReason, TokenEvent
+from engine.core.state.engine_state import EngineState
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.stopping import stop_with_stdin
 from engine.rpc.service import EngineService
 from engine.rpc.wire import PROTOCOL
+from engine.sizing import CPU_SEQS
 
 T = TypeVar("T")
 

@@ -9,29 +9,22 @@ batch's throughput is over its own span. Without a Python that has vLLM, only lo
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import httpx
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
+from benchmarks.runner import CORES, DATA_DIR, JSON, VLLM, Run, benchmark, option, stamp, table
 from benchmarks.server import pinned, running
 from gateway.config.file import read_yaml
 from gateway.serve.process import run_loop
-from gateway.terminal.output import print_wide
 from lab.bench.client import Target
-from lab.bench.document import versions
 from lab.bench.drive import drive
 from lab.bench.measure import BenchPercentiles, LaneResults, report
 from lab.bench.plan import Plan
@@ -133,16 +126,14 @@ def server_version(url: str) -> str:
     return str(response.json()["version"]) if response.is_success else version("loralane")
 
 
-def table(outcomes: Sequence[Outcome], cores: int) -> Table:
-    title = f"The interactive lane beside a batch, {cores} cores"
-    result = Table(title=title, caption="ms; batch: output tokens/s over its own span")
-    result.add_column("")
-    for outcome in outcomes:
-        for column in ("alone", "beside", "ratio"):
-            result.add_column(f"{outcome.name}\n{column}", justify="right")
-    for index, (label, *_) in enumerate(rows(outcomes[0])):
-        result.add_row(label, *(cell for outcome in outcomes for cell in rows(outcome)[index][1:]))
-    return result
+def compared(outcomes: Sequence[Outcome], cores: int) -> Table:
+    columns = [f"{outcome.name}\n{column}" for outcome in outcomes for column in ("alone", "beside", "ratio")]
+    lines = [(one[0][0], *(cell for row in one for cell in row[1:])) for one in zip(*map(rows, outcomes), strict=True)]
+    title, caption = (
+        f"The interactive lane beside a batch, {cores} cores",
+        "ms; batch: output tokens/s over its own span",
+    )
+    return table(title, " | ".join(["", *columns]), lines, caption=caption)
 
 
 def rows(outcome: Outcome) -> list[tuple[str, ...]]:
@@ -172,47 +163,36 @@ def _latency(
     return label, milliseconds(before), milliseconds(after), f"{after / before:.2f}x"
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    cpus = arguments.cores
-    model = dense_folder("embedded", arguments.data_dir, console)
-    extra = read_yaml(arguments.config) if arguments.config else {}
-    peers = [loralane(model, scratch, cpus, extra)]
-    if arguments.vllm_python:
-        peers.append(vllm(arguments.vllm_python, model, cpus))
-    tell_of_missing_peer(arguments.vllm_python, console)
-    work = Work(arguments.interactive, arguments.rate, arguments.batch, arguments.warmup, arguments.seed)
-    with pinned(client_cores(cpus)):
-        outcomes = [measure(peer, work, scratch, console) for peer in peers]
-    if arguments.json:
-        arguments.json.write_bytes(document(work, sorted(cpus), extra, outcomes))
-    show(outcomes, len(cpus))
-
-
-def show(outcomes: Sequence[Outcome], cores: int) -> None:
-    print_wide(table(outcomes, cores))
-    out = Console()
+@benchmark(
+    VLLM,
+    CORES,
+    option("--interactive", 60, "requests measured alone"),
+    option("--rate", 0.7, "of them, a second"),
+    option("--batch", 128, "requests queued at once"),
+    option("--warmup", 32, "requests sent before"),
+    option("--seed", 0),
+    option("--config", Path, "YAML sections laid over loralane's own configuration here"),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options, cpus = run.options, run.options.cores
+    model = dense_folder("embedded", options.data_dir, run.console)
+    extra = read_yaml(options.config) if options.config else {}
+    peers = [loralane(model, run.scratch, cpus, extra)]
+    if options.vllm_python:
+        peers.append(vllm(options.vllm_python, model, cpus))
+    run.tell_of_missing_peer()
+    work = Work(options.interactive, options.rate, options.batch, options.warmup, options.seed)
+    with pinned(run.client_cores):
+        outcomes = [measure(peer, work, run.scratch, run.console) for peer in peers]
+    derived = {item.name: {"batch_ratio": item.batch_ratio, "normalised": item.normalised} for item in outcomes}
+    head = {**stamp(), "cores": sorted(cpus), "work": work, "config": extra}
+    run.show(compared(outcomes, len(cpus)), {**head, "outcomes": outcomes, "derived": derived})
     for outcome in outcomes:
         for remark in remarks(outcome.reports):
-            out.print(f"{outcome.name}: {remark}", style="yellow", markup=False)
-
-
-def document(work: Work, cores: Sequence[int], config: dict[str, Any], outcomes: Sequence[Outcome]) -> bytes:
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    head = {"when": when, "versions": versions(), "cores": cores, "work": work, "config": config}
-    derived = {item.name: {"batch_ratio": item.batch_ratio, "normalised": item.normalised} for item in outcomes}
-    return msgspec.json.format(msgspec.json.encode({**head, "outcomes": outcomes, "derived": derived}), indent=1)
-
-
-def main() -> None:
-    parser = make_parser("lanes", __doc__)
-    parser.add_argument("--interactive", type=int, default=60, help="requests measured alone")
-    parser.add_argument("--rate", type=float, default=0.7, help="of them, a second")
-    parser.add_argument("--batch", type=int, default=128, help="requests queued at once")
-    parser.add_argument("--warmup", type=int, default=32, help="requests sent before")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", type=Path, help="YAML sections laid over loralane's own configuration here")
-    run(partial(bench, parser.parse_args()))
+            run.console.print(f"{outcome.name}: {remark}", style="yellow", markup=False)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -29,16 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.command import client_cores, make_parser, run
-from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
+from benchmarks.runner import CORES, DATA_DIR, JSON, Figure, Run, benchmark, figures_table, option
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
-from gateway.terminal.output import print_wide
 from lab.bench.client import Target
 from lab.bench.measure import report
 from lab.bench.plan import BenchRequest
@@ -243,44 +238,43 @@ def serve(
         yield Server(Target(url, peer.key), admins)
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    ranks = draw_ranks(arguments.adapters, seed=0)
-    with Progress(console=console) as progress:
+@benchmark(
+    CORES,
+    option("--adapters", 2000),
+    option("--requests", 128),
+    option("--repeat", 7, "times one adapter and all are run in turn"),
+    option("--host-gb", 2.0, "host memory for packed adapters"),
+    option("--keep", Path, "write the adapters here (13 GB for 2,000) and keep them"),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options, scratch = run.options, run.scratch
+    model = dense_folder("embedded", options.data_dir, run.console)
+    ranks = draw_ranks(options.adapters, seed=0)
+    with run.progress() as progress:
         task = progress.add_task("writing adapters", total=len(ranks))
-        place = arguments.keep or scratch / "adapters"
+        place = options.keep or scratch / "adapters"
         folders = write_adapters(model, place, ranks, on_written=lambda: progress.advance(task))
     few = write_adapters(model, scratch / "few", [8] * FEW, seed=1)
-    start = partial(serve, arguments, model, scratch)
+    start = partial(serve, options, model, scratch)
     figures: list[Figure] = []
-    with console.status(f"starting with {len(folders)} adapters") as status, pinned(client_cores(arguments.cores)):
+    with run.console.status(f"starting with {len(folders)} adapters") as status, pinned(run.client_cores):
         began = time.perf_counter()
-        with start(folders, host_adapter_gb=arguments.host_gb, scheduling={"policy": "fcfs"}) as server:
+        with start(folders, host_adapter_gb=options.host_gb, scheduling={"policy": "fcfs"}) as server:
             figures.append(Figure("ready after (s)", time.perf_counter() - began))
             status.update("one adapter against all")
-            figures += one_against_all(server, folders, ranks, arguments)
+            figures += one_against_all(server, folders, ranks, options)
         status.update("the same with lanes")
-        with start(folders, host_adapter_gb=arguments.host_gb) as server:
+        with start(folders, host_adapter_gb=options.host_gb) as server:
             status.update("beside loads")
             figures += beside_loads(server, folders)
             status.update("cold against warm")
             figures += cold_against_warm(server)
         status.update("twice what fits")
-        figures += twice_what_fits(lambda slots: start(few, max_resident_adapters=slots), list(few), arguments.requests)
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.encode(figures))
-    print_wide(figures_table("Many adapters", figures))
-
-
-def main() -> None:
-    parser = make_parser("many_adapters", __doc__, peer=False)
-    parser.add_argument("--adapters", type=int, default=2000)
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=7, help="times one adapter and all are run in turn")
-    parser.add_argument("--host-gb", type=float, default=2.0, help="host memory for packed adapters")
-    parser.add_argument("--keep", type=Path, help="write the adapters here (13 GB for 2,000) and keep them")
-    run(partial(bench, parser.parse_args()))
+        figures += twice_what_fits(lambda slots: start(few, max_resident_adapters=slots), list(few), options.requests)
+    run.show(figures_table("Many adapters", figures), figures)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -11,10 +11,8 @@ LORALANE_VLLM_PYTHON names a Python that has it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import statistics
 import time
@@ -25,14 +23,12 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command import make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
-from benchmarks.server import running
-from gateway.terminal.output import print_wide
+from benchmarks.runner import CORES, DATA_DIR, JSON, VLLM, Run, benchmark, option, table
+from benchmarks.server import beside, running, spin
 from lab.demo.dense import dense_folder
 
 LENGTH = 48
@@ -90,12 +86,6 @@ def has_text(line: str) -> bool:
     return bool(choices and choices[0]["delta"].get("content"))
 
 
-def spin() -> None:
-    """Busy-loop until killed."""
-    while True:
-        pass
-
-
 def flood(url: str, key: str) -> None:
     """Request the list of models in a loop on FLOOD_CLIENTS connections until killed."""
 
@@ -112,20 +102,6 @@ def flood(url: str, key: str) -> None:
 
 def stream_forever(peer: Peer) -> None:
     asyncio.run(stream(peer, Phase(""), 1_000_000))
-
-
-@contextmanager
-def beside(*work: Callable[[], None]) -> Iterator[None]:
-    """Run each function in its own process until the block ends; then kill the processes."""
-    processes = [multiprocessing.get_context("fork").Process(target=target, daemon=True) for target in work]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 @contextmanager
@@ -190,41 +166,32 @@ def measured(peer: Peer, name: str, streams: int, beside_work: Sequence[Callable
     return phase
 
 
-def table(results: dict[str, list[Phase]]) -> Table:
-    found = Table(title="one client streams", caption="ms; ratios to the first phase of the same server")
-    found.add_column("server")
-    found.add_column("beside")
-    for column in ("TTFT p50", "x", "ITL p50", "x", "ITL p99", "x"):
-        found.add_column(column, justify="right")
-    for name, phases in results.items():
-        for phase in phases:
-            found.add_row(name, phase.name, *phase.figures(phases[0]))
-    return found
+def compared(results: dict[str, list[Phase]]) -> Table:
+    rows = [(name, one.name, *one.figures(each[0])) for name, each in results.items() for one in each]
+    columns, caption = "TTFT p50 | x | ITL p50 | x | ITL p99 | x", "ms; ratios to the first phase of the same server"
+    left = ("server", "beside")
+    return table("one client streams", f"server | beside | {columns}", rows, left, caption=caption)
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
+@benchmark(VLLM, CORES, option("--streams", 20, "of each phase"), JSON, DATA_DIR)
+def bench(run: Run) -> None:
+    options = run.options
+    model = dense_folder("embedded", options.data_dir, run.console)
     cpus = frozenset(os.sched_getaffinity(0))
 
     def ours(name: str) -> Peer:
-        folder = scratch / name
+        folder = run.scratch / name
         folder.mkdir(exist_ok=True)
         return loralane(model, folder, cpus, {"engine": {"threads": 0, "memory_gb": 1}})
 
     makers: dict[str, Callable[[str], Peer]] = {"loralane": ours}
-    if arguments.vllm_python:
-        makers["vLLM"] = lambda name: vllm(arguments.vllm_python, model, cpus)
-    tell_of_missing_peer(arguments.vllm_python, console)
-    with Progress(console=console, transient=True) as progress:
-        results = {name: list(phases(make, scratch, arguments.streams, progress)) for name, make in makers.items()}
-    print_wide(table(results))
-
-
-def main() -> None:
-    parser = make_parser("neighbours", __doc__)
-    parser.add_argument("--streams", type=int, default=20, help="of each phase (default: %(default)s)")
-    run(partial(bench, parser.parse_args()))
+    if options.vllm_python:
+        makers["vLLM"] = lambda name: vllm(options.vllm_python, model, cpus)
+    run.tell_of_missing_peer()
+    with run.progress() as progress:
+        results = {name: list(phases(make, run.scratch, options.streams, progress)) for name, make in makers.items()}
+    run.show(compared(results), results)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -15,22 +15,19 @@ the device's time in which that happens.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 from typing import cast
 
-from rich.console import Console
-from rich.table import Table
-
-from engine.core.commands import Submit
+from benchmarks.runner import Run, benchmark, option, table
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.messages.step import StepPlan
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from lab.devices.cost import StepWork
 from lab.devices.device import find_device
@@ -98,7 +95,7 @@ class Outcome:
     missed: float
 
 
-class Run:
+class Traffic:
     """An engine whose traffic and host change from phase to phase."""
 
     def __init__(self, clock: VirtualClock, *, is_real: bool, seed: int) -> None:
@@ -162,42 +159,33 @@ class Run:
 
 def outcomes(*, is_real: bool, steps: int, seed: int = 0) -> Iterator[Outcome]:
     clock = cast(VirtualClock, WallClock()) if is_real else VirtualClock()
-    run = Run(clock, is_real=is_real, seed=seed)
-    run.phase(Phase("warm-up", 10.0, (100, 1000)), 300)
+    traffic = Traffic(clock, is_real=is_real, seed=seed)
+    traffic.phase(Phase("warm-up", 10.0, (100, 1000)), 300)
     for phase in PHASES:
-        yield run.phase(phase, steps)
+        yield traffic.phase(phase, steps)
 
 
-def report(found: list[Outcome]) -> Table:
-    table = Table(title="Steps for which the device waited")
-    for name in ("phase", "late by a rest", "by the host", f"late in the first {NEW_STEPS}", "lead, ms", "missed"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
-    for name in dict.fromkeys(one.name for one in found):
-        _row(table, name, [one for one in found if one.name == name])
-    _row(table, "all", found)
-    return table
-
-
-def _row(table: Table, name: str, found: list[Outcome]) -> None:
-    """Add a row with the means of `found`, which all have the same number of steps."""
+def row(name: str, found: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the means of `found`, which all have the same number of steps."""
     late, host_bound, at_first, lead_ms, missed = (
         fmean(getattr(one, field) for one in found)
         for field in ("late", "host_bound", "late_at_first", "lead_ms", "missed")
     )
-    table.add_row(name, f"{late:.2%}", f"{host_bound:.2%}", f"{at_first:.1%}", f"{lead_ms:.2f}", f"{missed:.2f}")
+    return name, f"{late:.2%}", f"{host_bound:.2%}", f"{at_first:.1%}", f"{lead_ms:.2f}", f"{missed:.2f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=4000, help="steps of each phase")
-    parser.add_argument("--seeds", type=int, default=1, help="runs, each with other traffic and noise")
-    parser.add_argument("--real", action="store_true", help="sleep instead of advancing a virtual clock")
-    args = parser.parse_args()
+@benchmark(
+    option("--steps", 4000, "steps of each phase"),
+    option("--seeds", 1, "runs, each with other traffic and noise"),
+    option("--real", False, "sleep instead of advancing a virtual clock"),
+)
+def bench(run: Run) -> None:
+    args = run.options
     found = [one for seed in range(args.seeds) for one in outcomes(is_real=args.real, steps=args.steps, seed=seed)]
-    Console().print(report(found))
+    rows = [row(phase.name, [one for one in found if one.name == phase.name]) for phase in PHASES]
+    columns = f"phase | late by a rest | by the host | late in the first {NEW_STEPS} | lead, ms | missed"
+    run.show(table("Steps for which the device waited", columns, [*rows, row("all", found)], ("phase",)))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.runner import PeerError
 from benchmarks.server import KEY, Command, free_port
 
 MODEL = "base"
@@ -18,10 +19,6 @@ MODEL = "base"
 MAX_SEQS = 32
 MAX_MODEL_LEN = 2048
 KV_GIB = 2
-
-
-class PeerError(Exception):
-    """A peer cannot be run properly. The message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,22 @@ so that with thousands of adapters many requests wait for one that is not in mem
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from engine.core.apply import apply_commands
-from engine.core.commands import AdapterFetched, AddAdapter, Submit
+from benchmarks.runner import JSON, Run, benchmark, option, table_of
+from engine.core.commit.apply import apply_commands
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.plan import plan_step
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import AdapterFetched, AddAdapter, Submit
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.messages.step import StepPlan
+from engine.core.plan.next_step import plan_step
+from engine.core.predict.step_time import StepTimeModel
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 
@@ -63,6 +59,10 @@ class Cost:
     """Median when a sixteenth of the slots is free."""
     p99: float
     """99th percentile while every slot is taken."""
+
+
+COLUMNS = "running | waiting | adapters | decoding p50 | decoding p99 | starting a sixteenth p50"
+CELLS = "{0.running:,} | {0.waiting:,} | {0.adapters:,} | {0.decoding:.2f} | {0.p99:.2f} | {0.starting:.2f}"
 
 
 def measure(running: int, waiting: int, adapters: int, repeat: int) -> Cost:
@@ -130,28 +130,11 @@ def _time_plans(engine: Engine, repeat: int) -> Iterator[float]:
         assert len(plan.chunks) >= len(engine.state.running) - 8, "the plan is not the full one"
 
 
-def report(costs: list[Cost]) -> Table:
-    table = Table(title="Planning a step, ms")
-    for name in ("running", "waiting", "adapters", "decoding p50", "decoding p99", "starting a sixteenth p50"):
-        table.add_column(name, justify="right")
-    for cost in costs:
-        figures = (f"{value:.2f}" for value in (cost.decoding, cost.p99, cost.starting))
-        table.add_row(f"{cost.running:,}", f"{cost.waiting:,}", f"{cost.adapters:,}", *figures)
-    return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=100, help="plans timed in each row")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    costs = [measure(*row, args.repeat) for row in track(DEFAULTS, "Planning")]
-    Console().print(report(costs))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=1))
+@benchmark(option("--repeat", 100, "plans timed in each row"), JSON)
+def bench(run: Run) -> None:
+    costs = [measure(*row, run.options.repeat) for row in run.track(DEFAULTS, "Planning")]
+    run.show(table_of("Planning a step, ms", costs, COLUMNS, CELLS), costs)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -10,7 +10,6 @@ before, no request may fail, and the charged usage must be the sum over the answ
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -29,16 +28,13 @@ import grpc
 import httpx
 import psutil
 import yaml
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command import run
+from benchmarks.runner import Run, benchmark, option, table
 from benchmarks.server import Command, free_port, launched
 from gateway.core.tenants import hash_key
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
-from gateway.terminal.output import print_wide
 
 MODELS = ("smollm2-135m-instruct", "pirate", "cheer", "json")
 DEMO = Path(__file__).parents[1] / "engine" / "demo"
@@ -235,10 +231,8 @@ async def used_tokens(http: httpx.AsyncClient) -> int:
     return int(total["prompt_tokens"] + total["completion_tokens"])
 
 
-async def bench_all(
-    server: psutil.Process, url: str, target: str, options: argparse.Namespace, console: Console
-) -> tuple[Tally, list[str], list[float]]:
-    tally = Tally()
+async def bench_all(run: Run, server: psutil.Process, url: str, target: str) -> tuple[Tally, list[str], list[float]]:
+    tally, options = Tally(), run.options
     faults = ["killed"] * options.kills + ["stopped"] * options.stops + ["restarted"] * options.restarts
     random.shuffle(faults)
     headers = {"authorization": f"Bearer {KEY}"}
@@ -247,7 +241,7 @@ async def bench_all(
         grpc.aio.insecure_channel(target) as channel,
     ):
         callers, used_before = Callers(http, channel, tally, options.streams), await used_tokens(http)
-        with Progress(console=console, transient=True) as progress:
+        with run.progress() as progress:
             task = progress.add_task("undisturbed", total=options.streams)
             await callers.ask_until(lambda begun: begun >= options.streams, partial(progress.advance, task))
             task = progress.add_task("while engines end", total=len(faults))
@@ -260,18 +254,26 @@ async def bench_all(
     return tally, faults, seconds
 
 
-def table(tally: Tally, faults: list[str], seconds: list[float], streams: int) -> Table:
-    found = Table(title=f"{tally.answered - streams:,} streams while engines ended; each text as undisturbed")
-    for column in ("the engine was", "times", "replaced and ready after, median s", "most s"):
-        found.add_column(column, justify="right")
+def summary(tally: Tally, faults: list[str], seconds: list[float], streams: int) -> Table:
+    rows = []
     for fault in FAULTS:
         own = [took for name, took in zip(faults, seconds, strict=True) if name == fault]
         if own:
-            found.add_row(fault, str(len(own)), f"{statistics.median(own):.1f}", f"{max(own):.1f}")
-    return found
+            rows.append((fault, str(len(own)), f"{statistics.median(own):.1f}", f"{max(own):.1f}"))
+    title = f"{tally.answered - streams:,} streams while engines ended; each text as undisturbed"
+    return table(title, "the engine was | times | replaced and ready after, median s | most s", rows)
 
 
-def bench(options: argparse.Namespace, console: Console, scratch: Path) -> None:
+@benchmark(
+    option("--data-dir", Path, "default: a new one, in which the model is prepared first"),
+    option("--streams", 200, "different requests"),
+    option("--kills", 20),
+    option("--stops", 3, "by SIGSTOP"),
+    option("--restarts", 3, "by SIGTERM"),
+    option("--seed", 1, "of the faults' order and times"),
+)
+def bench(run: Run) -> None:
+    options, scratch = run.options, run.scratch
     random.seed(options.seed)
     http_port, grpc_port = free_port(), free_port()
     write_config(scratch / "config.yaml", http_port, grpc_port)
@@ -279,28 +281,15 @@ def bench(options: argparse.Namespace, console: Console, scratch: Path) -> None:
     url = f"http://127.0.0.1:{http_port}"
     command = Command([*words, "--data-dir", str(options.data_dir or scratch / "data")], url, "/ready")
     with launched(command, scratch / "server.log") as process:
-        working = bench_all(psutil.Process(process.pid), url, f"127.0.0.1:{grpc_port}", options, console)
+        working = bench_all(run, psutil.Process(process.pid), url, f"127.0.0.1:{grpc_port}")
         tally, faults, seconds = asyncio.run(working)
-    print_wide(table(tally, faults, seconds, options.streams))
+    run.show(summary(tally, faults, seconds, options.streams))
     for complaint in tally.complaints[:20]:
-        console.print(complaint, markup=False, soft_wrap=True)
-    console.print(f"{len(tally.complaints)} complaints")
+        run.console.print(complaint, markup=False, soft_wrap=True)
+    run.console.print(f"{len(tally.complaints)} complaints")
     if tally.complaints:
         raise SystemExit(1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.restarts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", type=Path, help="default: a new one, in which the model is prepared first")
-    parser.add_argument("--streams", type=int, default=200, help="different requests (default: %(default)s)")
-    parser.add_argument("--kills", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--stops", type=int, default=3, help="by SIGSTOP (default: %(default)s)")
-    parser.add_argument("--restarts", type=int, default=3, help="by SIGTERM (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the faults' order and times (default: %(default)s)")
-    run(partial(bench, parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    bench.main()

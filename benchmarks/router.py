@@ -9,20 +9,15 @@ do not count: a decision waits for nothing.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from engine.core.types import Lane
+from benchmarks.runner import JSON, Run, benchmark, option, table_of
+from engine.core.messages.requests import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.prefixes import prefix_keys
 from gateway.routing.router import Router
@@ -51,6 +46,13 @@ class Cost:
     """The longest end of a round, in which the numbers of replicas of all adapters are adapted."""
 
 
+COLUMNS = "replicas | adapters | keys a replica | p50 | p99 | longest | end of a round"
+CELLS = (
+    "{0.replicas:,} | {0.adapters:,} | {0.prefix_keys:,} | {0.p50:,.0f}"
+    " | {0.p99:,.0f} | {0.longest:,.0f} | {0.tick:,.0f}"
+)
+
+
 def measure(replicas: int, adapters: int, keys: int, decisions: int) -> Cost:
     rng = Random(1)
     router = Router()
@@ -58,7 +60,7 @@ def measure(replicas: int, adapters: int, keys: int, decisions: int) -> Cost:
     news = [_news(adapters, rng) for _ in range(replicas)]
     taken, ticks, told_at = [], [], -NEWS_EVERY_S
     asks = _asks(adapters, known, rng)
-    for number in track(range(decisions), "decisions", console=Console(stderr=True)):
+    for number in range(decisions):
         now = number / RATE
         if now >= told_at + NEWS_EVERY_S:
             told_at = now
@@ -117,33 +119,23 @@ def _asks(adapters: int, known: list[list[tuple[int, ...]]], rng: Random) -> Ite
         yield Ask(2048, lane, f"adapter-{draw()}", 100_000_000, keys, output_tokens=200)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--replicas", type=int, default=64)
-    parser.add_argument("--adapters", type=int, default=10_000)
-    parser.add_argument("--keys", type=int, default=100_000, help="prefix keys of each replica")
-    parser.add_argument("--decisions", type=int, default=20_000)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    sizes = [(8, 2_000, arguments.keys), (arguments.replicas, arguments.adapters, arguments.keys)]
-    costs = [measure(*size, arguments.decisions) for size in dict.fromkeys(sizes)]
-    table = Table(title="Microseconds a routing decision")
-    for column in ("replicas", "adapters", "keys a replica", "p50", "p99", "longest", "end of a round"):
-        table.add_column(column, justify="right")
-    for cost in costs:
-        times = (f"{value:,.0f}" for value in (cost.p50, cost.p99, cost.longest, cost.tick))
-        table.add_row(f"{cost.replicas:,}", f"{cost.adapters:,}", f"{cost.prefix_keys:,}", *times)
-    Console().print(table)
+@benchmark(
+    option("--replicas", 64),
+    option("--adapters", 10_000),
+    option("--keys", 100_000, "prefix keys of each replica"),
+    option("--decisions", 20_000),
+    JSON,
+)
+def bench(run: Run) -> None:
+    options = run.options
+    sizes = [(8, 2_000, options.keys), (options.replicas, options.adapters, options.keys)]
+    costs = [measure(*size, options.decisions) for size in run.track(dict.fromkeys(sizes))]
     keys = {tokens: measure_keys(tokens) for tokens in (512, 4_096, 32_768)}
-    Console().print(
-        "Prefix keys: " + ", ".join(f"{tokens:,} tokens {micros:,.0f} µs" for tokens, micros in keys.items())
+    run.show(
+        table_of("Microseconds a routing decision", costs, COLUMNS, CELLS), {"decisions": costs, "prefix_keys_us": keys}
     )
-    if arguments.json is not None:
-        document = {"decisions": [asdict(cost) for cost in costs], "prefix_keys_us": keys}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    print("Prefix keys: " + ", ".join(f"{tokens:,} tokens {micros:,.0f} µs" for tokens, micros in keys.items()))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

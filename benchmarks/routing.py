@@ -10,31 +10,25 @@ A cascade pays for the small member's answer always, the learned router for a pr
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import routing_members, routing_task
-from benchmarks.command import make_parser, run
 from benchmarks.routing_members import make_members
 from benchmarks.routing_task import Task, tasks
-from engine.model.prepare import prepare_model
+from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option, stamp, table
+from engine.model.folders.prepare import prepare_model
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
 from gateway.llm.results import Result
 from gateway.routes.features import NAMES, PromptFacts, text_features
-from gateway.terminal.output import print_wide
-from lab.bench.document import versions
 from lab.demo.dense import dense_folder
 from lab.plot import check_available
 from lab.route_training import fit
@@ -174,34 +168,30 @@ def recovered(outcome: Outcome, low: float, high: float) -> float:
     return (outcome.chosen.quality - low) / (high - low)
 
 
-def table(unseen: Recorded, outcomes: Mapping[str, Outcome], qualities: Mapping[str, fit.Quality]) -> Table:
+def policies_table(unseen: Recorded, outcomes: Mapping[str, Outcome], qualities: Mapping[str, fit.Quality]) -> Table:
     low, high = (float(unseen.right[member].mean()) for member in ("small", "large"))
     cheap = float(unseen.costs["small"].mean()) / unseen.unit
-    found = Table(title=f"{len(unseen.asked)} held-out prompts; thresholds chosen on training prompts")
-    for column in ("", "accuracy", "cost", "gap recovered", "by small", "Brier", "ECE"):
-        found.add_column(column, justify="right" if column else "left")
-    found.add_row("small alone", f"{low:.1%}", f"{cheap:.3f}", "0%", "100%")
+    mixed = (MOST_COST - cheap) / (1 - cheap)
+    rows = [("small alone", f"{low:.1%}", f"{cheap:.3f}", "0%", "100%")]
     for name, outcome in outcomes.items():
         point, measured = outcome.chosen, qualities.get(name)
         said = (f"{measured.brier:.3f}", f"{measured.ece:.3f}") if measured else ()
         share = f"{recovered(outcome, low, high):.1%}"
-        found.add_row(name, f"{point.quality:.1%}", f"{point.cost:.3f}", share, f"{point.small_share:.0%}", *said)
-    mixed = (MOST_COST - cheap) / (1 - cheap)
-    found.add_row("random", f"{low + mixed * (high - low):.1%}", f"{MOST_COST:.3f}", f"{mixed:.1%}", f"{1 - mixed:.0%}")
-    found.add_row("large alone", f"{high:.1%}", "1.000", "100%", "0%")
-    return found
+        rows.append((name, f"{point.quality:.1%}", f"{point.cost:.3f}", share, f"{point.small_share:.0%}", *said))
+    middle = f"{low + mixed * (high - low):.1%}"
+    rows.append(("random", middle, f"{MOST_COST:.3f}", f"{mixed:.1%}", f"{1 - mixed:.0%}"))
+    rows.append(("large alone", f"{high:.1%}", "1.000", "100%", "0%"))
+    title = f"{len(unseen.asked)} held-out prompts; thresholds chosen on training prompts"
+    return table(title, "| accuracy | cost | gap recovered | by small | Brier | ECE", rows)
 
 
 def kinds_table(unseen: Recorded) -> Table:
     """Return each member's accuracy by kind of task."""
-    found = Table(title="accuracy by kind")
-    for column in ("kind", "prompts", "small", "large"):
-        found.add_column(column, justify="left" if column == "kind" else "right")
-    kinds = np.array([task.kind for task in unseen.asked])
+    rows, kinds = [], np.array([task.kind for task in unseen.asked])
     for kind, count in sorted(Counter(kinds.tolist()).items()):
         shares = (f"{unseen.right[member][kinds == kind].mean():.0%}" for member in ("small", "large"))
-        found.add_row(kind, str(count), *shares)
-    return found
+        rows.append((kind, str(count), *shares))
+    return table("accuracy by kind", "kind | prompts | small | large", rows, ("kind",))
 
 
 def draw(unseen: Recorded, outcomes: Mapping[str, Outcome], out: Path) -> None:
@@ -230,38 +220,31 @@ def members_folder(data_dir: Path) -> Path:
     return data_dir / "benchmarks" / f"routing-{blake2b(recipe, digest_size=4).hexdigest()}"
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    if arguments.plot:
-        check_available(arguments.plot)
-    members = make_members(
-        dense_folder("embedded", arguments.data_dir, console), arguments.members or members_folder(arguments.data_dir)
-    )
-    served = prepare_model("embedded", arguments.data_dir, console)
+@benchmark(
+    option("--train", 400, "prompts that the router is trained with"),
+    option("--prompts", 500, "held-out prompts"),
+    option("--hard", 0.2, "share of hard tasks"),
+    option("--members", Path, "folder of members that exist, or are to be made"),
+    option("--plot", Path),
+    JSON,
+    DATA_DIR,
+)
+def bench(run: Run) -> None:
+    options = run.options
+    if options.plot:
+        check_available(options.plot)
+    dense = dense_folder("embedded", options.data_dir, run.console)
+    members = make_members(dense, options.members or members_folder(options.data_dir))
+    served = prepare_model("embedded", options.data_dir, run.console)
+    sizes = (options.train, TRAIN_SEED), (options.prompts, HELD_OUT_SEED)
     with LLM(served, adapters=dict(members)) as llm:
-        both = [
-            record(llm, tasks(count, seed, arguments.hard))
-            for count, seed in ((arguments.train, TRAIN_SEED), (arguments.prompts, HELD_OUT_SEED))
-        ]
-    known, unseen = both
+        known, unseen = (record(llm, tasks(count, seed, options.hard)) for count, seed in sizes)
     outcomes, qualities = evaluate(known, unseen)
-    if arguments.plot:
-        draw(unseen, outcomes, arguments.plot)
-    if arguments.json:
-        document = {"versions": versions(), "outcomes": outcomes, "qualities": qualities}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
-    print_wide(kinds_table(unseen))
-    print_wide(table(unseen, outcomes, qualities))
-
-
-def main() -> None:
-    parser = make_parser("routing", __doc__, peer=False, cores=False)
-    parser.add_argument("--train", type=int, default=400, help="prompts that the router is trained with")
-    parser.add_argument("--prompts", type=int, default=500, help="held-out prompts")
-    parser.add_argument("--hard", type=float, default=0.2, help="share of hard tasks")
-    parser.add_argument("--members", type=Path, help="folder of members that exist, or are to be made")
-    parser.add_argument("--plot", type=Path)
-    run(partial(bench, parser.parse_args()))
+    if options.plot:
+        draw(unseen, outcomes, options.plot)
+    document = {**stamp(), "outcomes": outcomes, "qualities": qualities}
+    run.show([kinds_table(unseen), policies_table(unseen, outcomes, qualities)], document)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -7,24 +7,18 @@ A policy `learned` with random weights plans the steps of requests whose vector 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from engine.core.types import Lane
+from benchmarks.runner import Run, benchmark, option, table
+from engine.core.messages.requests import Lane
 from gateway.routes.features import NAMES, PromptFacts
 from gateway.routes.learned import Learned
 from gateway.routes.policy import Asked, MemberState, Vector
 from gateway.routes.router import RouterFile, encode_router
-from gateway.terminal.output import print_wide
 
 LENGTHS = (100, 1_000, 10_000, 100_000)
 """Characters of the prompts."""
@@ -62,27 +56,20 @@ async def decision_times(policy: Learned, text: str, vector: Vector, count: int)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_decision", description=__doc__)
-    parser.add_argument("--decisions", type=int, default=2000, help="for each length of prompt")
-    parser.add_argument("--dimensions", type=int, default=576)
-    arguments = parser.parse_args()
-    rng = random.Random(0)
-    vector = np.random.default_rng(0).normal(size=arguments.dimensions).astype(np.float32)
-    table = Table(box=None)
-    for column in ("characters", "p50 ms", "p99 ms", "longest ms"):
-        table.add_column(column, justify="right")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "router.json"
-        path.write_bytes(random_router(arguments.dimensions))
-        policy = Learned(path, "small", "large")
-        for length in track(LENGTHS, "Deciding", console=Console(stderr=True), transient=True):
-            text = "".join(rng.choices('abcdefgh XYZ 0123456789 .,+-() "', k=length))
-            times = asyncio.run(decision_times(policy, text, vector, arguments.decisions))
-            shown = (f"{1000 * float(value):.3f}" for value in (*np.quantile(times, (0.5, 0.99)), max(times)))
-            table.add_row(f"{length:,}", *shown)
-    print_wide(table)
+@benchmark(option("--decisions", 2000, "for each length of prompt"), option("--dimensions", 576))
+def bench(run: Run) -> None:
+    options, rng, rows = run.options, random.Random(0), []
+    vector = np.random.default_rng(0).normal(size=options.dimensions).astype(np.float32)
+    path = run.scratch / "router.json"
+    path.write_bytes(random_router(options.dimensions))
+    policy = Learned(path, "small", "large")
+    for length in run.track(LENGTHS, "Deciding"):
+        text = "".join(rng.choices('abcdefgh XYZ 0123456789 .,+-() "', k=length))
+        times = asyncio.run(decision_times(policy, text, vector, options.decisions))
+        figures = (*np.quantile(times, (0.5, 0.99)), max(times))
+        rows.append((f"{length:,}", *(f"{1000 * float(value):.3f}" for value in figures)))
+    run.show(table(None, "characters | p50 ms | p99 ms | longest ms", rows, box=None))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

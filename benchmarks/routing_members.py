@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.routing_task import Task, tasks
-from engine.model.memory import pick_dtype
+from engine.model.memory.allocation import pick_dtype
 from lab.demo.packed import PackedRow, pack, packed_loss
 from lab.demo.tools.conversations import Conversation, Tree
 from lab.demo.train import optimise, save, show

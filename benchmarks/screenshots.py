@@ -8,16 +8,13 @@ view in light and dark mode, in a wide window and on a phone. Needs Chromium in 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import count, product
 from pathlib import Path
 from threading import Event
@@ -25,10 +22,9 @@ from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
-from rich.console import Console
 
-from benchmarks.command import run
-from benchmarks.server import Command, free_port, running
+from benchmarks.runner import Run, benchmark, option
+from benchmarks.server import demo, running
 
 ADMIN_KEY = "sk-demo-admin"
 TENANT_KEYS = ("sk-demo-acme", "sk-demo-globex")
@@ -43,33 +39,23 @@ SETTLE_MS = 7000
 PROMPTS = ("Tell me about the sea.", "What should I cook tonight?", "Describe a sunrise.", "Why is the sky blue?")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path("build/screenshots"), help="where the pictures are written")
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long traffic runs before the first picture")
-    given = parser.parse_args()
-    run(partial(_shoot_demo, given.folder, given.minutes))
-
-
-def _shoot_demo(folder: Path, minutes: float, console: Console, scratch: Path) -> None:
-    """Run the demo under traffic and, after `minutes`, take all pictures into `folder`. Raises RuntimeError if Chromium
-    is missing or the demo does not become ready."""
+@benchmark(
+    option("--folder", Path("build/screenshots"), "where the pictures are written"),
+    option("--minutes", 3.0, "how long traffic runs before the first picture"),
+)
+def bench(run: Run) -> None:
+    """Run the demo under traffic and, after some minutes, take all pictures. Raises RuntimeError if Chromium is missing
+    or the demo does not become ready."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise RuntimeError("no Chromium in the path: apt-get install chromium")
+    folder, minutes = run.options.folder, run.options.minutes
     folder.mkdir(parents=True, exist_ok=True)
-    with running(_demo(scratch), folder / "server.log") as url, _traffic(url):
-        console.print(f"traffic runs at {url} for {minutes:g} minutes")
+    with running(demo(run.scratch), folder / "server.log") as url, _traffic(url):
+        run.console.print(f"traffic runs at {url} for {minutes:g} minutes")
         time.sleep(60 * minutes)
         _take_all(url, chromium, folder)
-    console.print(f"the pictures are in {folder}")
-
-
-def _demo(data_dir: Path) -> Command:
-    port = free_port()
-    words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data_dir)]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    return Command(words, f"http://127.0.0.1:{port}", "/ready")
+    run.console.print(f"the pictures are in {folder}")
 
 
 @contextmanager
@@ -176,4 +162,4 @@ def _prepare(page: Page, view: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,13 +41,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def demo(data_dir: Path, *words: str, env: Mapping[str, str] | None = None) -> Command:
+    """Return a loralane server with the demo's settings, whose command ends with `words`."""
+    port = free_port()
+    own = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data_dir)]
+    own += ["--http-port", str(port), "--grpc-port", str(free_port())]
+    return Command([*own, *words], f"http://127.0.0.1:{port}", "/ready", env or {})
+
+
 def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path) -> AbstractContextManager[str]:
     """Run a loralane server with the demo's settings; yields its URL. Raises RuntimeError if it does not start."""
-    port = free_port()
-    words = [sys.executable, "-m", "gateway", "serve", "--model", str(model), "--data-dir", str(data_dir)]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    words += [f"--lora={name}={folder}" for name, folder in adapters.items()]
-    return running(Command(words, f"http://127.0.0.1:{port}", "/ready"), log)
+    command = demo(data_dir, "--model", str(model), *(f"--lora={name}={folder}" for name, folder in adapters.items()))
+    return running(command, log)
 
 
 @contextmanager
@@ -87,6 +93,26 @@ def pinned(cpus: frozenset[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def spin() -> None:
+    """Busy-loop until killed."""
+    while True:
+        pass
+
+
+@contextmanager
+def beside(*work: Callable[[], None]) -> Iterator[None]:
+    """Run each function in its own process until the block ends; then kill the processes."""
+    processes = [multiprocessing.get_context("fork").Process(target=target, daemon=True) for target in work]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

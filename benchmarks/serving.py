@@ -8,24 +8,16 @@ only the tokens that were asked for, not the ones that a static batch computes p
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.runner import DATA_DIR, JSON, Run, benchmark, option, table
 from benchmarks.server import KEY, serving
-from benchmarks.workload import answered, requests
-from engine.process.files import default_data_dir
+from benchmarks.workload import answered, generate_by_peer, requests
 from lab.bench.client import Target
 from lab.bench.measure import LaneResults, report
 from lab.bench.plan import BenchRequest
@@ -54,15 +46,7 @@ def run_ours(url: str, name: str, items: Sequence[BenchRequest], concurrency: in
 
 
 def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[BenchRequest], batch: int) -> Measured:
-    job = {
-        "model": str(model),
-        "adapters": {key: str(path) for key, path in adapters.items()},
-        "items": [asdict(item) for item in items],
-        "batch": batch,
-    }
-    command = [sys.executable, "-m", "benchmarks.hf_peer"]
-    done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
-    times = json.loads(done.stdout)["streams"]
+    times = generate_by_peer(model, adapters, items, batch)["streams"]
     streams = [_stream(item, own) for item, own in zip(items, times, strict=True)]
     return Measured(name, report(name, streams), streams)
 
@@ -72,67 +56,43 @@ def _stream(item: BenchRequest, times: list[float]) -> Stream:
 
 
 def throughput_table(ours: Sequence[Measured], peers: Sequence[Measured], concurrency: int) -> Table:
-    table = Table(title=f"Throughput, {concurrency} concurrent requests (output tokens/s)")
-    for column in ("", "loralane", "HF + PEFT", "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
+    rows = []
     for mine, peer in zip(ours, peers, strict=True):
         rates = (mine.report.output_tokens_per_second, peer.report.output_tokens_per_second)
-        table.add_row(mine.name, *(f"{rate:.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}x")
-    return table
+        rows.append((mine.name, *(f"{rate:.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}x"))
+    title = f"Throughput, {concurrency} concurrent requests (output tokens/s)"
+    return table(title, "| loralane | HF + PEFT | ratio", rows)
 
 
-def latency_table(rows: Sequence[tuple[str, Measured]]) -> Table:
-    table = Table(title="Latency (ms)")
-    for column in ("", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"):
-        table.add_column(column, justify="left" if not column else "right")
-    for label, run in rows:
+def latency_table(runs: Sequence[tuple[str, Measured]]) -> Table:
+    rows = []
+    for label, run in runs:
         both = [values for values in (run.report.ttft, run.report.itl) if values]
-        cells = [milliseconds(value) for values in both for value in (values.p50, values.p99)]
-        table.add_row(label, *cells)
-    return table
+        rows.append((label, *(milliseconds(value) for values in both for value in (values.p50, values.p99))))
+    return table("Latency (ms)", "| TTFT p50 | TTFT p99 | ITL p50 | ITL p99", rows)
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = dense_folder("embedded", arguments.data_dir, console)
-    adapters = write_adapters(model, scratch / "adapters", [8] * arguments.adapters)
-    few = f"{arguments.adapters} adapters"
-    with serving(model, adapters, scratch, scratch / "server.log") as url, Progress(console=console) as progress:
-        base_name = model.name.lower()
-        base = requests([base_name], arguments.requests)
-        mixed = requests(list(adapters), arguments.requests)
+@benchmark(option("--requests", 64), option("--concurrency", 32), option("--adapters", 8), JSON, DATA_DIR)
+def bench(run: Run) -> None:
+    options, scratch, console = run.options, run.scratch, run.console
+    model = dense_folder("embedded", options.data_dir, console)
+    adapters = write_adapters(model, scratch / "adapters", [8] * options.adapters)
+    few, at_once = f"{options.adapters} adapters", options.concurrency
+    base, mixed = (requests(names, options.requests) for names in ([model.name.lower()], list(adapters)))
+    with serving(model, adapters, scratch, scratch / "server.log") as url, run.progress() as progress:
         run_ours(url, "warm-up", [*base[:4], *mixed[:8]], 12, progress)
-        ours = [
-            run_ours(url, BASE, base, arguments.concurrency, progress),
-            run_ours(url, few, mixed, arguments.concurrency, progress),
-        ]
+        ours = [run_ours(url, BASE, base, at_once, progress), run_ours(url, few, mixed, at_once, progress)]
         alone = [run_ours(url, BASE, base[:8], 1, progress), run_ours(url, few, mixed[:8], 1, progress)]
     with console.status("Hugging Face generate, base"):
-        peers = [run_peer(model, BASE, {}, base, arguments.concurrency)]
+        peers = [run_peer(model, BASE, {}, base, at_once)]
     with console.status("Hugging Face generate with PEFT, mixed adapters"):
-        peers.append(run_peer(model, few, adapters, mixed, arguments.concurrency))
-    out = Console()
-    out.print(throughput_table(ours, peers, arguments.concurrency))
-    rows = [(f"loralane, {run.name}, 1 at a time", run) for run in alone]
-    rows += [(f"loralane, {run.name}, {arguments.concurrency} at once", run) for run in ours]
-    rows += [(f"HF + PEFT, {run.name}, batches of {arguments.concurrency}", run) for run in peers]
-    out.print(latency_table(rows))
-    if arguments.json:
-        named = {"loralane": ours, "loralane alone": alone, "hf": peers}
-        arguments.json.write_bytes(msgspec.json.encode(named))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--adapters", type=int, default=8)
-    parser.add_argument("--json", type=Path, help="also write every stream's times here")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
-        bench(parser.parse_args(), Console(stderr=True), Path(scratch))
+        peers.append(run_peer(model, few, adapters, mixed, at_once))
+    rows = [(f"loralane, {one.name}, 1 at a time", one) for one in alone]
+    rows += [(f"loralane, {one.name}, {at_once} at once", one) for one in ours]
+    rows += [(f"HF + PEFT, {one.name}, batches of {at_once}", one) for one in peers]
+    named = {"loralane": ours, "loralane alone": alone, "hf": peers}
+    run.show([throughput_table(ours, peers, at_once), latency_table(rows)], named)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

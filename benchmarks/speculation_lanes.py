@@ -10,15 +10,13 @@ from random import Random
 from statistics import median
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 
+from benchmarks.runner import Run, in_turn, table_of
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import make_request, prompts
-from engine.core.commands import Abort
-from engine.core.types import Lane, Request, TokenEvent
+from engine.core.messages.commands import Abort
+from engine.core.messages.requests import Lane, Request, TokenEvent
 
 RATE = 0.7
 """Mean chats per second, as in `make bench-lanes`."""
@@ -59,6 +57,18 @@ class Outcome:
     pairs: tuple[float, ...]
     """Ratio auto / off of each pair of slices."""
 
+    @property
+    def ratio(self) -> float:
+        return self.auto / self.off
+
+    @property
+    def spread(self) -> str:
+        return f"{median(self.pairs):.2f} ({min(self.pairs):.2f} to {max(self.pairs):.2f})"
+
+
+COLUMNS = " | off | auto | ratio | of pairs"
+CELLS = "{0.figure} | {0.off:.4g} | {0.auto:.4g} | {0.ratio:.2f} | {0.spread}"
+
 
 class Traffic:
     """Requests of a slice: chats at random times, and batch requests that quote passages."""
@@ -85,16 +95,15 @@ class Traffic:
         return request._replace(lane=lane, params=request.params._replace(max_tokens=most))
 
 
-def run(pair: Pair, tokenizer: Tokenizer, seconds: float, rounds: int, console: Console) -> list[Outcome]:
+def measure(run: Run, pair: Pair, tokenizer: Tokenizer, seconds: float, rounds: int) -> None:
     """Measure slices with the same traffic on both engines, which take turns, after a pair that is not counted."""
     slices: dict[str, list[Slice]] = defaultdict(list)
-    for number in track(range(rounds + 1), "Slices", console=console):
-        for way in ("off", "auto") if number % 2 else ("auto", "off"):
+    for number in run.track(range(rounds + 1), "Slices"):
+        for way in in_turn(("auto", "off"), number):
             measured = _slice(pair, way, Traffic(tokenizer, number), seconds)
             slices[way] += [measured] if number else []
     outcomes = [_outcome(*row, slices["off"], slices["auto"]) for row in FIGURES]
-    _show(outcomes, console)
-    return outcomes
+    run.show(table_of("Chats beside a batch, without and with proposals", outcomes, COLUMNS, CELLS), outcomes)
 
 
 def _slice(pair: Pair, way: str, traffic: Traffic, seconds: float) -> Slice:
@@ -140,13 +149,3 @@ FIGURES: tuple[tuple[str, Measure], ...] = (
 def _outcome(figure: str, measure: Measure, off: Sequence[Slice], auto: Sequence[Slice]) -> Outcome:
     pairs = tuple(measure([b]) / measure([a]) for a, b in zip(off, auto, strict=True))
     return Outcome(figure, measure(off), measure(auto), pairs)
-
-
-def _show(outcomes: Sequence[Outcome], console: Console) -> None:
-    table = Table(title="Chats beside a batch, without and with proposals")
-    for column in ("", "off", "auto", "ratio", "of pairs"):
-        table.add_column(column, justify="right" if column else "left")
-    for one in outcomes:
-        spread = f"{median(one.pairs):.2f} ({min(one.pairs):.2f} to {max(one.pairs):.2f})"
-        table.add_row(one.figure, f"{one.off:.4g}", f"{one.auto:.4g}", f"{one.auto / one.off:.2f}", spread)
-    console.print(table)

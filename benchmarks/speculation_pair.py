@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.config import core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, TokenEvent
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, TokenEvent
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 Clock = Callable[[], float]
 """Returns seconds: of wall time, or of the process's processor time."""

@@ -8,8 +8,8 @@ from itertools import cycle
 
 from tokenizers import Tokenizer
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import Request, SamplingParams
 from lab.demo.questions import plain_pairs
 
 PEOPLE = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth")

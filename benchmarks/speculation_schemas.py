@@ -10,14 +10,13 @@ from random import Random
 from typing import Any
 
 import jsonschema
-from rich.console import Console
-from rich.progress import track
 from tokenizers import Tokenizer
 
+from benchmarks.runner import Run, in_turn
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import CHAT
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import Request, SamplingParams
 
 MOST = 512
 """Maximum number of tokens of an answer, more than any of the schemas allows."""
@@ -75,31 +74,30 @@ def _object(rng: Random, size: int, *, nested: bool) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def run(pair: Pair, tokenizer: Tokenizer, count: int, console: Console) -> list[Answers]:
+def measure(run: Run, pair: Pair, tokenizer: Tokenizer, count: int) -> None:
     """Have each schema answered once, then a fifth of them again about something else, with and without proposals, in
-    turn. Show and return the results."""
+    turn."""
     schemas = make_schemas(count)
     pair.run("off", [_request(tokenizer, "warm", schemas[0], 7)])
     pair.run("auto", [_request(tokenizer, "warm", schemas[0], 7)])
     kinds = (("first", schemas, 0), ("second", schemas[: max(1, count // 5)], 1))
-    results = [_answers(pair, tokenizer, *kind, console) for kind in kinds]
+    results = [_answers(run, pair, tokenizer, *kind) for kind in kinds]
+    run.show((), results)
     for one in results:
-        console.print(
+        print(
             f"{one.name} answers by {one.count} schemas: valid {one.valid_off} and {one.valid_auto}, equal {one.equal},"
-            f" {one.tokens:.0f} tokens, {one.off_seconds:.3f} s and {one.auto_seconds:.3f} s (all: {one.ratio:.2f})",
-            highlight=False,
+            f" {one.tokens:.0f} tokens, {one.off_seconds:.3f} s and {one.auto_seconds:.3f} s (all: {one.ratio:.2f})"
         )
-    return results
 
 
 def _answers(
-    pair: Pair, tokenizer: Tokenizer, name: str, schemas: Sequence[dict[str, Any]], turn: int, console: Console
+    run: Run, pair: Pair, tokenizer: Tokenizer, name: str, schemas: Sequence[dict[str, Any]], turn: int
 ) -> Answers:
     seconds: dict[str, list[float]] = {"off": [], "auto": []}
     answers: dict[str, list[list[int]]] = {"off": [], "auto": []}
-    for number, schema in enumerate(track(schemas, f"{name} answers", console=console)):
+    for number, schema in enumerate(run.track(schemas, f"{name} answers")):
         request = _request(tokenizer, f"{name}-{number}", schema, number + 3 * turn)
-        for way in ("off", "auto") if number % 2 else ("auto", "off"):
+        for way in in_turn(("auto", "off"), number):
             taken, found = pair.run(way, [request])
             seconds[way].append(taken)
             answers[way].append(found[request.id])

@@ -9,20 +9,17 @@ memory; engines that keep KV in host memory, too, pay for two more copies.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.runner import JSON, Run, benchmark, option, table_of
 from engine.core.config import CoreConfig
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, Trial, run_trial
@@ -66,6 +63,17 @@ class Cell:
     def behind(self) -> float:
         """Return by which share `auto` is behind the better of the others; negative if it is ahead."""
         return self.auto / min(self.never, self.always) - 1
+
+    @property
+    def error_share(self) -> str:
+        return "" if self.error is None else f"{self.error:.1%}"
+
+
+COLUMNS = "prompt | output | load | link | never | always | auto | split | behind | error"
+CELLS = (
+    "{0.prompt:,} | {0.output:,} | {0.load:g} | {0.link} | {0.never:.3f}"
+    " | {0.always:.3f} | {0.auto:.3f} | {0.split:.0%} | {0.behind:+.1%} | {0.error_share}"
+)
 
 
 def mean_e2e(prompt: int, output: int, load: float, link: str, split: str, seed: int) -> tuple[float, float]:
@@ -154,41 +162,26 @@ def draw(cells: Sequence[Cell], out: Path) -> None:
     figure.savefig(out, dpi=100)
 
 
-def table(cells: Iterable[Cell]) -> Table:
-    """Return a table of the cells. "behind" is by how much `auto` is behind the better of the others; negative if it is
-    ahead."""
-    shown = Table(title="mean seconds of a request", box=SIMPLE_HEAD, padding=0)
-    for name in ("prompt", "output", "load", "link", "never", "always", "auto", "split", "behind", "error"):
-        shown.add_column(name, justify="left" if name == "link" else "right")
-    for cell in cells:
-        error = "" if cell.error is None else f"{cell.error:.1%}"
-        times = (f"{seconds:.3f}" for seconds in (cell.never, cell.always, cell.auto))
-        traffic = (f"{cell.prompt:,}", f"{cell.output:,}", f"{cell.load:g}", cell.link)
-        shown.add_row(*traffic, *times, f"{cell.split:.0%}", f"{cell.behind:+.1%}", error)
-    return shown
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS, help="mean prompt tokens")
-    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="mean output tokens")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the engines serve")
-    parser.add_argument("--links", nargs="+", default=BETWEEN, choices=tuple(LINKS), help="links between engines")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of random traffics of each kind")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at a time")
-    parser.add_argument("--plot", type=Path, help="file for a plot")
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    arguments = parser.parse_args()
-    if arguments.plot is not None:
-        check_available(arguments.plot)
-    traffic = arguments.prompts, arguments.outputs, arguments.loads, arguments.links
-    cells = measure(*traffic, arguments.seeds, arguments.jobs)
-    Console().print(table(cells))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n")
-    if arguments.plot is not None:
-        draw(cells, arguments.plot)
+@benchmark(
+    option("--prompts", PROMPTS, "mean prompt tokens"),
+    option("--outputs", OUTPUTS, "mean output tokens"),
+    option("--loads", LOADS, "shares of what the engines serve"),
+    option("--links", BETWEEN, "links between engines", choices=tuple(LINKS)),
+    option("--seeds", SEEDS, "number of random traffics of each kind"),
+    option("--jobs", os.cpu_count() or 1, "simulations at a time"),
+    option("--plot", Path, "file for a plot"),
+    JSON,
+)
+def bench(run: Run) -> None:
+    options = run.options
+    if options.plot is not None:
+        check_available(options.plot)
+    traffic = options.prompts, options.outputs, options.loads, options.links
+    cells = measure(*traffic, options.seeds, options.jobs)
+    run.show(table_of("mean seconds of a request", cells, COLUMNS, CELLS, ("link",), box=SIMPLE_HEAD, padding=0), cells)
+    if options.plot is not None:
+        draw(cells, options.plot)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

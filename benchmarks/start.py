@@ -10,7 +10,6 @@ status is 1 if the first start takes longer than 20 s, or the median of the late
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -18,16 +17,12 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command import run
-from benchmarks.server import Command, free_port, launched
-from gateway.terminal.output import print_wide
+from benchmarks.runner import Run, at_least, benchmark, option, table
+from benchmarks.server import demo, launched
 
 ROOT = Path(__file__).parent.parent
 FIRST_GOAL, LATER_GOAL = 20.0, 4.0
@@ -46,12 +41,10 @@ def copied_code(scratch: Path) -> Path:
 
 def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
     """Start and stop a server with this code, its data in `scratch`. Returns when each part ended, as `parts_of`."""
-    port, log = free_port(), scratch / f"{name}.log"
-    words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
-    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
+    log = scratch / f"{name}.log"
     # Without the safe path, `-m` would take the code, and the kernels compiled for it, from the working directory.
     environment = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "HOME": str(scratch)}
-    command = Command(words, f"http://127.0.0.1:{port}", "/ready", environment)
+    command = demo(scratch / "data", env=environment)
     begun = time.time()
     with launched(command, log):
         ready = time.time() - begun
@@ -80,43 +73,28 @@ def parts_of(log: str, begun: float) -> dict[str, float]:
     return parts
 
 
-def table(first: dict[str, float], later: list[dict[str, float]]) -> Table:
-    found = Table(title="seconds after the command until each part of a start had ended")
-    found.add_column("part")
-    for column in ("first start", "later, median", "later, longest"):
-        found.add_column(column, justify="right")
+def summary(first: dict[str, float], later: list[dict[str, float]]) -> Table:
+    rows = []
     for part in PARTS:
         times = [start[part] for start in later if part in start]
         shown = [f"{first[part]:.1f}" if part in first else "-"]
         shown += [f"{statistics.median(times):.1f}", f"{max(times):.1f}"] if times else ["-", "-"]
-        found.add_row(part, *shown)
-    found.add_row("goal", f"{FIRST_GOAL:g}", f"{LATER_GOAL:g}", "")
-    return found
+        rows.append((part, *shown))
+    rows.append(("goal", f"{FIRST_GOAL:g}", f"{LATER_GOAL:g}", ""))
+    title = "seconds after the command until each part of a start had ended"
+    return table(title, "part | first start | later, median | later, longest", rows, ("part",))
 
 
-def bench(starts: int, console: Console, scratch: Path) -> None:
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=1 + starts)
-        code, times = copied_code(scratch), []
-        for number in range(1 + starts):
-            times.append(start_once(code, scratch, f"start-{number}"))
-            progress.advance(task)
-    print_wide(table(times[0], times[1:]))
-    median = statistics.median(start["ready"] for start in times[1:])
-    if times[0]["ready"] > FIRST_GOAL or median > LATER_GOAL:
+@benchmark(option("--starts", 3, "later starts", type=at_least(1)))
+def bench(run: Run) -> None:
+    code = copied_code(run.scratch)
+    starts = run.track(range(1 + run.options.starts), "starting")
+    first, *later = [start_once(code, run.scratch, f"start-{number}") for number in starts]
+    run.show(summary(first, later))
+    median = statistics.median(start["ready"] for start in later)
+    if first["ready"] > FIRST_GOAL or median > LATER_GOAL:
         raise RuntimeError("a start takes longer than its goal")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--starts", type=int, default=3, help="later starts (default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.starts < 1:
-        parser.error("--starts must be at least 1")
-    run(partial(bench, arguments.starts))
-
-
 if __name__ == "__main__":
-    main()
+    bench.main()

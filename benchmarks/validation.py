@@ -14,23 +14,17 @@ speed, so that each is as busy on any machine. `--check 0.05 0.15` fails if the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
+from benchmarks.runner import DATA_DIR, JSON, MODEL, Run, benchmark, option, table
 from benchmarks.validation_workloads import (
     ADAPTERS,
     BUSY_S,
@@ -42,9 +36,7 @@ from benchmarks.validation_workloads import (
     speed_of,
 )
 from engine.config import EngineConfig
-from engine.model.prepare import prepare_model
-from engine.process.files import default_data_dir
-from gateway.terminal.output import print_wide
+from engine.model.folders.prepare import prepare_model
 from lab.devices.capacity import Demand, serve
 from lab.devices.cost import CostModel, DeviceSpec, StepWork, read_device
 from lab.plans.measure import Lesson, Lessons, describe, lessons, loops, open_engine
@@ -215,65 +207,52 @@ def _by_figure(rounds: list[tuple[Figures, Figures]]) -> list[Compared]:
     return [Compared.of(list(zip(*column, strict=True))) for column in columns]
 
 
-def show(compared: dict[str, list[Compared]]) -> Table:
-    table = Table(title="simulated / real, with its standard error over the rounds")
-    table.add_column("workload")
-    for name in FIGURES:
-        table.add_column(name, justify="right")
-    for name, row in compared.items():
-        table.add_row(name, *map(str, row))
-    return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.validation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, at the reference's speed")
-    parser.add_argument("--json", type=Path, help="also write the figures and the device here")
-    parser.add_argument("--check", type=float, nargs=2, metavar=("MEDIAN", "WORST"), help="fail if errors are larger")
-    args = parser.parse_args()
-    console = Console()
-    folder = prepare_model(args.model, args.data_dir, console)
+def run_rounds(run: Run) -> tuple[dict[str, list[Compared]], dict[str, Any]]:
+    """Run all rounds; return the comparison, and the description of the device."""
+    args = run.options
+    folder = prepare_model(args.model, args.data_dir, run.console)
     state = str(args.data_dir / "engine")
     config = EngineConfig(str(folder), num_pages=NUM_PAGES, max_model_len=MAX_LEN, speculation="off", state_dir=state)
-    with open_engine(config) as (real, runner), tempfile.TemporaryDirectory(prefix="loralane-validation-") as scratch:
+    with open_engine(config) as (real, runner):
         ranks = [RANKS[index % len(RANKS)] for index in range(ADAPTERS)]
-        rounds = Rounds(real, list(write_adapters(folder, Path(scratch), ranks).values()), args.seconds)
+        rounds = Rounds(real, list(write_adapters(folder, run.scratch, ranks).values()), args.seconds)
         rounds.warm_up()
         for number in range(args.rounds):
             title, total = f"round {number + 1} of {args.rounds}", 8 if number else 10
-            for _ in track(rounds.run(number), title, total=total, console=console):
+            for _ in run.track(rounds.run(number), title, total):
                 pass
         document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
-    compared = rounds.compare(device_from(document))
-    print_wide(show(compared))
+    path = run.scratch / "device.json"
+    path.write_text(json.dumps(document))
+    return rounds.compare(read_device(path)), document
+
+
+@benchmark(
+    MODEL,
+    DATA_DIR,
+    option("--rounds", 4),
+    option("--seconds", 12.0, "of arrivals, at the reference's speed"),
+    JSON,
+    option("--check", float, "fail if errors are larger", nargs=2, metavar=("MEDIAN", "WORST")),
+)
+def bench(run: Run) -> None:
+    compared, device = run_rounds(run)
     cells = [one for row in compared.values() for one in row]
     errors = [abs(one.ratio - 1) for one in cells]
     median, worst = statistics.median(errors), max(errors)
     noise = [one.standard_error for one in cells if one.standard_error is not None]
-    console.print(f"error: median {median:.1%}, worst {worst:.1%}")
+    rows = [(name, *map(str, row)) for name, row in compared.items()]
+    title = "simulated / real, with its standard error over the rounds"
+    document = {"device": device, "figures": FIGURES, "compared": compared}
+    run.show(table(title, " | ".join(("workload", *FIGURES)), rows, ("workload",)), document)
+    print(f"error: median {median:.1%}, worst {worst:.1%}")
     if noise:
-        console.print(f"standard error over the rounds: median {statistics.median(noise):.1%}, worst {max(noise):.1%}")
-    console.print(f"steps: {document['fit']}")
-    if args.json:
-        rows = {name: [asdict(one) for one in row] for name, row in compared.items()}
-        args.json.write_text(json.dumps({"device": document, "figures": FIGURES, "compared": rows}, indent=1))
-    if args.check and (median > args.check[0] or worst > args.check[1]):
+        print(f"standard error over the rounds: median {statistics.median(noise):.1%}, worst {max(noise):.1%}")
+    print(f"steps: {device['fit']}")
+    most = run.options.check
+    if most and (median > most[0] or worst > most[1]):
         raise SystemExit(1)
 
 
-def device_from(document: dict[str, Any]) -> DeviceSpec:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(document, file)
-        file.flush()
-        return read_device(Path(file.name))
-
-
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -10,34 +10,39 @@ samples nothing, and has no adapters that differ by sequence.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
+from benchmarks.runner import (
+    DATA_DIR,
+    JSON,
+    MODEL,
+    Ratio,
+    Run,
+    at_least,
+    benchmark,
+    in_turn,
+    option,
+    table_of,
+)
 from engine.config import EngineConfig, core_config
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
-from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weight_bytes, find_kept_bits
-from engine.process.files import default_data_dir
+from engine.model.folders.prepare import prepare_model
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
 from engine.process.model_source import GGUF_NAME
 from lab.demo.dense import dense_folder
 from lab.random_adapters import write_adapters
@@ -71,6 +76,10 @@ class Outcome:
     ratio: float
     least: float
     most: float
+
+
+COLUMNS = " | weights | ms | tokens/s | over bf16 | of rounds"
+CELLS = "{0.case} | {0.form} | {0.milliseconds:.1f} | {0.tokens_s:.0f} | {0.ratio:.2f} | {0.least:.2f} to {0.most:.2f}"
 
 
 class Form(Protocol):
@@ -173,77 +182,55 @@ def measure(served: dict[str, Form], case: Case, rounds: int) -> list[Outcome]:
     forms = [form for form, one in served.items() if one.has_adapters or not case.adapters]
     seconds: dict[str, list[float]] = {form: [] for form in forms}
     for number in range(rounds + 1):
-        for form in forms[number % len(forms) :] + forms[: number % len(forms)]:
+        for form in in_turn(forms, number):
             took = served[form].run(case, random.Random(number))
             if number:
                 seconds[form].append(took)
     tokens = case.streams or PREFILL
     outcomes = []
     for form, own in seconds.items():
-        ratios = [base / its for base, its in zip(seconds["bf16"], own, strict=True)]
-        middle = statistics.median(own)
-        ratio, least, most = statistics.median(ratios), min(ratios), max(ratios)
-        outcomes.append(Outcome(case.name, form, 1e3 * middle, tokens / middle, ratio, least, most))
+        ratio, middle = Ratio.of(seconds["bf16"], own), statistics.median(own)
+        values = 1e3 * middle, tokens / middle, ratio.median, ratio.least, ratio.most
+        outcomes.append(Outcome(case.name, form, *values))
     return outcomes
 
 
-def report(outcomes: Sequence[Outcome], served: dict[str, Form]) -> Table:
-    sizes = ", ".join(f"{form} {one.weight_bytes / 1e6:.0f} MB" for form, one in served.items() if one.weight_bytes)
-    table = Table(title=f"Forms of weights: {sizes}")
-    for column in ("", "weights", "ms", "tokens/s", "over bf16", "of rounds"):
-        table.add_column(column, justify="right" if column not in ("", "weights") else "left")
-    for one in outcomes:
-        spread = f"{one.least:.2f} to {one.most:.2f}"
-        table.add_row(one.case, one.form, f"{one.milliseconds:.1f}", f"{one.tokens_s:.0f}", f"{one.ratio:.2f}", spread)
-    return table
+def make_cases(streams: Sequence[int], adapters: int) -> list[Case]:
+    cases = [Case(f"{count} streams", count) for count in streams]
+    if adapters:
+        cases.append(Case(f"{max(streams)} streams, {adapters} adapters", max(streams), adapters))
+    return [*cases, Case(f"prefill of {PREFILL}", 0)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
-    parser.add_argument("--adapters", type=int, default=8, help="adapters of rank 8 of the case with adapters")
-    parser.add_argument("--dtype", default="auto", help="engine.dtype of all forms but bf16, whose dtype is auto")
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each case and form")
-    parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    if min(*args.streams, args.rounds) < 1 or args.adapters < 0:
-        parser.error("--streams and --rounds must be positive, and --adapters not negative")
-    console = Console()
-    stored, dense = (prepare(args.model, args.data_dir, console) for prepare in (prepare_model, dense_folder))
+@benchmark(
+    MODEL,
+    DATA_DIR,
+    option("--streams", [1, 8, 32], "requests at a time", type=at_least(1)),
+    option("--adapters", 8, "of rank 8, in the case with adapters", type=at_least(0)),
+    option("--dtype", "auto", "engine.dtype of all forms but bf16, whose dtype is auto"),
+    option("--rounds", 7, "runs of each case and form", type=at_least(1)),
+    option("--llama-cpp", Path, "a Python with llama-cpp-python", metavar="PYTHON"),
+    JSON,
+)
+def bench(run: Run) -> None:
+    args = run.options
+    stored, dense = (prepare(args.model, args.data_dir, run.console) for prepare in (prepare_model, dense_folder))
+    adapters = list(write_adapters(stored, run.scratch, [RANK] * args.adapters).values())
     with ExitStack() as stack:
-        scratch = stack.enter_context(TemporaryDirectory(prefix="loralane-weights-"))
-        adapters = list(write_adapters(stored, Path(scratch), [RANK] * args.adapters).values())
-        served: dict[str, Form] = {
-            form: Served(
-                form,
-                stored if form == "stored" else dense,
-                args.data_dir / "engine",
-                adapters,
-                "auto" if form == "bf16" else args.dtype,
-            )
-            for form in track(FORMS, "Loading", console=console)
-        }
+        served: dict[str, Form] = {}
+        for form in run.track(FORMS, "Loading"):
+            folder, dtype = stored if form == "stored" else dense, "auto" if form == "bf16" else args.dtype
+            served[form] = Served(form, folder, args.data_dir / "engine", adapters, dtype)
         if args.llama_cpp:
             peer = LlamaCpp(args.llama_cpp, stored / GGUF_NAME, max(args.streams))
             stack.callback(peer.close)
             served[f"llama.cpp {peer.version}"] = peer
-        cases = [Case(f"{streams} streams", streams) for streams in args.streams]
-        if args.adapters:
-            most = max(args.streams)
-            cases.append(Case(f"{most} streams, {args.adapters} adapters", most, args.adapters))
-        cases.append(Case(f"prefill of {PREFILL}", 0))
         outcomes: list[Outcome] = []
-        for case in track(cases, "Measuring", console=console):
+        for case in run.track(make_cases(args.streams, args.adapters)):
             outcomes += measure(served, case, args.rounds)
-    console.print(report(outcomes, served))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    sizes = ", ".join(f"{form} {one.weight_bytes / 1e6:.0f} MB" for form, one in served.items() if one.weight_bytes)
+    run.show(table_of(f"Forms of weights: {sizes}", outcomes, COLUMNS, CELLS, ("", "weights")), outcomes)
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, CoreConfig, LaneGoals, Scheduling
-from engine.core.sizing import GIB
+from engine.sizing import GIB
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -82,7 +82,7 @@ class EngineConfig:
     block_size: int = 16
     max_seqs: int = 0
     """Maximum number of sequences that run at once. 0 means 32 on a CPU, and on a GPU what its speed and memory allow
-    (`engine.core.sizing`)."""
+    (`engine.sizing`)."""
     max_model_len: int = 0
     """Maximum length of a sequence in tokens. 0 means the length that the model was made for, at most 8192."""
     token_budget: int = 0

@@ -9,25 +9,25 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from engine.core.adapters import HostAdapter
-from engine.core.apply import apply_commands
-from engine.core.commands import AddAdapter, Command, DropAdapter
-from engine.core.commit import abort_users, absorb, commit
-from engine.core.commit_adapters import add_adapter, pin_adapter
-from engine.core.kv_moves import MoveOrder
-from engine.core.pace import Pace
-from engine.core.plan import plan_step
-from engine.core.policy import Policy, make_policy
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.types import AdapterHash, TokenEvent
+from engine.core.commit.adapters import add_adapter, pin_adapter
+from engine.core.commit.apply import apply_commands
+from engine.core.commit.step import abort_users, absorb, commit
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AddAdapter, Command, DropAdapter
+from engine.core.messages.moves import MoveOrder
+from engine.core.messages.requests import AdapterHash, TokenEvent
+from engine.core.messages.step import StepPlan
+from engine.core.plan.next_step import plan_step
+from engine.core.plan.pace import Pace
+from engine.core.policy.policies import Policy, make_policy
+from engine.core.state.engine_state import EngineState
 from engine.executor.base import Executor
 
 T = TypeVar("T")
 
 
 class Mover(Protocol):
-    """Moves KV pages between this engine's host tier and other engines (see `engine.core.kv_moves`)."""
+    """Moves KV pages between this engine's host tier and other engines (see `engine.core.messages.moves`)."""
 
     def take(self, order: MoveOrder) -> None:
         """Begin to carry out an order about a fetch or an export of KV pages, without blocking. The step loop calls

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.model.lora import ROUTERS, target_names, target_path, target_widths
-from engine.model.spec import ModelSpec, read_spec
+from engine.model.layers.lora import ROUTERS, target_names, target_path, target_widths
+from engine.model.spec.config import ModelSpec, read_spec
 
 NUMBERS = 1 << 24
 

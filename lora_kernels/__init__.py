@@ -1,1 +1,1 @@
-"""LoRA, attention and pointwise kernels, for GPUs (`gpu`, also for sampling), CPUs (`cpu`) and torch (`portable`)."""
+"""LoRA, attention and pointwise kernels: `gpu` (also sampling), `cpu`, and in plain torch `reference`."""

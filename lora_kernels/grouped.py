@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lora_kernels.forms import has_numba
 from lora_kernels.linear import Linear, make_linear, packed_bits
 from lora_kernels.quantized import Weight, dense
 
@@ -50,14 +50,14 @@ def make_grouped(
     experts = iter(weights)
     first = next(experts)
     everyone = chain([first], experts)
-    # Imported late because a few platforms have no numba, and a machine without CUDA may have no triton.
+    # Imported late: a machine without CUDA may have no triton, and the measurements on GPUs hide numba.
     if all(isinstance(piece, Tensor) for piece in first):
         stacked = (torch.cat([dense(piece) for piece in pieces]).to(dtype) for pieces in everyone)
         if first[0].device.type == "cuda":
             from lora_kernels.gpu.grouped_linear import DeviceExperts
 
             return DeviceExperts(stacked, count, out_dtype, biases)
-        if find_spec("numba"):
+        if has_numba():
             from lora_kernels.cpu.numba_grouped import PackedExperts
 
             return PackedExperts(stacked, count, out_dtype, biases)
@@ -71,7 +71,7 @@ def make_grouped(
 def grouped_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
     """Returns the bits of memory that each number of a weight takes in the result of `make_grouped`, if weights are
     tensors. The arguments are those of `packed_bits`."""
-    if device.type == "cpu" and find_spec("numba"):
+    if device.type == "cpu" and has_numba():
         return 16 if is_bf16 else 8 * dtype.itemsize
     return packed_bits(device, dtype, is_bf16=is_bf16) or 8 * dtype.itemsize
 

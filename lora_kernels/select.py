@@ -13,7 +13,7 @@ from lora_kernels import dora
 from lora_kernels.attention_choice import AttentionChoice, AttentionWish, require_attention
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.segments import SegmentPlan
 
 
@@ -28,7 +28,7 @@ def select_backend(
     sums: bool = False,
     experts: bool = False,
 ) -> Backend:
-    """Returns the Triton backend on CUDA, the numba backend on a CPU with numba, and otherwise the torch backend.
+    """Return the Triton backend on CUDA, otherwise the numba backend.
 
     The backend's `name` says which one it is.
 
@@ -48,20 +48,20 @@ def select_backend(
     """
     if wish is not None:
         require_attention(wish, device, dtype, head_dim)
-    # Imported late: a machine without CUDA may have no triton, and a few platforms have no numba.
+    # Imported late: a machine without CUDA may have no triton, and the measurements on GPUs hide numba.
     if device.type == "cuda":
         if not find_spec("triton"):
             raise ValueError("a GPU needs triton: pip install 'loralane[gpu]'")
         from lora_kernels.gpu.triton_tuned import load_backend
 
         return load_backend(device, dtype, head_dim, data_dir, wish, on_attention)
-    if device.type == "cpu" and find_spec("numba"):
-        from lora_kernels.cpu.numba_backend import NumbaBackend
+    if not find_spec("numba"):  # every installation has it; the suite for GPUs in toy size hides it
+        return ReferenceBackend()
+    from lora_kernels.cpu.numba_backend import NumbaBackend
 
-        backend = NumbaBackend()
-        backend.compile(dtype, on_kernel, sums=sums, experts=experts)
-        return backend
-    return TorchBackend()
+    backend = NumbaBackend()
+    backend.compile(dtype, on_kernel, sums=sums, experts=experts)
+    return backend
 
 
 def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:

@@ -24,7 +24,8 @@ tests/chaos        `audited` (a deployment of real processes, and the auditor th
 Helper modules beside these files make what test files define as fixtures of their own: `gateway_app` is a gateway with
 a fake engine and limiter (gateway/fakes.py), `grpc_app` or `api` the same behind a gRPC server (gateway/grpc_app.py),
 `cluster` several gateways that work on batches over one Valkey (gateway/batch_cluster.py), and `stepped` an engine that
-a test steps by hand (core/virtual.py).
+a test steps by hand (core/virtual.py). gateway/settled_world.py is a gateway on a virtual clock, whose engines,
+upstream and limiter do only what a test says.
 """
 
 import gc

@@ -19,9 +19,9 @@ from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
 from benchmarks.gpu.timing import memory_bandwidth
-from engine.core.commands import Abort, Submit
-from engine.core.grammars import Grammar
-from engine.core.types import AdapterHash, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import AdapterHash, Lane, Request, SamplingParams
 
 RANKS = (8, 16, 32, 64)
 BASE = "base"

@@ -20,8 +20,8 @@ from benchmarks.gpu.decoding import RANKS
 from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.shapes import spread
-from engine.core.commands import Abort, Submit
-from engine.core.types import AdapterHash, Lane, Request, SamplingParams, TokenEvent
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import AdapterHash, Lane, Request, SamplingParams, TokenEvent
 from engine.engine import Engine
 
 ADAPTERS = 8

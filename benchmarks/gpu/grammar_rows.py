@@ -12,7 +12,7 @@ from string import ascii_lowercase
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 
 CAN_FOLLOW = LLTokenizer is not None
 """True if llguidance is installed. Otherwise lean.py has put a stand-in in its place."""

@@ -18,20 +18,20 @@ import torch
 
 from benchmarks.gpu.shapes import BLOCK_SIZE, adapter_elements, full_layout, model_config
 from engine.config import EngineConfig
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.kv_moves import PageMemory
-from engine.core.state import EngineState
-from engine.core.step import Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash, TokenEvent
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched
+from engine.core.messages.moves import PageMemory
+from engine.core.messages.requests import AdapterHash, TokenEvent
+from engine.core.messages.step import Launch, StepPlan, StepResult
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Claim, Report
-from engine.model.arena import page_shape
-from engine.model.host_memory import Blob
-from engine.model.host_store import PackedAdapter
-from engine.model.lora import TARGETS
-from engine.model.runner import ModelRunner
+from engine.model.layers.lora import TARGETS
+from engine.model.memory.arena import page_shape
+from engine.model.memory.host import Blob
+from engine.model.memory.host_store import PackedAdapter
+from engine.model.runner.model_runner import ModelRunner
 from lora_kernels.layout import AdapterLayout
 
 UNBOUNDED_BYTES = 1 << 60

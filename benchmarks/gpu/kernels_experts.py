@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import relative_error
+from benchmarks.gpu.exact import relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import model_dtype

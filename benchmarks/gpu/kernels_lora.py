@@ -28,7 +28,7 @@ from benchmarks.gpu.shapes import (
     spread,
 )
 from benchmarks.gpu.timing import memory_bandwidth, time_calls, time_host
-from engine.model.spec import ModelSpec
+from engine.model.spec.config import ModelSpec
 from lora_kernels.backend import Backend
 from lora_kernels.segments import plan_segments
 

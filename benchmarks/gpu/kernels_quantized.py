@@ -11,14 +11,15 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.correct_quantized import BY_ROWS, inputs, random_fp8, random_weight
+from benchmarks.gpu.exact import BY_ROWS, inputs, random_fp8, random_weight
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
 from benchmarks.gpu.timing import memory_bandwidth, time_calls
+from lora_kernels.forms import multiplies_fp8
 from lora_kernels.fp8 import FP8
 from lora_kernels.gpu.quantized_linear import DeviceLinear
 from lora_kernels.gpu.quantized_weights import stored_bits
-from lora_kernels.linear import Linear, make_linear, multiplies_fp8
+from lora_kernels.linear import Linear, make_linear
 from lora_kernels.quantized import INT4, INT8, AnyCoding, Coding
 
 FORMS = {

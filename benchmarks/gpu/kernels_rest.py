@@ -12,15 +12,15 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_sampler import random_masks
+from benchmarks.gpu.exact import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Call, memory_bandwidth, time_calls, time_host
-from engine.core.types import SamplingParams
-from engine.model.masks import TokenMasks
-from engine.model.sampling import make_sampler
-from engine.model.spec import ModelSpec
+from engine.core.messages.requests import SamplingParams
+from engine.model.sample.masks import TokenMasks
+from engine.model.sample.slot_sampler import make_sampler
+from engine.model.spec.config import ModelSpec
 from lora_kernels.pointwise import Pointwise, TorchPointwise
 
 COLD_BYTES = 192 << 20

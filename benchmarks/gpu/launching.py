@@ -8,34 +8,31 @@ of rank 16, or none. Every step is timed with Triton's own launches, and with th
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.gpu.shapes import TOY, full_layout
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.batch import HostBatch
-from engine.model.batch_state import BatchState
-from engine.model.decoder import Decoder, Layer, Norms, Rope
-from engine.model.device_sampler import DeviceSampler
-from engine.model.feed_forward import Mlp
-from engine.model.host_memory import Blob
-from engine.model.lora import projection_groups
-from engine.model.spec import ModelSpec, parse_spec
-from engine.model.steps import Steps, forward_over
+from benchmarks.runner import Run, benchmark, option, table
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.rows import HostBatch
+from engine.model.batch.state import BatchState
+from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
+from engine.model.layers.feed_forward import Mlp
+from engine.model.layers.lora import projection_groups
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.spec.config import ModelSpec, parse_spec
+from engine.model.steps.forward import Steps, forward_over
 from lab.without_gpu.pretended_cuda import PretendedCuda, pretend
 from lora_kernels.backend import Scores
 from lora_kernels.gpu.launch import Launcher
@@ -97,6 +94,11 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
         return lambda x: out[: len(x)]
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
+    vocabulary = torch.zeros(spec.vocab_size, hidden, dtype=BF16)
+
+    def embed(token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.index_select(vocabulary, 0, token_ids, out=out)
+
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
     norms = Norms(norm, None, norm, None)
     groups, scores = projection_groups(spec), Scores(spec.attention_scale)
@@ -105,7 +107,7 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     return Decoder(
         spec=spec,
         groups=groups,
-        embed=partial(torch.index_select, torch.zeros(spec.vocab_size, hidden, dtype=BF16), 0),
+        embed=embed,
         ropes=(Rope(torch.tensor(spec.ropes[0].inv_freq), 1.0),),
         layers=tuple(layers),
         norm=norm,
@@ -138,20 +140,18 @@ def measure(cuda: PretendedCuda, rows: int, chunk: int, with_adapters: bool, rep
     return name, "yes" if with_adapters else "no", f"{count}", f"{ordinary * 1e3:.1f}", f"{kept * 1e3:.1f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.launching", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=40, help="how often each step is launched; the fastest counts")
-    parser.add_argument("--rows", type=int, nargs="*", default=[64, 256])
-    arguments = parser.parse_args()
+@benchmark(
+    option("--repeat", 40, "how often each step is launched; the fastest counts"),
+    option("--rows", [64, 256], nargs="*"),
+)
+def bench(run: Run) -> None:
     torch.set_num_threads(1)
-    table = Table("step", "adapters", "launches", "Triton's own, ms", "kept, ms", title="host time to launch a step")
-    with TemporaryDirectory() as folder, pretend(Path(os.environ.get("TRITON_CACHE_DIR", folder))) as cuda:
-        for rows in arguments.rows:
-            for chunk in (0, 512):
-                for with_adapters in (False, True):
-                    table.add_row(*measure(cuda, rows, chunk, with_adapters, arguments.repeat))
-    Console().print(table)
+    steps = product(run.options.rows, (0, 512), (False, True))
+    with pretend(Path(os.environ.get("TRITON_CACHE_DIR", run.scratch))) as cuda:
+        rows = [measure(cuda, *step, run.options.repeat) for step in steps]
+    columns = "step | adapters | launches | Triton's own, ms | kept, ms"
+    run.show(table("host time to launch a step", columns, rows, ("step", "adapters")))
 
 
 if __name__ == "__main__":
-    main()
+    bench.main()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import exact_attention, relative_error
+from benchmarks.gpu.exact import exact_attention, relative_error
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, Chunks, make_load, our_calls
 from benchmarks.gpu.ours import our_backend

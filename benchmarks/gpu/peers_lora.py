@@ -20,14 +20,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.correct_kernels import relative_error
+from benchmarks.gpu.exact import relative_error
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_lora import COLD_BYTES, MIXED, LoraWork, cold_bank, decode_work, our_calls, prepare_anew
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import SGLANG, VLLM, PeerAbsent, find_module, load_kernel_module
 from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_adapter_slots, with_layers
 from benchmarks.gpu.timing import Call, time_calls, time_host
-from engine.model.spec import ModelSpec
+from engine.model.spec.config import ModelSpec
 from lora_kernels.layout import ProjectionGroup
 
 LEAST_S = 6.0

@@ -24,9 +24,9 @@ from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.shapes import model_spec, spread
 from benchmarks.gpu.step_modes import Mode, stepping
-from engine.core.commands import Abort, Submit
-from engine.core.grammars import Grammar
-from engine.core.types import AdapterHash
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import AdapterHash
 
 LEAST_S = 4.0
 MODES = (Mode(True, True), Mode(False, True))

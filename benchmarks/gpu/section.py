@@ -34,7 +34,9 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "G": (("prompt_steps",),),
 }
 """Section -> the modules of each of its processes, with the arguments of their `run`. Section A times nothing, so that
-its processes run side by side: most of its time is compilation, which uses one core a process."""
+its processes run side by side: most of its time is compilation, which uses one core a process. Its modules are in
+TESTS, and the others' here."""
+TESTS = Path(__file__).parents[2] / "tests" / "kernels"
 
 
 def main() -> int:
@@ -67,11 +69,13 @@ def main() -> int:
 
 
 def _run(journal: Journal, modules: Sequence[str]) -> int:
+    sys.path.insert(0, str(TESTS))
     for entry in modules:
         name, *words = entry.split()
+        package = "" if (TESTS / f"{name}.py").exists() else "benchmarks.gpu."
         try:
             with journal.case(entry):
-                import_module(f"benchmarks.gpu.{name}").run(journal, *words)
+                import_module(f"{package}{name}").run(journal, *words)
         except OutOfTime as late:
             journal.note(f"out of time before: {late}")
             return 0

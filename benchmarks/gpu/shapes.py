@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.model.arena import page_shape
-from engine.model.lora import TARGETS, ProjectionGroups, projection_groups, target_widths
-from engine.model.spec import ModelSpec, parse_spec
+from engine.model.layers.lora import TARGETS, ProjectionGroups, projection_groups, target_widths
+from engine.model.memory.arena import page_shape
+from engine.model.spec.config import ModelSpec, parse_spec
 from lora_kernels.backend import AttentionBatch, KvCoding, Scores
 from lora_kernels.layout import RANK_TILE, AdapterLayout, LoraTable, ProjectionGroup, plan_layout
 

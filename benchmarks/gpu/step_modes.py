@@ -11,8 +11,8 @@ from unittest.mock import patch
 from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes, time_steps
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
-from engine.core.commit import absorb
-from engine.model.steps import Steps
+from engine.core.commit.step import absorb
+from engine.model.steps.forward import Steps
 
 STEPS = 24
 """Number of steps that are timed in each mode."""

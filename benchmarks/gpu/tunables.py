@@ -24,7 +24,7 @@ from benchmarks.gpu.kernels_attention import (
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
-from engine.model.rungs import LARGEST_CHUNKS
+from engine.model.steps.rungs import LARGEST_CHUNKS
 from lora_kernels.attention_choice import (
     FEW_DECODES,
     LIBRARY,

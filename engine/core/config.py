@@ -118,7 +118,7 @@ class Scheduling:
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
     """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: one page. At
-    a long context they are fewer, if so many take longer than two ITL goals (see step_budget.py)."""
+    a long context they are fewer, if so many take longer than two ITL goals (see plan/step_budget.py)."""
     full_chunk: float = 5.0
     """While there is batch work, a step with an interactive prompt may always last this multiple of a step of one
     decode, and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a
@@ -282,7 +282,7 @@ class CoreConfig:
     share_prefixes: bool = False
     """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
     speculation: bool = False
-    """True means that steps may compute proposed tokens (see proposals.py). The executor must support them."""
+    """True means that steps may compute proposed tokens (see plan/proposals.py). The executor must support them."""
     draft_block: int = 0
     """Tokens of the draft model's KV in a page; 0 means that there is no draft model."""
     interactive: LaneGoals = INTERACTIVE_GOALS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.core.adapters import HostAdapter
-from engine.core.commands import Answer
-from engine.core.kv_moves import PageMemory
-from engine.core.step import Launch, StepPlan, StepResult
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import Answer
+from engine.core.messages.moves import PageMemory
+from engine.core.messages.step import Launch, StepPlan, StepResult
 
 
 class RankDied(RuntimeError):

@@ -15,10 +15,10 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched, GrammarReady
-from engine.core.proposals import verified
-from engine.core.step import (
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched, GrammarReady
+from engine.core.messages.requests import AdapterHash, HostPageId, PageId, Pooling
+from engine.core.messages.step import (
     Admission,
     DraftAsk,
     Drafted,
@@ -30,7 +30,7 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.core.types import AdapterHash, HostPageId, PageId, Pooling
+from engine.core.plan.proposals import verified
 from engine.executor.base import Claim, Report
 
 FAKE_HIDDEN = 8
@@ -74,9 +74,9 @@ def fake_vector(adapter_hash: AdapterHash | None, pooling: Pooling, tokens: list
 
 
 def fake_rows(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int) -> Iterator[bytes]:
-    """Yield the rows of `prompt_logprobs.py` for all tokens but the first: a token's logprob is a digest of the adapter
-    and the tokens up to it, its rank is 1, and its alternatives are the token itself and the ids after it, each half as
-    likely as the one before."""
+    """Yield the rows of `messages/prompt_logprobs.py` for all tokens but the first: a token's logprob is a digest of
+    the adapter and the tokens up to it, its rank is 1, and its alternatives are the token itself and the ids after it,
+    each half as likely as the one before."""
     digest = blake2b(f"{adapter_hash or ''}/{tokens[0]}".encode(), digest_size=2)
     for token in tokens[1:]:
         digest.update(f",{token}".encode())

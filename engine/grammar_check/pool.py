@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from engine.core.grammars import Grammar
+from engine.core.messages.grammar import Grammar
 from engine.grammar_check.job import DEATHS, KEPT, Key, Reason, Verdict, Verdicts, WorkerLimits
 from engine.grammar_check.process import WorkerLost, WorkerProcess
 from engine.grammar_check.turns import QueueFull, TenantTurns

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.core.grammars import Grammar
+from engine.core.messages.grammar import Grammar
 from engine.grammar_check.job import (
     DEATHS,
     LENGTH_BYTES,

@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from engine.core.grammars import Grammar
+from engine.core.messages.grammar import Grammar
 from engine.grammar_check.job import Verdict, Vocabulary, refusal
 from engine.grammar_check.source import LIMITS, library_source
 from engine.grammar_check.tokens import read_tokens

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.job import (
     SOUND,
     Reason,

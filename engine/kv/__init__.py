@@ -1,1 +1,1 @@
-"""Moves KV pages between engines: the sockets and threads behind `engine.core.kv_moves`."""
+"""Moves KV pages between engines: the sockets and threads behind `engine.core.messages.moves`."""

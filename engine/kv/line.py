@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.kv_moves import FetchEnd, MoveReport, PageMemory
+from engine.core.messages.moves import FetchEnd, MoveReport, PageMemory
 from engine.rpc.pem import show, trust
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
 

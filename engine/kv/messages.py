@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.core.kv_moves import FetchEnd
-from engine.core.prefix import KEY_BYTES
-from engine.core.types import PrefixKey
+from engine.core.memory.prefix import KEY_BYTES
+from engine.core.messages.moves import FetchEnd
+from engine.core.messages.requests import PrefixKey
 from engine.kv.line import Line, MoveFailed
 
 MAGIC, VERSION = b"LLKV", 1

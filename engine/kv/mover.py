@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.kv_moves import CancelFetch, ExportOver, FetchPages, MoveOrder, PagesReady
+from engine.core.messages.moves import CancelFetch, ExportOver, FetchPages, MoveOrder, PagesReady
 from engine.kv.line import OwnEngine
 from engine.kv.receiver import Receiver
 from engine.kv.sender import Sender

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import structlog
 
-from engine.core.kv_moves import CancelFetch, FetchEnd, FetchEnded, FetchPages, PagesCame
+from engine.core.messages.moves import CancelFetch, FetchEnd, FetchEnded, FetchPages, PagesCame
 from engine.kv.line import Line, MoveFailed, OwnEngine, connect
 from engine.kv.messages import FRAME, HELLO, TAKEN, Answer, Kind, Reason, Want, hello, read_hello
 from engine.kv.transports import SharedTransport, StreamTransport, Transport

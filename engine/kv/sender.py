@@ -15,8 +15,8 @@ from zlib import crc32
 
 import structlog
 
-from engine.core.kv_moves import EndExport, ExportOver, ExportPages, FetchEnd, PagesReady, PagesSent
-from engine.core.types import HostPageId
+from engine.core.messages.moves import EndExport, ExportOver, ExportPages, FetchEnd, PagesReady, PagesSent
+from engine.core.messages.requests import HostPageId
 from engine.kv.line import Line, MoveFailed, OwnEngine, listen, server_context
 from engine.kv.messages import FRAME, TAKEN, Answer, Kind, Reason, Want, hello, read_hello, read_keys
 from engine.kv.transports import SharedTransport, StreamTransport, Transport, can_share, shared_memory

@@ -8,7 +8,7 @@ import mmap
 import os
 from typing import Protocol
 
-from engine.core.kv_moves import FetchEnd
+from engine.core.messages.moves import FetchEnd
 from engine.kv.line import Line, MoveFailed
 
 

@@ -1,1 +1,2 @@
-"""The model on a device: weights, decoder, sampling, grammars, adapters and the runner that executes plans."""
+"""The model on a device: weights, decoder, sampling, grammars, adapters and the runner that executes plans. Rooms
+import those below them (see `[tool.importlinter]`)."""

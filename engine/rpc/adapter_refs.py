@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 
 
 class Holders:

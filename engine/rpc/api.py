@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from engine.core.config import LaneGoals
-from engine.core.types import AdapterHash, Lane, LaneMode, Request
+from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import Handover, PlacedStream
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc
 
 from engine.core.config import LaneGoals
-from engine.core.types import AdapterHash, Lane, LaneMode, Request
+from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.link import EngineLink

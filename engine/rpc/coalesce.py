@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from engine.core.types import TokenEvent, TokenLogprobs
+from engine.core.messages.requests import TokenEvent, TokenLogprobs
 
 
 def merge_events(events: Iterable[TokenEvent]) -> list[TokenEvent]:

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from engine.core.types import Request
+from engine.core.messages.requests import Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.api import EngineMismatch

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from engine.core.adapters import Adapter
-from engine.core.report import adapters_in_memory, load_report
-from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Lane
+from engine.core.memory.adapters import Adapter
+from engine.core.messages.requests import AdapterHash, Lane
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.report import adapters_in_memory, load_report
 from engine.engine import Engine
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import LANES

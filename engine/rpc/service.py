@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import grpc
 import structlog
 
-from engine.core.adapters import HostAdapter
-from engine.core.apply import cancel, set_goals, set_mode
-from engine.core.commands import Abort, FetchKv, Submit
+from engine.core.commit.apply import cancel, set_goals, set_mode
 from engine.core.config import LaneGoals
-from engine.core.types import Lane, Request, TokenEvent
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import Abort, FetchKv, Submit
+from engine.core.messages.requests import Lane, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from engine.core.types import TokenEvent
+from engine.core.messages.requests import TokenEvent
 from engine.pb import engine_pb2 as pb
 from engine.rpc.coalesce import merge_events
 from engine.rpc.wire import event_to_pb

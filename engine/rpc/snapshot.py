@@ -10,11 +10,11 @@ from collections import Counter
 from itertools import chain, islice
 from typing import Any
 
-from engine.core.adapters import Adapter, HostCopy
-from engine.core.check import leftovers, violations
-from engine.core.report import LaneReport, TenantReport, lane_reports, tenant_reports
-from engine.core.sequence import Sequence
-from engine.core.state import Buckets, EngineState
+from engine.core.memory.adapters import Adapter, HostCopy
+from engine.core.state.engine_state import Buckets, EngineState
+from engine.core.state.sequence import Sequence
+from engine.core.watch.check import leftovers, violations
+from engine.core.watch.report import LaneReport, TenantReport, lane_reports, tenant_reports
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, Self
 
-from engine.core.types import KvSource, TokenEvent
+from engine.core.messages.requests import KvSource, TokenEvent
 
 
 class EngineUnavailable(Exception):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core.adapters import HostAdapter
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import (
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import (
     ErrorCode,
     FinishReason,
     KvSource,

@@ -10,16 +10,16 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from engine.config import EngineConfig, core_config
-from engine.core.capacity import decode_seconds, prompt_within
 from engine.core.config import CoreConfig
-from engine.core.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
-from engine.core.state import EngineState
-from engine.core.step_time import StepTimeModel
+from engine.core.predict.capacity import decode_seconds, prompt_within
+from engine.core.predict.step_time import StepTimeModel
+from engine.core.state.engine_state import EngineState
 from engine.executor.base import Executor
 from engine.executor.fake import FAKE_HIDDEN, FAKE_ROWS, FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.process.pulse import Pulse
 from engine.rpc.wire import PROTOCOL
+from engine.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
 
 Progress = Callable[[str, int, int], None]
 """Callback for the progress of a start: what is done, how much of it is done, and how much there is."""
@@ -40,9 +40,9 @@ steps under way before the engine counts as hung."""
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
     core's configuration, the executor, and the description of the engine for its gateways."""
-    from engine.model.memory import free_host_bytes
-    from engine.model.runner import ModelRunner
-    from engine.model.sizes import adapter_bytes_per_rank
+    from engine.model.memory.allocation import free_host_bytes
+    from engine.model.runner.model_runner import ModelRunner
+    from engine.model.runner.sizes import adapter_bytes_per_rank
 
     executor: Executor
     if config.ranks > 1:

@@ -14,17 +14,16 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig, core_config
-from engine.core.capacity import Capacity, capacity_of, decode_seconds, prompt_within
-from engine.core.step_time import StepTimeModel
-from engine.model.converted_folder import check_tokenizer
-from engine.model.draft_folder import draft_block
-from engine.model.identity import hash_model
-from engine.model.kernels import attention_wish
-from engine.model.memory import count_host_pages, count_pages, free_host_bytes, pick_device, pick_dtype
-from engine.model.parallel.ranks import threads_of_rank
-from engine.model.parallel.shard import Shard
-from engine.model.parallel.stages import find_shard
-from engine.model.sizes import (
+from engine.core.predict.capacity import Capacity, capacity_of, decode_seconds, prompt_within
+from engine.core.predict.step_time import StepTimeModel
+from engine.model.folders.converted import check_tokenizer
+from engine.model.memory.allocation import count_host_pages, count_pages, free_host_bytes, pick_device, pick_dtype
+from engine.model.ranks.collectives import threads_of_rank
+from engine.model.ranks.shard import Shard
+from engine.model.ranks.stages import find_shard
+from engine.model.runner.identity import hash_model
+from engine.model.runner.kernels import attention_wish
+from engine.model.runner.sizes import (
     Sized,
     adapter_bytes_per_rank,
     count_page_bytes,
@@ -36,8 +35,9 @@ from engine.model.sizes import (
     max_model_len,
     stores_fp8,
 )
-from engine.model.spec import ModelSpec, read_spec
-from engine.model.weights import name_weights, open_weights
+from engine.model.spec.config import ModelSpec, read_spec
+from engine.model.spec.draft import draft_block
+from engine.model.weights.reader import name_weights, open_weights
 from engine.process.cores import usable_cores
 from engine.serve.step_store import step_store
 from lora_kernels.attention_choice import require_attention

@@ -16,14 +16,14 @@ from typing import TypeVar
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.core.apply import cancel, set_goals, set_mode
-from engine.core.commands import Abort, Submit
+from engine.core.commit.apply import cancel, set_goals, set_mode
 from engine.core.config import LaneGoals
-from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Lane, LaneMode, Request, TokenEvent
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request, TokenEvent
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
 from engine.process.model_source import find_prepared
 from engine.rpc.api import AdapterRejected, LaneRejected

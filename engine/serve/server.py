@@ -25,8 +25,8 @@ import grpc
 import structlog
 
 from engine.config import EngineConfig
-from engine.core.kv_moves import PageMemory
-from engine.core.state import EngineState
+from engine.core.messages.moves import PageMemory
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import RankDied
 from engine.kv.line import OwnEngine
@@ -66,7 +66,7 @@ def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> E
     is prepared. Unless `fake`, load the CPU kernels before, and report their progress. Raises SystemExit if standard
     input ends before the line."""
     if not fake:
-        from engine.model.kernels import load_cpu_kernels
+        from engine.model.runner.kernels import load_cpu_kernels
 
         load_cpu_kernels(config, on_progress)
     try:

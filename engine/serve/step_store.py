@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.step_time import StepTimeModel
+from engine.core.predict.step_time import StepTimeModel
 from engine.process.cores import usable_cores
 from engine.process.files import replacing
 

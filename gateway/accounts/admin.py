@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import invalid_request

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.versions import AdapterVersions, VersionHold
 from gateway.core.errors import ApiError, Fault, invalid_request
@@ -54,6 +54,8 @@ class AdapterMirror:
         self.aliases: dict[str, str] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
         """Tenants that may use an adapter, by the adapter's name. Adapters without restriction are not listed."""
+        self.templates: dict[str, str] = {}
+        """Chat template of the version that `served` holds, by adapter name. Base models' templates are not listed."""
         self.served: dict[str, VersionHold] = {}
         """Hold on the version that this gateway's engine serves to new requests, by adapter name."""
         self.errors: dict[str, str] = {}
@@ -176,6 +178,9 @@ class AdapterMirror:
                 self.start_loading(name)
                 return
             self._switch(name, hold)
+        self.templates.pop(name, None)
+        if record.chat_template:
+            self.templates[name] = record.chat_template
         self.errors.pop(name, None)
         self._pin(record.version)
 
@@ -196,6 +201,7 @@ class AdapterMirror:
     def _remove(self, name: str, drain_seconds: float | None) -> None:
         self._rename(name, None)
         self.errors.pop(name, None)
+        self.templates.pop(name, None)
         if hold := self.served.pop(name, None):
             self.release_hold(name, hold, drain_seconds)
         if under_way := self._bringing.get(name):

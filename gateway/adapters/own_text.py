@@ -1,7 +1,8 @@
 """Compares the chat template and the added tokens that lie in an adapter's folder with those of its base model.
 
-Trainers save their tokenizer beside an adapter. Chats and prompts are always encoded by the base model's, so that an
-operator should know where the adapter was trained with another one.
+Trainers save their tokenizer beside an adapter. Chats and prompts are encoded by the base model's, and chats rendered
+with its template unless an operator asks for another one (`templates.py`), so that an operator should know where the
+adapter was trained with others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ MOST_ADDED_BYTES = 1 << 20
 MOST_NAMED = 5
 """Maximum number of tokens that a warning names."""
 Told = TypeVar("Told")
+Comparison = Callable[[Path, str], tuple[str, ...]]
+"""Returns what operators should know of the other files in an adapter's folder, given the template that renders chats
+of the adapter: empty for the base model's. It may block."""
 
 
 class _Token(Struct):
@@ -70,7 +74,7 @@ def read_own_text(folder: Path) -> OwnText:
     return OwnText(_template_in(folder) or _default_of(config.chat_template), tokens)
 
 
-def comparison_with(base: Path, template: Path | None) -> Callable[[Path], tuple[str, ...]]:
+def comparison_with(base: Path, template: Path | None) -> Comparison:
     """Return a function that compares an adapter's folder with the folder of its base model, whose chat template is in
     the file `template` if that is given, and returns a warning for each difference. It blocks. The base model's files
     are read once, when an adapter first needs them."""
@@ -83,11 +87,11 @@ def comparison_with(base: Path, template: Path | None) -> Callable[[Path], tuple
     def vocabulary() -> frozenset[str] | None:
         return _vocabulary(base / TOKENIZER_FILE)
 
-    def compare(folder: Path) -> tuple[str, ...]:
+    def compare(folder: Path, rendered_with: str) -> tuple[str, ...]:
         own = read_own_text(folder)
         if own == OwnText():
             return ()
-        wanted = _text_of(template) if template else theirs().template
+        wanted = rendered_with or (_text_of(template) if template else theirs().template)
         added = own.tokens - theirs().tokens
         known = vocabulary() if added else None
         missing = sorted(added - known) if known is not None else []
@@ -100,9 +104,8 @@ def _template_warning(own: str, base: str) -> tuple[str, ...]:
     if not own or not base or own.strip() == base.strip():
         return ()
     return (
-        "its folder has another chat template than the base model, whose template renders all chats: set the base "
-        "model's chat_template to that of the adapter if all of its adapters have it, or send rendered prompts as "
-        "completions",
+        "its folder has another chat template than the one that renders its chats: load it with the chat_template "
+        "auto, which takes the folder's, or send rendered prompts as completions",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from redis.asyncio import Redis
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.names import ADAPTER_NAME, TENANT_NAME
@@ -50,6 +50,10 @@ class AdapterRecord:
     """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
     warnings: tuple[str, ...] = ()
     """What operators should know of the adapter although it is served."""
+    chat_template: str = ""
+    """Template that renders chats of the adapter. Empty means that of the base model."""
+    own_template: bool = False
+    """True means that `chat_template` is the one in the adapter's folder, and read again with its content."""
 
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
         """Return a copy with `path`, the folder of the files, and what the engine says of their content. `now` is in
@@ -89,6 +93,11 @@ def check_drain(seconds: float | None) -> None:
 
 def name_conflict(message: str, param: str = "lora_name") -> ApiError:
     return ApiError(Fault.ADAPTER_CONFLICT, message, param)
+
+
+def name_unloaded(name: str) -> ApiError:
+    message = f"the adapter {name!r} was unloaded while it was being changed; load it again if it is wanted"
+    return ApiError(Fault.ADAPTER_UNLOADED, message, "lora_name")
 
 
 ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)

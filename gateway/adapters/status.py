@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import is_place
 from gateway.adapters.record import AdapterRecord
+from gateway.adapters.templates import template_name
 
 NOTHING = pb.AdapterStats(state="disk")
 """Statistics of a version that the engine does not have, or of any version while the engine is away."""
@@ -64,6 +65,9 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     there is none."""
     warnings: tuple[str, ...]
     """What operators should know of the adapter although it is served."""
+    chat_template: str
+    """Which template renders chats of the adapter: `model`, the base model's; `auto`, that of the adapter's folder; or
+    `given`, one that an operator sent."""
 
 
 def statuses_of(
@@ -117,6 +121,7 @@ def _status(
         generation=record.generation,
         error=error or _missing_files(record, engine),
         warnings=record.warnings,
+        chat_template=template_name(record),
     )
 
 

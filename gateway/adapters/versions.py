@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, EngineApi
 from engine.rpc.stream import EngineUnavailable

@@ -1,4 +1,5 @@
-"""Configured adapters that could not be loaded: a gateway lists them with their error and tries them again."""
+"""Configured adapters that are not applied yet. Those that could not be loaded are listed with their error, and the
+gateway tries them again."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ class WaitingSeeds:
         self.records: dict[str, AdapterRecord] = {}
         """Record, by name, of each adapter that waits. It has no version."""
         self.errors: dict[str, str] = {}
+        self.expected: dict[str, str] = {}
+        """Configured source, by name, of each adapter that waits or that is about to be loaded."""
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, source: str, reason: str) -> None:
@@ -39,13 +42,16 @@ class WaitingSeeds:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._retry(), name="waiting-seeds")
 
-    def drop(self, name: str) -> bool:
-        """Stop trying an adapter. Return whether it waited."""
+    def drop(self, name: str) -> None:
+        """Expect an adapter no longer, because it was applied or given up."""
+        self.expected.pop(name, None)
         self.errors.pop(name, None)
-        return self.records.pop(name, None) is not None
+        self.records.pop(name, None)
 
-    def redirect(self, name: str, source: str) -> None:
-        """If an adapter waits for another source, let it wait for `source`."""
+    def expect(self, name: str, source: str) -> None:
+        """Note that the configuration wants an adapter from `source`. If it waits for another source, it now waits for
+        this one."""
+        self.expected[name] = source
         if name in self.records and self.records[name].source != source:
             self.records[name] = new_record(name, source, self._clock())
 

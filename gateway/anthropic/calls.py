@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from engine.core.grammars import Grammar
-from engine.core.types import SamplingParams
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import SamplingParams
 from gateway.anthropic.parse import parse
 from gateway.anthropic.prompt import chat_of
 from gateway.anthropic.render import AnswerReader, MessageRenderer

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.anthropic.schema import (
     CHOICES,
     ROLES,
@@ -46,7 +48,10 @@ def chat_of(body: Prompted) -> Chat:
     resume = body.messages[-1].role == "assistant"
     if resume and "tool_calls" in messages[-1]:
         raise invalid_request("a tool_use needs a tool_result in the message after it", "messages")
-    return Chat(messages, shown, _rule(tools, choice), template_options(None, resume, _variables(body)))
+    options = template_options(None, resume, _variables(body))
+    if body.thinking is not None and body.thinking.type == "adaptive":  # as Claude Code always asks
+        options = replace(options, may_reason=True)
+    return Chat(messages, shown, _rule(tools, choice), options)
 
 
 def _variables(body: Prompted) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable

@@ -10,7 +10,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.batches.answers import LineAnswer, LineName, completed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable

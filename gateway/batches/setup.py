@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from redis.asyncio import Redis
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.dispatcher import Dispatcher
 from gateway.batches.finalize import StraySweeper

@@ -113,13 +113,24 @@ def load(
     base_model: Annotated[
         str, typer.Option(help="Base model that it is for; default: the one that its adapter_config.json names.")
     ] = "",
+    chat_template: Annotated[
+        str, typer.Option(help="What renders its chats: auto (the one in its folder), model (the base's), or a file.")
+    ] = "",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
     folder = str(Path(path).resolve()) if is_place(Path(path)) else path
+    request = pb.LoadAdapterRequest(
+        name=name,
+        path=folder,
+        replace=replace_loaded,
+        tenants=tenant or (),
+        base_model=base_model,
+        chat_template=_template(chat_template),
+    )
     with _admin(url, key) as client:
-        adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or (), base_model=base_model)
+        adapter = client.load(request)
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
     for warning in adapter.warnings:
         console.print(Text(warning, style="yellow"))
@@ -191,6 +202,18 @@ def allow(
     console.print(f"[green]{name}[/green] is for {', '.join(allowed) or 'every tenant that may name it'}")
 
 
+def _template(asked: str) -> str:
+    """Return what `--chat-template` asks for as the gateway reads it: the text of a file in place of its name."""
+    from gateway.text.chat_template import read_template  # Imported here: it takes Jinja.
+
+    if asked in ("", "auto", "model"):
+        return asked
+    try:
+        return read_template(Path(asked))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--chat-template") from error
+
+
 def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
     from gateway.cli.adapters import AdaptersClient
     from gateway.cli.http import reporting_errors
@@ -206,10 +229,7 @@ class AdaptersClient(AdminClient):
     def list(self) -> Sequence[pb.Adapter]:
         return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
 
-    def load(
-        self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = (), base_model: str = ""
-    ) -> pb.Adapter:
-        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants, base_model=base_model)
+    def load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
         return self._stub.Load(request, metadata=self._metadata)
 
     def reload(self, name: str) -> pb.ReloadAdapterResponse:

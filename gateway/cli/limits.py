@@ -12,7 +12,6 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from engine.core.counts import parse_count
 from gateway.cli.http import AdminClient
 from gateway.cli.options import (
     DEMO_KEY,
@@ -24,6 +23,7 @@ from gateway.cli.options import (
     show_messages,
     until_interrupted,
 )
+from gateway.core.counts import parse_count
 from gateway.core.limits import LIMIT_NAMES
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc

@@ -23,11 +23,25 @@ def adapter(name: str) -> Call[AdapterStatus]:
 
 
 def load_adapter(
-    name: str, source: str, *, base_model: str = "", replace: bool = False, tenants: Sequence[str] = ()
+    name: str,
+    source: str,
+    *,
+    base_model: str = "",
+    replace: bool = False,
+    tenants: Sequence[str] = (),
+    chat_template: str | None = None,
 ) -> Call[AdapterStatus]:
     """Serve the adapter at `source` (a folder below an adapter root, a Hugging Face id or a URL) under a name, for
-    `tenants` only if any are given. `replace` allows to replace an adapter of this name."""
-    body = NativeLoadRequest(name=name, source=source, base_model=base_model, replace=replace, tenants=list(tenants))
+    `tenants` only if any are given. `replace` allows to replace an adapter of this name. `chat_template` is `auto`
+    (the template in the adapter's folder), `model` (the base model's) or a Jinja template."""
+    body = NativeLoadRequest(
+        name=name,
+        source=source,
+        base_model=base_model,
+        replace=replace,
+        tenants=list(tenants),
+        chat_template=chat_template,
+    )
     return Call("POST", ADAPTERS, AdapterStatus, body=body)
 
 

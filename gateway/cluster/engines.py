@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.cluster.lease import Lease
 from gateway.cluster.model import ModelOnRay
 from gateway.cluster.ray_process import RayProcess

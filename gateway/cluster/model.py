@@ -11,7 +11,7 @@ from itertools import count
 import structlog
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable

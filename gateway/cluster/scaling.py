@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 
 GROW_AT = 0.5
 """Predicted delay, as a share of the lane's TTFT goal, at which engines are added: a new engine takes a while to load

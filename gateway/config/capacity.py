@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from engine.config import EngineConfig
-from engine.core.capacity import HEADROOM, Capacity
+from engine.core.predict.capacity import HEADROOM, Capacity
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import CONFIG_FILE
 from engine.process.small_files import read_small_text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.config.models import ModelSettings
 from gateway.config.sections import TenantConfig
 from gateway.config.whole import IN_SECTION, Config

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.core.capacity import Capacity
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
+from engine.core.predict.capacity import Capacity
 from engine.rpc.target import is_loopback
 from gateway.config.capacity import capacity_rows, preloaded_ranks
 from gateway.config.cluster import RayConfig

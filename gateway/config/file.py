@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 import yaml
 
-from engine.core.counts import parse_count
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.process.small_files import read_small_text
+from gateway.core.counts import parse_count
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ class AdaptersConfig:
     """Folders below which adapters may be loaded at runtime, in addition to `adapters` in the data directory."""
     preload: Mapping[str, Path] = field(default_factory=dict)
     """Adapters to load at start: PEFT folders or GGUF files by served name."""
+    chat_templates: Mapping[str, Path | None] = field(default_factory=dict)
+    """Jinja files that render chats of preloaded adapters, by served name. None means the template in the adapter's own
+    folder. Chats of other adapters are rendered with the base model's."""
     drain_seconds: float = 30.0
     """Seconds that running requests of an adapter that is unloaded have before they are aborted."""
     load_timeout_s: float = 300.0

@@ -8,7 +8,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.target import is_loopback
 from gateway.config.file import ConfigError, Problems
 from gateway.config.models import check_entry

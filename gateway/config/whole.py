@@ -123,6 +123,8 @@ class Config:
         check_preloads(
             self.served, {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
         )
+        if unknown := sorted(self.adapters.chat_templates.keys() - self.preloaded().keys()):
+            raise ConfigError(f"adapters.chat_templates.{unknown[0]}: is no adapter of a preload")
         check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
         check_routes(self.routes, self.served, self.upstreams)
         self._check_keys()
@@ -193,10 +195,13 @@ class Config:
         """Return a copy in which the lanes and preloaded adapters of each base model are those that `change` returns
         for the model's name and settings."""
         changed = {name: change(name, settings) for name, settings in self.served.items()}
+        loaded = {name for settings in changed.values() for name in settings.preload}
+        templates = {name: file for name, file in self.adapters.chat_templates.items() if name in loaded}
+        adapters = replace(self.adapters, chat_templates=templates)
         if self.models:
-            return replace(self, models=changed)
+            return replace(self, models=changed, adapters=adapters)
         only = next(iter(changed.values()))
-        return replace(self, lanes=only.lanes, adapters=replace(self.adapters, preload=only.preload))
+        return replace(self, lanes=only.lanes, adapters=replace(adapters, preload=only.preload))
 
     def admins(self) -> dict[str, Principal]:
         """Return a principal for each admin key, by the SHA-256 of the key."""

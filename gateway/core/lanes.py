@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import invalid_request
 
 LANE_OF_TIER: Mapping[str | None, Lane | None] = MappingProxyType(

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, get_args
 
 from msgspec import Struct
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.limits import NO_LIMITS, Limits
 from gateway.core.names import TENANT_NAME

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
-from engine.core.types import Pooling, PoolingKind
+from engine.core.messages.requests import Pooling, PoolingKind
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
@@ -125,5 +125,6 @@ def _request(
         coalesce=True,
         lane=requested_lane(body.service_tier),
         truncation=truncation_of(body, "right"),
+        local_field="pooling" if body.pooling else "",
         **extensions(body),
     )

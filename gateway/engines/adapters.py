@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected
 from engine.rpc.stream import EngineUnavailable

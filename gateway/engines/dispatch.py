@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from engine.core.adapters import begin_of
-from engine.core.prefix import realm_of
-from engine.core.types import AdapterHash, KvSource, Lane, Request
+from engine.core.memory.adapters import begin_of
+from engine.core.memory.prefix import realm_of
+from engine.core.messages.requests import AdapterHash, KvSource, Lane, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
 from engine.rpc.target import kv_address

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient, LaneRejected
 from engine.rpc.wire import lane_mode_from_pb

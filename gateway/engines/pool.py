@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from engine.core.config import LaneGoals
-from engine.core.types import AdapterHash, Lane, LaneMode, Request
+from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient

@@ -8,7 +8,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from engine.core.types import AdapterHash, Lane
+from engine.core.messages.requests import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from gateway.routing.news import News, Replica, Role

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
 from gateway.accounts.registry import IssuedKey
-from gateway.http.edge import read_body
+from gateway.http.edge import RouteEntry, read_body
 from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
 from gateway.openai.parse import Body, parse
@@ -67,9 +66,6 @@ class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once unless `keep` is true."""
 
     keep: bool = False
-
-
-RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AccountsApi:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -12,21 +12,19 @@ from starlette.routing import Route
 
 from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.admin import AccountAdmin
-from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.core.tenants import Principal
 from gateway.http.accounts import AccountsApi
 from gateway.http.admin_batches import AdminBatchesApi
-from gateway.http.edge import read_body
+from gateway.http.edge import Handler, RouteEntry, authenticate, read_body
 from gateway.http.limits import LIMITS, LimitsApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.operations import HistoryApi, OperationsApi
+from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
-from gateway.http.usage import USAGE, UsageApi
+from gateway.http.usage import UsageApi
 from gateway.limiter.admin import LimitAdmin
-from gateway.observe.operations import Operations
 from gateway.openai.parse import Body, parse
 from gateway.openai.schema import (
     AliasRequest,
@@ -35,8 +33,7 @@ from gateway.openai.schema import (
     NativeLoadRequest,
     UnloadAdapterRequest,
 )
-from gateway.requests.service import Gateway
-from gateway.usage.report import UsageAdmin
+from gateway.services import Services
 
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"
@@ -45,8 +42,6 @@ NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "sourc
 renamed by this mapping in responses below /admin/v1/adapters."""
 
 TABLE = {(operation.method, operation.path): operation for operation in OPERATIONS if operation.who == "admin"}
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class NoBody(Struct, forbid_unknown_fields=True):
@@ -57,33 +52,25 @@ class AdminApi:
     """Routes of the admin API, which only administrators may call, with the handlers for adapters and the integrity
     check. Adapter names may contain slashes, so the action is the last path segment."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        authenticate: Callable[[Request], Principal],
-        max_body_bytes: int,
-        accounts: AccountRegistry | None = None,
-        usage: UsageAdmin | None = None,
-        operations: Operations | None = None,
-        batches: AdminBatchesApi | None = None,
-    ) -> None:
-        """Create the handlers. `authenticate` returns the caller of a request or raises ApiError. `max_body_bytes`
-        limits request bodies. None for any of the last four arguments means that there are no routes for that part;
-        `operations` stands for lanes, live and recent requests, history and the overview."""
+    def __init__(self, services: Services, settings: PortSettings) -> None:
+        gateway, operations, most = services.gateway, services.operations, settings.max_control_bytes
         self._gateway = gateway
         self._adapters = gateway.adapters
-        self._authenticate = authenticate
-        self._max_body_bytes = max_body_bytes
-        limits = LimitAdmin(gateway.limiter, accounts.counts_as if accounts else str)
-        self._limits = LimitsApi(limits, max_body_bytes)
-        self._accounts = accounts
-        self._usage = usage
-        self._live = OperationsApi(operations, limits, gateway.adapters, usage, max_body_bytes) if operations else None
-        self._history = HistoryApi(operations) if operations else None
-        self._batches = batches
+        self._accounts = services.accounts
+        self._max_body_bytes = most
+        limits = LimitAdmin(gateway.limiter, services.accounts.counts_as)
+        self._limits = LimitsApi(limits, most)
+        self._live = OperationsApi(operations, limits, gateway.adapters, services.usage, most)
+        self._parts = (
+            AccountsApi(AccountAdmin(services.accounts, gateway.limiter.drop), most),
+            UsageApi(services.usage),
+            self._live,
+            HistoryApi(operations),
+            AdminBatchesApi(services.batches, services.etas),
+        )
 
     def routes(self) -> list[Route]:
-        table: list[tuple[str, str, Handler]] = [
+        table: list[RouteEntry] = [
             ("POST", "/v1/load_lora_adapter", self.load_as_vllm),
             ("POST", "/v1/unload_lora_adapter", self.unload_as_vllm),
             ("GET", ADAPTERS, self.list),
@@ -101,17 +88,8 @@ class AdminApi:
             ("GET", LIMITS + "/usage", self._limits.usage),
             ("GET", "/admin/v1/check", self.check),
         ]
-        if self._accounts is not None:
-            admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
-            table += AccountsApi(admin, self._max_body_bytes).table()
-        if self._usage is not None:
-            table.append(("GET", USAGE, UsageApi(self._usage).usage))
-        if self._live is not None:
-            table += self._live.table()
-        if self._history is not None:
-            table += self._history.table()
-        if self._batches is not None:
-            table += self._batches.table()
+        for part in self._parts:
+            table += part.table()
         return [
             Route(path, self._for_admins(handler, TABLE[method, path]), methods=[method])
             for method, path, handler in table
@@ -138,7 +116,8 @@ class AdminApi:
     async def load(self, request: Request) -> Response:
         body = await self._body(request, NativeLoadRequest)
         registry = await self._adapters.to_load(body.name, body.source, body.base_model)
-        await registry.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
+        options: dict[str, Any] = {"tenants": body.tenants, "chat_template": body.chat_template}
+        await registry.load(body.name, body.source, replace=body.replace, **options)
         return json_response(await registry.status_after_change(body.name))
 
     async def reload(self, request: Request) -> Response:
@@ -201,7 +180,7 @@ class AdminApi:
         """
 
         async def guarded(request: Request) -> Response:
-            self._authenticate(request).as_admin()
+            authenticate(self._accounts, request).as_admin()
             try:
                 check_parameters(request.query_params, *operation.query)
                 if operation.body is None and request.method != "GET":
@@ -211,7 +190,7 @@ class AdminApi:
                 if request.scope["path"].startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
-            if self._live is not None and request.method != "GET":
+            if request.method != "GET":
                 self._live.forget()
             response.headers["cache-control"] = "no-store"
             return response

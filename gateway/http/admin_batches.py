@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,13 +12,12 @@ from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import MAX_PAGE, Batches
 from gateway.core.errors import invalid_request
+from gateway.http.edge import RouteEntry
 from gateway.http.stream import json_response
 
 ADMIN_BATCHES = "/admin/v1/batches"
 CANCEL_BATCH = ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel"
 WHICH = ("unfinished", "all")
-
-RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AdminBatchesApi:

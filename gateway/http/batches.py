@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -10,15 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import Batch, batch_json
-from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, BatchRequest
+from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, BatchRequest
 from gateway.core.tenants import Principal
-from gateway.http.edge import read_body
+from gateway.http.edge import read_body, tenant_of
 from gateway.http.lists import parse_number
+from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 from gateway.openai.parse import parse
 from gateway.openai.render import list_page
+from gateway.services import Services
 
 BATCHES = "/v1/batches"
 BATCH = BATCHES + "/{batch_id}"
@@ -51,17 +51,11 @@ class BatchBody(Struct, kw_only=True):
 class BatchesApi:
     """Handlers for batches. Only tenants can call them, each for its own batches."""
 
-    def __init__(
-        self,
-        batches: Batches,
-        etas: EtaEstimator,
-        authenticate: Callable[[Request], Principal],
-        max_body_bytes: int,
-    ) -> None:
-        self._batches = batches
-        self._etas = etas
-        self._authenticate = authenticate
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, services: Services, settings: PortSettings) -> None:
+        self._batches = services.batches
+        self._etas = services.etas
+        self._accounts = services.accounts
+        self._max_body_bytes = settings.max_control_bytes
 
     def routes(self) -> list[Route]:
         return [
@@ -94,4 +88,4 @@ class BatchesApi:
         return {**batch_json(batch), "eta_seconds": await self._etas.eta(batch)}
 
     def _tenant(self, request: Request) -> Principal:
-        return self._authenticate(request).as_tenant()
+        return tenant_of(self._accounts, request)

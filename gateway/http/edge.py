@@ -14,12 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.anthropic.errors import error_body, error_status, is_messages_path
 from gateway.core.errors import (
     ApiError,
+    Fault,
     internal,
     invalid_request,
     method_not_allowed,
     request_too_large,
     route_not_found,
 )
+from gateway.core.part import COMMON
+from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import request_id_from
 from gateway.http.coding import check_coding, decoded
 from gateway.http.console import CONSOLE
@@ -42,10 +45,16 @@ PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
 
+Handler = Callable[[Request], Awaitable[Response]]
+RouteEntry = tuple[str, str, Handler]
+"""Method, path and handler of an administrators' route."""
+
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
+DOCUMENTS = COMMON - PROBES
+"""Paths that are answered without a look at the key, which any header would be taken for."""
 STRANGERS = ""
-"""Name under which all clients without a key take their turns together."""
+"""Name under which all clients without a key, or with a wrong one, take their turns together."""
 
 
 class ClientGone(OSError):
@@ -90,13 +99,15 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if scope["path"] not in PROBES and _names_no_key(scope):
+            if scope["path"] in DOCUMENTS or (scope["path"] not in PROBES and _names_no_key(scope)):
                 await self._turns.take(STRANGERS)
             try:
                 await self.router(scope, receive, send_with_id)
             except (ApiError, HTTPException) as error:
                 if started:
                     raise
+                if isinstance(error, ApiError) and error.fault is Fault.INVALID_API_KEY:
+                    await self._turns.take(STRANGERS)
                 await _error_response(scope, _api_error(scope, error))(scope, receive, send_with_id)
         except Exception as error:
             if isinstance(error, ClientGone) or (started and isinstance(error, OSError)):
@@ -154,7 +165,7 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 def _names_no_key(scope: Scope) -> bool:
-    return not any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
+    return not any(value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
 
 
 def request_id(request: Request) -> str:
@@ -167,6 +178,20 @@ def api_key(request: Request) -> str | None:
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return bearer or header(request.scope, b"x-api-key").strip() or None
+
+
+def authenticate(keys: Authenticator, request: Request) -> Principal:
+    """Return the caller of a request, to whose tenant the bytes that the request holds are counted from now on. Raises
+    ApiError (INVALID_API_KEY)."""
+    principal = keys.authenticate(api_key(request))
+    hold_of(request).identify(principal.tenant)
+    return principal
+
+
+def tenant_of(keys: Authenticator, request: Request) -> Principal:
+    """Return the caller of a request that is for tenants. Raises ApiError: INVALID_API_KEY; FORBIDDEN, the caller is an
+    administrator."""
+    return authenticate(keys, request).as_tenant()
 
 
 def hold_of(request: Request) -> WireHold:

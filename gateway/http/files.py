@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -14,15 +14,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import ApiError, invalid_request
-from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
-from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
+from gateway.files.service import MAX_PAGE, check_purpose, keep_upload
 from gateway.files.upload import PIECE_BYTES
-from gateway.http.edge import header, hold_of, streamed_body
+from gateway.http.edge import header, hold_of, streamed_body, tenant_of
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, json_response
 from gateway.openai.render import list_page
+from gateway.services import Services
 
 log = structlog.get_logger("files")
 
@@ -38,9 +38,9 @@ UPLOAD_BYTES = 2 * PIECE_BYTES
 class FilesApi:
     """Handlers for files. Only tenants can call them, each for its own files."""
 
-    def __init__(self, files: Files, authenticate: Callable[[Request], Principal]) -> None:
-        self._files = files
-        self._authenticate = authenticate
+    def __init__(self, services: Services) -> None:
+        self._files = services.files
+        self._accounts = services.accounts
 
     def routes(self) -> list[Route]:
         return [
@@ -97,7 +97,7 @@ class FilesApi:
         return await self._files.get(self._tenant(request), request.path_params["file_id"])
 
     def _tenant(self, request: Request) -> str:
-        return self._authenticate(request).as_tenant().tenant.name
+        return tenant_of(self._accounts, request).tenant.name
 
 
 @dataclass(frozen=True, slots=True)

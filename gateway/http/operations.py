@@ -16,7 +16,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
 from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import TenantUse
-from gateway.http.edge import read_body
+from gateway.http.edge import RouteEntry, read_body
 from gateway.http.limits import use_json
 from gateway.http.lists import parse_number
 from gateway.http.stream import json_response
@@ -37,8 +37,6 @@ OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of tenants' recent usage for the overview. Each read searches the usage books' keys
 of two days."""
-
-RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class NewEngineBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,14 +85,13 @@ class OperationsApi:
         operations: Operations,
         limits: LimitAdmin,
         adapters: AdapterAdmin,
-        usage: UsageAdmin | None,
+        usage: UsageAdmin,
         max_body_bytes: int,
     ) -> None:
-        """Create the handlers. None for `usage` means that the overview shows tenants without their settled use."""
         self._operations = operations
         self._max_body_bytes = max_body_bytes
         self._limits = limits
-        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
+        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS)
         self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
         self._sections: dict[str, Callable[[str], Awaitable[Any]]] = {
             "models": self._names,
@@ -190,7 +187,7 @@ class OperationsApi:
 
     async def _look_at_tenants(self) -> Sequence[dict[str, Any]]:
         busy, reserved = await self._operations.tenants(), await self._operations.reserved()
-        usage, spent = await self._limits.usage(), await self._used.get() if self._used else {}
+        usage, spent = await self._limits.usage(), await self._used.get()
         return [
             {
                 **use_json(used),

@@ -1,8 +1,7 @@
-"""The HTTP API for stored responses, following OpenAI's, below /v1/responses, and the names of fields there."""
+"""The HTTP API for stored responses, following OpenAI's, below /v1/responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
@@ -13,31 +12,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, invalid_request
-from gateway.core.tenants import Principal
-from gateway.http.edge import AsgiEndpoint, hold_of
+from gateway.http.edge import AsgiEndpoint, hold_of, tenant_of
 from gateway.http.lists import MAX_NUMBER, check_parameters, newest_first, parse_number
+from gateway.http.settings import PortSettings
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
 from gateway.openai.render import list_page
-from gateway.requests.service import Gateway
 from gateway.responses.events import EventFeed
-from gateway.responses.parse import own_names
-from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
+from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE
+from gateway.services import Services
 
 RESPONSES = "/v1/responses"
 RESPONSE = RESPONSES + "/{response_id}"
 CANCEL = RESPONSE + "/cancel"
 INPUT_ITEMS = RESPONSE + "/input_items"
-
-
-class OwnNames(Struct, frozen=True):
-    """An ASGI application that runs `app` and, in its errors, replaces names of the chat API's request fields by those
-    of /v1/responses."""
-
-    app: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with own_names():
-            await self.app(scope, receive, send)
 
 
 class FeedResponse(Struct, frozen=True):
@@ -67,18 +54,11 @@ class FeedResponse(Struct, frozen=True):
 class StoredResponsesApi:
     """Handlers for stored responses. Only tenants can call them, each for its own responses."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        responses: Responses,
-        authenticate: Callable[[Request], Principal],
-        ping_seconds: float,
-    ) -> None:
-        """`ping_seconds` is the interval of the pings in a stream."""
-        self._gateway = gateway
-        self._responses = responses
-        self._authenticate = authenticate
-        self._ping_seconds = ping_seconds
+    def __init__(self, services: Services, settings: PortSettings) -> None:
+        self._gateway = services.gateway
+        self._responses = services.responses
+        self._accounts = services.accounts
+        self._ping_seconds = settings.ping_seconds
 
     def routes(self) -> list[Route]:
         return [
@@ -128,7 +108,7 @@ class StoredResponsesApi:
         return self._gateway.encoding.take(hold_of(request))
 
     def _tenant(self, request: Request) -> str:
-        return self._authenticate(request).as_tenant().tenant.name
+        return tenant_of(self._accounts, request).tenant.name
 
 
 def _id(request: Request) -> str:

@@ -3,40 +3,27 @@ serves this address."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.core.part import ApiSurface, serves_path
+from gateway.core.part import serves_path
 from gateway.http.console import CONSOLE
+from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 
 ROOT = "/"
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcAddress:
-    """The gRPC port that is served alongside an HTTP port."""
-
-    port: int
-    tls: bool
-
-
-GrpcAddressOf = Callable[[], GrpcAddress | None]
-"""Function that returns the gRPC address. None means that gRPC is not served, or not yet."""
 
 
 class RootApi:
     """Handler of `GET /`: redirects browsers, which accept text/html, to the console if this port serves it, and sends
     other clients the name, the version, and the port and TLS use of gRPC."""
 
-    def __init__(self, surface: ApiSurface, grpc: GrpcAddressOf) -> None:
-        self._has_console = serves_path(surface, CONSOLE)
-        self._grpc = grpc
+    def __init__(self, settings: PortSettings) -> None:
+        self._has_console = serves_path(settings.surface, CONSOLE)
+        self._grpc = settings.grpc
 
     def routes(self) -> list[Route]:
         return [Route(ROOT, self.show, methods=["GET"])]

@@ -4,52 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Collection
 from functools import partial
-from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.shared_poll import SharedPoll
-from gateway.core.tenants import Principal, hash_key
-from gateway.http.edge import api_key
+from gateway.core.tenants import hash_key
+from gateway.http.edge import api_key, authenticate
+from gateway.http.settings import PortSettings
 from gateway.observe.engine_metrics import EngineSnapshot
-from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.metrics import CONTENT_TYPE
 from gateway.requests.served_model import ServedModel
-from gateway.requests.service import Gateway
-
-MetricsAccess = bool | Literal["no_tenants"]
+from gateway.services import Services
 
 
 class ScrapeApi:
     """Handler of GET /metrics, which also decides what a caller may read."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        metrics: Metrics,
-        authenticate: Callable[[Request], Principal],
-        keys: Collection[str],
-        openness: MetricsAccess,
-    ) -> None:
-        """Create the handler.
-
-        Args:
-            gateway: the source of the engines' statistics, adapter names and limiter modes.
-            metrics: renders the metrics.
-            authenticate: returns the caller of a request.
-            keys: SHA-256 of the keys that may read all metrics, besides administrators' keys.
-            openness: what a request without a key may read: all metrics (True: keys are not checked at all), none
-                (False), or all but those of tenants ("no_tenants").
-        """
-        self._gateway = gateway
-        self._metrics = metrics
-        self._authenticate = authenticate
-        self._keys = keys
-        self._openness = openness
-        self._for_strangers = SharedPoll(partial(self._text, openness is True))
+    def __init__(self, services: Services, settings: PortSettings) -> None:
+        self._gateway = services.gateway
+        self._metrics = services.metrics
+        self._accounts = services.accounts
+        self._keys = settings.metrics_keys
+        self._openness = settings.open_metrics
+        self._for_strangers = SharedPoll(partial(self._text, settings.open_metrics is True))
         """The metrics for callers without a key, rendered at most once a second: that takes tens of milliseconds."""
 
     async def metrics(self, request: Request) -> Response:
@@ -75,7 +55,7 @@ class ScrapeApi:
             return False
         shown = hash_key(token or "")
         if not any(hmac.compare_digest(shown, known) for known in self._keys):
-            self._authenticate(request).as_admin()
+            authenticate(self._accounts, request).as_admin()
         return True
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
-from msgspec import Struct
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Send
 
 from gateway.core.errors import ApiError, internal
-from gateway.core.tenants import Principal
 from gateway.openai.render import Renderer, WholeAnswer, encode_json, encoded
-from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage
 from gateway.requests.wire_room import WireHold
 
 log = structlog.get_logger("http")
+
+Running = AbstractAsyncContextManager[Generation]
+"""Context manager that `Gateway.generate` returns: it runs a generation."""
 
 JSON_HEADERS = {"content-type": "application/json"}
 WRITE_BYTES = 64 * 1024
@@ -41,91 +41,61 @@ class WholeCall(Protocol):
         """Run the request's generation to its end, and return the complete response."""
 
 
-class GenerationCall(WholeCall, Protocol):
-    """A parsed request whose response may be a stream."""
+class StreamedCall(Protocol):
+    """A parsed request of any protocol, and how its response is rendered as a stream."""
 
     @property
-    def stream(self) -> bool:
-        """Return whether the response is a stream of server-sent events."""
+    def request(self) -> GenerateRequest: ...
 
     def envelope(self, admitted: Admitted) -> Renderer:
         """Return the renderer of the response to the admitted request."""
 
 
-class WholeResponse(Struct, frozen=True):
-    """An ASGI response that runs a generation and sends one JSON body. Errors are raised before the first byte. The
-    generation is aborted when the client disconnects."""
-
-    gateway: Gateway
-    principal: Principal
-    call: WholeCall
-    request: GenerateRequest
-    """The request of the call, with the time limits of its headers."""
-    hold: WireHold
-    """Counts the response until the client has read it."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with DisconnectWatch(receive) as client:
-            await self.send(client, send)
-
-    async def send(self, client: DisconnectWatch, send: Send) -> None:
-        """Run the generation to its end and send the complete response before the request is settled. A disconnect no
-        longer cancels the request once the response is ready."""
-        async with self.gateway.generate(self.principal, self.request) as generation:
-            pieces = await encoded((await self.call.whole(generation)).body)
-            client.stop_watching_client()
-            length = str(sum(map(len, pieces)))
-            await send(_head({**JSON_HEADERS, "content-length": length, **generation.admitted.headers()}))
-            await _send_body(send, pieces, self.hold)
+async def send_whole(running: Running, call: WholeCall, send: Send, client: DisconnectWatch, hold: WireHold) -> None:
+    """Run a generation to its end and send one JSON body before the request is settled. A disconnect no longer cancels
+    the request once the response is ready. `hold` counts the response until the client has read it."""
+    async with running as generation:
+        pieces = await encoded((await call.whole(generation)).body)
+        client.stop_watching_client()
+        length = str(sum(map(len, pieces)))
+        await send(_head({**JSON_HEADERS, "content-length": length, **generation.admitted.headers()}))
+        await _send_body(send, pieces, hold)
 
 
-class GenerationResponse(Struct, frozen=True):
-    """An ASGI response that runs a generation and sends it as its call says: whole, or as a stream of server-sent
-    events.
+async def send_stream(running: Running, call: StreamedCall, send: Send, ping_seconds: float) -> None:
+    """Run a generation and send its answer as server-sent events, with a ping every `ping_seconds` of silence. Errors
+    before the first byte are raised; later ones become the last events."""
+    request_id = call.request.request_id
+    events, envelope = SseStream(send), None
+    try:
+        async with running as generation:
+            envelope = call.envelope(generation.admitted)
+            await events.open(generation.admitted.headers())
+            async with events.pings(ping_seconds, envelope.ping):
+                usage = await _send_chunks(events, generation, envelope)
+        events.add(await envelope.closing(usage))
+    except (ApiError, OSError) as error:
+        if envelope is None or not events.is_open or isinstance(error, OSError):
+            raise
+        events.add(envelope.failure(error))
+    except Exception:
+        if envelope is None or not events.is_open:
+            raise
+        log.exception("stream_failed", request_id=request_id)
+        events.add(envelope.failure(internal(request_id)))
+    await events.close()
 
-    Errors before the first byte are raised; later ones become the last events of the stream. The generation is
-    aborted when the client disconnects. Silent streams get a ping every `ping_seconds`.
-    """
 
-    whole: WholeResponse
-    call: GenerationCall
-    ping_seconds: float
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with DisconnectWatch(receive) as client:
-            await (self._stream(send) if self.call.stream else self.whole.send(client, send))
-
-    async def _stream(self, send: Send) -> None:
-        request = self.whole.request
-        events, envelope = SseStream(send), None
-        try:
-            async with self.whole.gateway.generate(self.whole.principal, request) as generation:
-                envelope = self.call.envelope(generation.admitted)
-                await events.open(generation.admitted.headers())
-                async with events.pings(self.ping_seconds, envelope.ping):
-                    usage = await self._chunks(events, generation, envelope)
-            events.add(await envelope.closing(usage))
-        except (ApiError, OSError) as error:
-            if envelope is None or not events.is_open or isinstance(error, OSError):
-                raise
-            events.add(envelope.failure(error))
-        except Exception:
-            if envelope is None or not events.is_open:
-                raise
-            log.exception("stream_failed", request_id=request.request_id)
-            events.add(envelope.failure(internal(request.request_id)))
-        await events.close()
-
-    async def _chunks(self, events: SseStream, generation: Generation, envelope: Renderer) -> TokenUsage:
-        usage = None
-        events.add(envelope.opening())
-        async for chunk in generation:
-            events.add(envelope.delta(chunk))
-            usage = chunk.usage
-            if not chunk.more:
-                await events.flush()
-        assert usage is not None, "the last chunk carries it"
-        return usage
+async def _send_chunks(events: SseStream, generation: Generation, envelope: Renderer) -> TokenUsage:
+    usage = None
+    events.add(envelope.opening())
+    async for chunk in generation:
+        events.add(envelope.delta(chunk))
+        usage = chunk.usage
+        if not chunk.more:
+            await events.flush()
+    assert usage is not None, "the last chunk carries it"
+    return usage
 
 
 class SseStream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
@@ -13,27 +12,27 @@ from starlette.routing import Route
 from gateway.anthropic.calls import count_tokens
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Principal, Tenant
-from gateway.http.edge import hold_of, read_body
+from gateway.core.tenants import Tenant
+from gateway.http.edge import hold_of, read_body, tenant_of
+from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import parse
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.served_model import ServedModel
-from gateway.requests.service import Gateway
 from gateway.requests.types import Chat
+from gateway.services import Services
 from gateway.text.chat_template import template_options
 
 
 class TokensApi:
     """Handlers and routes of the endpoints that count, encode or decode tokens."""
 
-    def __init__(self, gateway: Gateway, authenticate: Callable[[Request], Principal], max_body_bytes: int) -> None:
-        """`authenticate` returns the tenant's principal of a request, or raises ApiError."""
-        self._gateway = gateway
-        self._authenticate = authenticate
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, services: Services, settings: PortSettings) -> None:
+        self._gateway = services.gateway
+        self._accounts = services.accounts
+        self._max_body_bytes = settings.max_body_bytes
 
     def routes(self) -> list[Route]:
         return [
@@ -86,7 +85,7 @@ class TokensApi:
         """Authenticate the caller, read the body, and wait until the gateway lets the tenant begin another request (a
         few per iteration of the event loop). Raises ApiError: the key is missing, not valid or an administrator's, or
         the body is too large."""
-        tenant = self._authenticate(request).tenant
+        tenant = tenant_of(self._accounts, request).tenant
         body = await read_body(request, self._max_body_bytes)
         await self._gateway.turns.take(tenant.name)
         return tenant, body

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import invalid_request
-from gateway.http.edge import header
+from gateway.http.edge import RouteEntry, header
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
 from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
@@ -24,6 +24,10 @@ class UsageApi:
 
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage
+
+    def table(self) -> list[RouteEntry]:
+        """Return (method, path, handler) for the route; `AdminApi` makes the route from it."""
+        return [("GET", USAGE, self.usage)]
 
     async def usage(self, request: Request) -> Response:
         report = await self._usage.report(parse_query(request.query_params))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from engine.core.prompt_logprobs import PromptLogprob
-from engine.core.types import TokenLogprobs
+from engine.core.messages.prompt_logprobs import PromptLogprob
+from engine.core.messages.requests import TokenLogprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
 from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
 

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import Fault
 from gateway.observe.vllm_requests import MODEL
+from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 
 MAX_ADAPTERS = 100
@@ -63,7 +64,7 @@ class AdapterTraffic:
             return
         labels = (record.base_model, self._label(record.adapter))
         self._requests.labels(*labels, record.finish).inc()
-        if record.submitted is not None and not record.refund:
+        if record.charge is Charge.DUE:
             self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
             self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name

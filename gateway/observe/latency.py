@@ -12,7 +12,7 @@ from math import inf
 from msgspec import Struct
 from prometheus_client.core import Metric
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.vllm_requests import MODEL
 

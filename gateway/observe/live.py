@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.observe.latency import ITL, TTFT, Latency, Percentiles

@@ -17,12 +17,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics, EngineSnapshot, by_model
 from gateway.observe.virtual_models import VirtualModelMetrics
 from gateway.observe.vllm_requests import MODEL, VllmRequests
+from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -209,7 +210,7 @@ class Metrics:
         )
 
     def _count_tokens(self, record: RequestRecord, lane: str) -> None:
-        if record.refund or record.submitted is None:
+        if record.charge is not Charge.DUE:
             return
         labels = (record.base_model, self._tenant(record.tenant), lane)
         self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable

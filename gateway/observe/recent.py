@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.requests.record import RequestRecord
 

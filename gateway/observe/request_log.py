@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.process.lossy_log import LossyStream, lossy_loggers
 from gateway.core.lanes import lane_name
 from gateway.requests.record import RequestRecord

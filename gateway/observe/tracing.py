@@ -28,7 +28,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
 from gateway.observe.request_log import clip_name

@@ -6,7 +6,8 @@ gateway's loop for up to 60 ms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,24 +19,66 @@ LONGEST = 1024
 """Maximum characters of a choice; longer texts are none of the words."""
 EACH = "*"
 """Step of a path that stands for all items of an array, or all values of an object."""
+CONTAINERS, CONTAINERS_AND_TEXTS = frozenset((dict, list)), frozenset((dict, list, str))
+"""Types of items that are looked at. A body may have hundreds of thousands of numbers."""
 
 Path = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Branch:
+    """Knowledge of the values at one path: whether they are choices, and where below them there are choices."""
+
+    is_choice: bool = False
+    below: dict[str, Branch] = field(default_factory=dict)
+    """By member; EACH stands for all items or values."""
 
 
 def refuse_long_choices(document: Any, kind: Any, place: str = "") -> None:
     """Raise ApiError (INVALID_REQUEST), naming the field, if a decoded value has a text of more than LONGEST characters
     where its type `kind`, such as a struct, expects one of a few words. `place` is the value's own field, if any."""
-    for path in choice_paths(kind):
-        for found_at, value in _values(document, path, place):
-            if isinstance(value, str) and len(value) > LONGEST:
-                why = f"the value has {len(value):,} characters, and is no choice"
-                raise invalid_request(f"{found_at}: {why}", found_at)
+    if (found := _long_choice(document, _branches(kind))) is not None:
+        param = f"{place}{found}".removeprefix(".")
+        raise invalid_request(f"{param}: the value has more than {LONGEST:,} characters, and is no choice", param)
 
 
 @cache
 def choice_paths(kind: Any) -> tuple[Path, ...]:
     """Return the paths of a type's fields that have a few words to choose from, tags of unions included."""
     return tuple(sorted(set(_paths(inspect.type_info(kind), ()))))
+
+
+@cache
+def _branches(kind: Any) -> Branch:
+    root = Branch()
+    for path in choice_paths(kind):
+        branch = root
+        for step in path:
+            branch = branch.below.setdefault(step, Branch())
+        branch.is_choice = True
+    return root
+
+
+def _long_choice(value: Any, branch: Branch) -> str | None:
+    """Return the path, in msgspec's words, from a value to the first choice in it that is too long; None: there is
+    none."""
+    if type(value) is str:
+        return "" if branch.is_choice and len(value) > LONGEST else None
+    each = branch.below.get(EACH)
+    if type(value) is dict:
+        for step, below in branch.below.items():
+            if step in value and (found := _long_choice(value[step], below)) is not None:
+                return f".{step}{found}"
+        return _in_items(value.values(), each) if each else None
+    return _in_items(value, each) if each and type(value) is list else None
+
+
+def _in_items(items: Iterable[Any], branch: Branch) -> str | None:
+    wanted = CONTAINERS_AND_TEXTS if branch.is_choice else CONTAINERS
+    for index, item in enumerate(items):
+        if type(item) in wanted and (found := _long_choice(item, branch)) is not None:
+            return f"[{index}]{found}"
+    return None
 
 
 def _paths(found: inspect.Type, path: Path, above: tuple[type, ...] = ()) -> Iterator[Path]:
@@ -54,22 +97,5 @@ def _paths(found: inspect.Type, path: Path, above: tuple[type, ...] = ()) -> Ite
         case inspect.StructType() if found.cls not in above:
             if found.tag_field:
                 yield (*path, found.tag_field)
-            for field in found.fields:
-                yield from _paths(field.type, (*path, field.encode_name), (*above, found.cls))
-
-
-def _values(document: Any, path: Path, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the values at a path, each with its place in msgspec's words."""
-    if not path:
-        yield place, document
-        return
-    step, rest = path[0], path[1:]
-    if step != EACH:
-        if isinstance(document, dict) and step in document:
-            yield from _values(document[step], rest, f"{place}.{step}" if place else step)
-    elif isinstance(document, list):
-        for index, item in enumerate(document):
-            yield from _values(item, rest, f"{place}[{index}]")
-    elif isinstance(document, dict):
-        for item in document.values():
-            yield from _values(item, rest, f"{place}[...]")
+            for one in found.fields:
+                yield from _paths(one.type, (*path, one.encode_name), (*above, found.cls))

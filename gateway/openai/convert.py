@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine.core.grammars import Grammar
-from engine.core.types import SamplingParams
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
 from gateway.core.lanes import requested_lane
@@ -230,8 +230,17 @@ def _request(
         n=body.n or 1,
         lane=requested_lane(body.service_tier),
         truncation=truncation_of(body, "left"),
+        local_field=_local_field(body),
         **extensions(body),
     )
+
+
+def _local_field(body: Sampled) -> str:
+    """Return the name of a field that asks for what no server elsewhere tells: token ids, or how many there are before
+    an answer ends. Empty means that the body has none."""
+    if body.return_token_ids:
+        return "return_token_ids"
+    return "stream_options.continuous_usage_stats" if body.continuous_usage else ""
 
 
 def truncation_of(body: Truncatable, default: Side) -> Truncation | None:

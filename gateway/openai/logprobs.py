@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from engine.core.types import TokenLogprobs
+from engine.core.messages.requests import TokenLogprobs
 from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.types import GenerationChunk
 from gateway.text.tokenizer import Tokenizer

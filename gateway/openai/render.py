@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.styles import Style, ending, tells

@@ -298,6 +298,10 @@ class NativeLoadRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Base model that the adapter is for. Without it, the gateway reads that from the adapter's own configuration."""
     replace: bool = False
     tenants: list[str] = []
+    chat_template: str | None = None
+    """What renders chats of the adapter: `auto` is the template in its folder, `model` that of the base model, and
+    other text a Jinja template. Without it, a new adapter has the base model's, and a replaced one the same as
+    before."""
 
 
 class AliasRequest(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
+from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
 from engine.grammar_check.source import MAX_CHARACTERS
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json

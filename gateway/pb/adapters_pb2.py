@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloralane/v1/adapters.proto\x12\x0bloralane.v1\"f\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x0f\n\x07tenants\x18\x04 \x03(\t\x12\x12\n\nbase_model\x18\x05 \x01(\t\"$\n\x14ReloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x15ReloadAdapterResponse\x12%\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x14.loralane.v1.Adapter\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"O\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rdrain_seconds\x18\x02 \x01(\x01\x12\x12\n\nbase_model\x18\x03 \x01(\t\"(\n\x15UnloadAdapterResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"1\n\x11PinAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"B\n\x13\x41liasAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0e\n\x06remove\x18\x03 \x01(\x08\"4\n\x13\x41llowTenantsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\"\x15\n\x13ListAdaptersRequest\">\n\x14ListAdaptersResponse\x12&\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x14.loralane.v1.Adapter\"0\n\x14WatchAdaptersRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x01\"P\n\x15WatchAdaptersResponse\x12&\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x14.loralane.v1.Adapter\x12\x0f\n\x07removed\x18\x02 \x03(\t\"\x80\x04\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x16\n\x0etarget_modules\x18\x05 \x03(\t\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\r\n\x05pages\x18\x07 \x01(\r\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0f\n\x07\x61liases\x18\x0b \x03(\t\x12\x0e\n\x06source\x18\x0c \x01(\t\x12\x16\n\x0eserved_version\x18\r \x01(\t\x12\x0c\n\x04hits\x18\x0e \x01(\x04\x12\r\n\x05loads\x18\x0f \x01(\x04\x12\x0f\n\x07\x66\x65tches\x18\x10 \x01(\x04\x12\x19\n\x11last_load_seconds\x18\x11 \x01(\x01\x12\x1a\n\x12last_fetch_seconds\x18\x12 \x01(\x01\x12\x19\n\x0cidle_seconds\x18\x13 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x14 \x01(\x08\x12\x0f\n\x07tenants\x18\x15 \x03(\t\x12\x0f\n\x07\x63reated\x18\x16 \x01(\x01\x12\x0f\n\x07updated\x18\x17 \x01(\x01\x12\x12\n\ngeneration\x18\x18 \x01(\x04\x12\r\n\x05\x65rror\x18\x19 \x01(\t\x12\x12\n\nbase_model\x18\x1a \x01(\t\x12\x10\n\x08warnings\x18\x1b \x03(\tB\x0f\n\r_idle_seconds2\xcd\x04\n\x0c\x41\x64\x61pterAdmin\x12=\n\x04Load\x12\x1f.loralane.v1.LoadAdapterRequest\x1a\x14.loralane.v1.Adapter\x12O\n\x06Reload\x12!.loralane.v1.ReloadAdapterRequest\x1a\".loralane.v1.ReloadAdapterResponse\x12O\n\x06Unload\x12!.loralane.v1.UnloadAdapterRequest\x1a\".loralane.v1.UnloadAdapterResponse\x12;\n\x03Pin\x12\x1e.loralane.v1.PinAdapterRequest\x1a\x14.loralane.v1.Adapter\x12?\n\x05\x41lias\x12 .loralane.v1.AliasAdapterRequest\x1a\x14.loralane.v1.Adapter\x12?\n\x05\x41llow\x12 .loralane.v1.AllowTenantsRequest\x1a\x14.loralane.v1.Adapter\x12K\n\x04List\x12 .loralane.v1.ListAdaptersRequest\x1a!.loralane.v1.ListAdaptersResponse\x12P\n\x05Watch\x12!.loralane.v1.WatchAdaptersRequest\x1a\".loralane.v1.WatchAdaptersResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloralane/v1/adapters.proto\x12\x0bloralane.v1\"}\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x12\x0f\n\x07tenants\x18\x04 \x03(\t\x12\x12\n\nbase_model\x18\x05 \x01(\t\x12\x15\n\rchat_template\x18\x06 \x01(\t\"$\n\x14ReloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x15ReloadAdapterResponse\x12%\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x14.loralane.v1.Adapter\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"O\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rdrain_seconds\x18\x02 \x01(\x01\x12\x12\n\nbase_model\x18\x03 \x01(\t\"(\n\x15UnloadAdapterResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"1\n\x11PinAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"B\n\x13\x41liasAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x61lias\x18\x02 \x01(\t\x12\x0e\n\x06remove\x18\x03 \x01(\x08\"4\n\x13\x41llowTenantsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\"\x15\n\x13ListAdaptersRequest\">\n\x14ListAdaptersResponse\x12&\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x14.loralane.v1.Adapter\"0\n\x14WatchAdaptersRequest\x12\x18\n\x10interval_seconds\x18\x01 \x01(\x01\"P\n\x15WatchAdaptersResponse\x12&\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x14.loralane.v1.Adapter\x12\x0f\n\x07removed\x18\x02 \x03(\t\"\x97\x04\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x16\n\x0etarget_modules\x18\x05 \x03(\t\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\r\n\x05pages\x18\x07 \x01(\r\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x0f\n\x07\x61liases\x18\x0b \x03(\t\x12\x0e\n\x06source\x18\x0c \x01(\t\x12\x16\n\x0eserved_version\x18\r \x01(\t\x12\x0c\n\x04hits\x18\x0e \x01(\x04\x12\r\n\x05loads\x18\x0f \x01(\x04\x12\x0f\n\x07\x66\x65tches\x18\x10 \x01(\x04\x12\x19\n\x11last_load_seconds\x18\x11 \x01(\x01\x12\x1a\n\x12last_fetch_seconds\x18\x12 \x01(\x01\x12\x19\n\x0cidle_seconds\x18\x13 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x14 \x01(\x08\x12\x0f\n\x07tenants\x18\x15 \x03(\t\x12\x0f\n\x07\x63reated\x18\x16 \x01(\x01\x12\x0f\n\x07updated\x18\x17 \x01(\x01\x12\x12\n\ngeneration\x18\x18 \x01(\x04\x12\r\n\x05\x65rror\x18\x19 \x01(\t\x12\x12\n\nbase_model\x18\x1a \x01(\t\x12\x10\n\x08warnings\x18\x1b \x03(\t\x12\x15\n\rchat_template\x18\x1c \x01(\tB\x0f\n\r_idle_seconds2\xcd\x04\n\x0c\x41\x64\x61pterAdmin\x12=\n\x04Load\x12\x1f.loralane.v1.LoadAdapterRequest\x1a\x14.loralane.v1.Adapter\x12O\n\x06Reload\x12!.loralane.v1.ReloadAdapterRequest\x1a\".loralane.v1.ReloadAdapterResponse\x12O\n\x06Unload\x12!.loralane.v1.UnloadAdapterRequest\x1a\".loralane.v1.UnloadAdapterResponse\x12;\n\x03Pin\x12\x1e.loralane.v1.PinAdapterRequest\x1a\x14.loralane.v1.Adapter\x12?\n\x05\x41lias\x12 .loralane.v1.AliasAdapterRequest\x1a\x14.loralane.v1.Adapter\x12?\n\x05\x41llow\x12 .loralane.v1.AllowTenantsRequest\x1a\x14.loralane.v1.Adapter\x12K\n\x04List\x12 .loralane.v1.ListAdaptersRequest\x1a!.loralane.v1.ListAdaptersResponse\x12P\n\x05Watch\x12!.loralane.v1.WatchAdaptersRequest\x1a\".loralane.v1.WatchAdaptersResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loralane.v1.adapters_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADADAPTERREQUEST']._serialized_start=43
-  _globals['_LOADADAPTERREQUEST']._serialized_end=145
-  _globals['_RELOADADAPTERREQUEST']._serialized_start=147
-  _globals['_RELOADADAPTERREQUEST']._serialized_end=183
-  _globals['_RELOADADAPTERRESPONSE']._serialized_start=185
-  _globals['_RELOADADAPTERRESPONSE']._serialized_end=264
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=266
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=345
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=347
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=387
-  _globals['_PINADAPTERREQUEST']._serialized_start=389
-  _globals['_PINADAPTERREQUEST']._serialized_end=438
-  _globals['_ALIASADAPTERREQUEST']._serialized_start=440
-  _globals['_ALIASADAPTERREQUEST']._serialized_end=506
-  _globals['_ALLOWTENANTSREQUEST']._serialized_start=508
-  _globals['_ALLOWTENANTSREQUEST']._serialized_end=560
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=562
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=583
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=585
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=647
-  _globals['_WATCHADAPTERSREQUEST']._serialized_start=649
-  _globals['_WATCHADAPTERSREQUEST']._serialized_end=697
-  _globals['_WATCHADAPTERSRESPONSE']._serialized_start=699
-  _globals['_WATCHADAPTERSRESPONSE']._serialized_end=779
-  _globals['_ADAPTER']._serialized_start=782
-  _globals['_ADAPTER']._serialized_end=1294
-  _globals['_ADAPTERADMIN']._serialized_start=1297
-  _globals['_ADAPTERADMIN']._serialized_end=1886
+  _globals['_LOADADAPTERREQUEST']._serialized_end=168
+  _globals['_RELOADADAPTERREQUEST']._serialized_start=170
+  _globals['_RELOADADAPTERREQUEST']._serialized_end=206
+  _globals['_RELOADADAPTERRESPONSE']._serialized_start=208
+  _globals['_RELOADADAPTERRESPONSE']._serialized_end=287
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=289
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=368
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=370
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=410
+  _globals['_PINADAPTERREQUEST']._serialized_start=412
+  _globals['_PINADAPTERREQUEST']._serialized_end=461
+  _globals['_ALIASADAPTERREQUEST']._serialized_start=463
+  _globals['_ALIASADAPTERREQUEST']._serialized_end=529
+  _globals['_ALLOWTENANTSREQUEST']._serialized_start=531
+  _globals['_ALLOWTENANTSREQUEST']._serialized_end=583
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=585
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=606
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=608
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=670
+  _globals['_WATCHADAPTERSREQUEST']._serialized_start=672
+  _globals['_WATCHADAPTERSREQUEST']._serialized_end=720
+  _globals['_WATCHADAPTERSRESPONSE']._serialized_start=722
+  _globals['_WATCHADAPTERSRESPONSE']._serialized_end=802
+  _globals['_ADAPTER']._serialized_start=805
+  _globals['_ADAPTER']._serialized_end=1340
+  _globals['_ADAPTERADMIN']._serialized_start=1343
+  _globals['_ADAPTERADMIN']._serialized_end=1932
 # @@protoc_insertion_point(module_scope)

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path", "replace", "tenants", "base_model")
+    __slots__ = ("name", "path", "replace", "tenants", "base_model", "chat_template")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     replace: bool
     tenants: _containers.RepeatedScalarFieldContainer[str]
     base_model: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., base_model: _Optional[str] = ...) -> None: ...
+    chat_template: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., base_model: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
 
 class ReloadAdapterRequest(_message.Message):
     __slots__ = ("name",)
@@ -101,7 +103,7 @@ class WatchAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting", "aliases", "source", "served_version", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "tenants", "created", "updated", "generation", "error", "base_model", "warnings")
+    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting", "aliases", "source", "served_version", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "tenants", "created", "updated", "generation", "error", "base_model", "warnings", "chat_template")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +131,7 @@ class Adapter(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     path: str
@@ -156,4 +159,5 @@ class Adapter(_message.Message):
     error: str
     base_model: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., served_version: _Optional[str] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ..., base_model: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    chat_template: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., served_version: _Optional[str] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ..., base_model: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., chat_template: _Optional[str] = ...) -> None: ...

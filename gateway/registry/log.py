@@ -50,6 +50,8 @@ class RegistryLog(Generic[R]):
         self._store = store
         self._mirror = mirror
         self._noun = noun
+        self._seeds: dict[str, str] = {}
+        """Seed of each configured record in `_unseen`, by name."""
         self._unseen: dict[str, R] = {}
         """Configured records, by name, that are served while the registry is away and written to it afterwards."""
         self.next_change = asyncio.Event()
@@ -70,18 +72,19 @@ class RegistryLog(Generic[R]):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
+    async def put(self, record: R, previous: R | None, *, seed: str = "") -> bool:
         """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
-        Does nothing if `seed`, the text of the configuration that has the record, was the last one applied to its name.
-        Raises ApiError: the record kind's conflict error if the stored record is another or a name or alias is taken,
-        or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or is gone when it
-        does."""
+        Return False, having written nothing, if `seed`, the configuration's text for this name, was the last one
+        applied to it. Raises ApiError: the record kind's conflict error if the stored record is another or a name or
+        alias is taken, or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or
+        is gone when it does."""
         with writing(self._noun):
             generation = await self._store.put(record, previous, seed=seed)
             await self._arrival(generation)
             kept = self._mirror.records.get(record.name)
             if generation and (kept is None or kept.generation < generation):
                 raise StoreAway("the change was lost in a failover of Redis, or undone by another gateway; try again")
+            return bool(generation)
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
         """Remove a record and wait until the change is in effect here. `drain_seconds` and `seed` are stored with the
@@ -89,9 +92,11 @@ class RegistryLog(Generic[R]):
         with writing(self._noun):
             await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
-    def keep(self, record: R) -> None:
-        """Serve a configured record now although the registry is away, and write it to the registry afterwards."""
+    def keep(self, record: R, seed: str = "") -> None:
+        """Serve a configured record now although the registry is away, and write it to the registry afterwards, with
+        the `seed` or, if that is empty, the record's source."""
         self._unseen[record.name] = record
+        self._seeds[record.name] = seed or record.source
         self._mirror.put(record)
 
     async def _arrival(self, generation: int) -> None:
@@ -178,7 +183,7 @@ class RegistryLog(Generic[R]):
 
     async def _offer(self, record: R, previous: R | None) -> None:
         try:
-            await self._store.put(record, previous, seed=record.source)
+            await self._store.put(record, previous, seed=self._seeds[record.name])
         except ApiError as error:
             log.info("configuration_overruled", registry=self._noun, name=record.name, reason=error.message)
 

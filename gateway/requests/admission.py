@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.core.grammars import GrammarKind
-from engine.core.types import Lane, Pooling, SamplingParams
+from engine.core.messages.grammar import GrammarKind
+from engine.core.messages.requests import Lane, Pooling, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -167,7 +167,7 @@ class RequestIntake:
                 grammar could not be checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be
                 compiled).
         """
-        request = self._with_defaults(request)
+        request = self.with_defaults(request)
         prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
@@ -283,10 +283,10 @@ class RequestIntake:
         if pooling.dimensions > hidden_size:
             raise invalid_request(f"dimensions must be from 1 to {hidden_size} for this model", "dimensions")
 
-    def _with_defaults(self, request: GenerateRequest) -> GenerateRequest:
+    def with_defaults(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the model's defaults for those sampling parameters that the caller did not set."""
         given = {name: one for name, one in self.sampling_defaults.items() if name in request.defaulted}
-        return replace(request, sampling=request.sampling._replace(**given)) if given else request
+        return replace(request, sampling=request.sampling._replace(**given), defaulted=frozenset())
 
     def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.requests.admission import ServiceSettings
 
@@ -74,6 +76,19 @@ class Timer:
         """Lift the time limit, because the whole answer has come."""
         if not self._is_over:
             self._timeout.reschedule(None)
+
+    @asynccontextmanager
+    async def lifted_at_exit(self) -> AsyncIterator[None]:
+        """Async context manager for the answer. On exit, lift every time limit and ignore `stop`, unless the timer has
+        cancelled the task already: the settlement that follows must not turn the end that the caller has seen into
+        another one."""
+        try:
+            yield
+        finally:
+            self._running.discard(self)
+            if not self._timeout.expired():
+                self._stopped = None
+                self._timeout.reschedule(None)
 
     def stop(self, error: ApiError) -> None:
         """Cancel the task now, so that the timer's exit raises `error`. Ignored if the task is cancelled already."""

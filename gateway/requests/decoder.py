@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, TokenEvent
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.types import Finish, GenerateRequest, GenerationChunk
 from gateway.text.reasoning.parser import AnswerParser

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
@@ -74,8 +74,9 @@ class RequestFrame:
         )
         if run is not None:
             run.record = record
-            record.member, record.member_reason, record.refund = run.member, run.reason, not run.is_charged
-            record.suspect = run.suspect
+            record.member, record.member_reason, record.suspect = run.member, run.reason, run.suspect
+            if not run.is_charged:
+                record.waive()
         self.live[record.id] = record
         try:
             yield record
@@ -157,7 +158,7 @@ class RequestFrame:
             record.reserving = self.clock()
             grant = await self._limiter.reserve(wanted)
         except BaseException:
-            record.submitted = None  # work that the engine has begun is discarded and not charged
+            record.withdraw()
             raise
         finally:
             record.reserved = self.clock()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.job import Reason
 from engine.grammar_check.pool import GrammarPool
 from engine.grammar_check.source import MAX_CHARACTERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from engine.core.types import AdapterHash, Lane, Origin, Request, SamplingParams
+from engine.core.messages.requests import AdapterHash, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.core.tenants import Tenant
 from gateway.requests.prompt_scores import PromptReader

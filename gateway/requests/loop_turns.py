@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine.core.accounts import RecentSenders
+from engine.core.fairness.accounts import RecentSenders
 
 AT_ONCE = 4
 """Maximum number of requests of one tenant that begin in one iteration of the loop. Each takes some 0.5 ms."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.requests.record import RequestRecord, record_error

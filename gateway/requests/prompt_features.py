@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import numpy as np
 from msgspec.structs import replace
 
-from engine.core.types import Pooling, PoolingKind, SamplingParams
+from engine.core.messages.requests import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
 from gateway.requests.member_run import MemberRun

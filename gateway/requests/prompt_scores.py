@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from engine.core.prompt_logprobs import PromptLogprob, row_bytes, unpack
+from engine.core.messages.prompt_logprobs import PromptLogprob, row_bytes, unpack
 
 ENTRIES_AT_ONCE = 1024
 """Maximum number of log probabilities that are rendered before other requests get a turn on the event loop: each takes
@@ -19,7 +19,7 @@ class PromptScores(NamedTuple):
 
     token_ids: tuple[int, ...] = ()
     rows: bytes = b""
-    """Log probabilities of the tokens, in the format of `engine.core.prompt_logprobs`."""
+    """Log probabilities of the tokens, in the format of `engine.core.messages.prompt_logprobs`."""
     width: int = 0
     """Number of alternatives of each token."""
 

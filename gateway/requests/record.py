@@ -10,12 +10,13 @@ from contextlib import contextmanager
 import structlog
 from msgspec import Struct, field
 
-from engine.core.prediction import PREDICTION
-from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
+from engine.core.speculate.prediction import PREDICTION
 from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts, DeferredUsage
+from gateway.requests.charge import Charge
 from gateway.requests.types import GenerateRequest, TokenUsage
 
 log = structlog.get_logger("gateway")
@@ -91,9 +92,7 @@ class RequestRecord(Struct):
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     is_granted: bool = False
     """True means that the limiter admitted the request, which therefore counts in the requests per minute."""
-    refund: bool = False
-    """True means that no tenant is charged for tokens, because the engine or the upstream failed or refused the
-    request, or because it is a shadow copy, which no tenant asked for."""
+    charge: Charge = Charge.PENDING
     deferred: DeferredUsage | None = None
     """Where the usage of a batch's line is written at its settlement, in place of being counted."""
     suspect: bool = False
@@ -134,9 +133,8 @@ class RequestRecord(Struct):
 
     @property
     def used_tokens(self) -> int:
-        """Tokens to charge: 0 before the request is submitted and for a refund, else the prompt and all generated
-        tokens."""
-        return 0 if self.submitted is None or self.refund else self.prompt_tokens + self.completion_tokens
+        """Tokens to charge: the prompt and all generated tokens if the charge is due, else 0."""
+        return self.prompt_tokens + self.completion_tokens if self.charge is Charge.DUE else 0
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -147,8 +145,8 @@ class RequestRecord(Struct):
         return sum(self.device.values())
 
     def counts(self) -> Counts:
-        """Return the usage to count so far: the tokens charged, or `NOTHING` before submission or for a refund."""
-        if self.submitted is None or self.refund:
+        """Return the usage to count so far, which is `NOTHING` unless the charge is due."""
+        if self.charge is not Charge.DUE:
             return NOTHING
         used = self.usage
         return Counts(1, used.prompt, used.cached, used.completion, used.device_us)
@@ -186,6 +184,23 @@ class RequestRecord(Struct):
     @property
     def duration_seconds(self) -> float | None:
         return _span(self.started, self.ended)
+
+    def submit(self, now: float) -> None:
+        """Record that the request is submitted `now`. From here on it is charged, unless the charge is waived."""
+        self.submitted = now
+        if self.charge is Charge.PENDING:
+            self.charge = Charge.DUE
+
+    def withdraw(self) -> None:
+        """Record that the request does not count as submitted, because the limiter did not grant it: work that the
+        engine has begun is dropped and not charged."""
+        self.submitted = None
+        if self.charge is Charge.DUE:
+            self.charge = Charge.PENDING
+
+    def waive(self) -> None:
+        """Charge nothing, now and later."""
+        self.charge = Charge.WAIVED
 
     def note_tokens(self, index: int, count: int) -> None:
         """Add `count` generated tokens to the totals of the request and of the answer with the number `index`."""
@@ -238,14 +253,14 @@ def record_error(record: RequestRecord, error: BaseException) -> None:
 @contextmanager
 def engine_failures(record: RequestRecord) -> Iterator[None]:
     """Convert an EngineUnavailable that the block raises to ApiError (ENGINE_UNAVAILABLE, or ENGINE_CRASHED if the
-    request makes engines crash), and mark the record for a refund."""
+    request makes engines crash), and waive the charge."""
     try:
         yield
     except CrashesEngines as error:
-        record.refund = True
+        record.waive()
         raise ApiError(Fault.ENGINE_CRASHED, f"{error}; the request is not tried again") from error
     except EngineUnavailable as error:
-        record.refund = True
+        record.waive()
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
 
 
@@ -254,8 +269,8 @@ def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateReq
     INTERNAL for a refusal without a reason, INVALID_REQUEST for a bad grammar, else the fault that the reason names,
     with its retry delay.
 
-    The record is marked for a refund first, except if an administrator cancelled the request, or if the caller's
-    grammar came to an end in the middle of an answer, which would otherwise be free.
+    The charge is waived first, except if an administrator cancelled the request, or if the caller's grammar came to an
+    end in the middle of an answer, which would otherwise be free.
     """
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
@@ -263,7 +278,8 @@ def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateReq
     began = record.first_token is not None
     # What an administrator cancels is charged, as when a caller disconnects.
     is_charged = code is ErrorCode.CANCELLED or (code is ErrorCode.INVALID_GRAMMAR and began)
-    record.refund = record.refund or not is_charged
+    if not is_charged:
+        record.waive()
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:

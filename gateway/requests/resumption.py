@@ -6,7 +6,7 @@ continues as the previous one would have. The caller sees a pause.
 
 A request may itself have made the process crash. A new engine process reports which requests were in the last step of
 the process before it. They are resubmitted as suspects: the engine computes their next tokens in separate steps
-(`engine.core.plan`), and a suspect that was alone in the last step before another crash is not resubmitted.
+(`engine.core.plan.next_step`), and a suspect that was alone in the last step before another crash is not resubmitted.
 
 Where there are several engines, a request moves to another one at once, before the successor of its own has reported
 how that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the
@@ -26,10 +26,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from engine.core.prompt_logprobs import row_bytes
-from engine.core.proposal_tally import sum_proposals
-from engine.core.sequence import TRIAL_TOKENS_HELD
-from engine.core.types import FinishReason, ProposalCount, Request, TokenEvent
+from engine.core.messages.prompt_logprobs import row_bytes
+from engine.core.messages.requests import FinishReason, ProposalCount, Request, TokenEvent
+from engine.core.speculate.tally import sum_proposals
+from engine.core.state.sequence import TRIAL_TOKENS_HELD
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, Handover, PlacedStream
 from gateway.requests.thinking import ThinkingBudget

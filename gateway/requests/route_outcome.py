@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.lanes import lane_name
 from gateway.core.usage import today
+from gateway.requests.charge import Charge
 from gateway.requests.member_run import MemberRun
 from gateway.requests.types import DiscardedRun
 from gateway.routes.cost import Costs, Spent, costs
@@ -66,9 +67,8 @@ def discarded_runs(runs: Sequence[MemberRun], answering: MemberRun, model: str) 
 
 def _tokens(run: MemberRun) -> tuple[int, int]:
     """Return the numbers of prompt and completion tokens that a run computed. They are 0 if it was never submitted, or
-    if it was refunded to its tenant. A shadow copy, which is charged to no tenant and so always marked as refunded,
-    counts in full."""
+    if its charge was waived. A shadow copy, which is never charged, counts in full."""
     record = run.record
-    if record is None or record.submitted is None or (record.refund and run.is_charged):
+    if record is None or record.submitted is None or (run.is_charged and record.charge is not Charge.DUE):
         return 0, 0
     return record.prompt_tokens, record.completion_tokens

@@ -21,7 +21,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
 from gateway.core.routing import ModelQuery

@@ -9,14 +9,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from engine.core.types import Lane, SamplingParams
+from engine.core.messages.requests import Lane, SamplingParams
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
 from gateway.requests.member_run import MemberRun
 from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs
-from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
+from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
 from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
 from gateway.routes.policy import Step
 
@@ -191,6 +191,7 @@ class StepsRun:
                 request_id=self._request.request_id,
                 ingress=self._request.ingress,
                 sampling=SamplingParams(temperature=0.0),
+                defaulted=DEFAULTED - {"temperature"},
                 max_tokens=1,
                 coalesce=True,
                 lane=self._lane,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
-from engine.core.shares import Shares
-from engine.core.types import Lane
+from engine.core.fairness.shares import Shares
+from engine.core.messages.requests import Lane
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -19,8 +21,12 @@ from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolv
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
 from gateway.requests.heartbeat import Heartbeat
-from gateway.requests.types import Speech
+from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
+
+MOST_TEMPLATES = 32
+"""Maximum number of adapters' chat templates of one base model that are kept ready. transformers keeps 128 compiled
+templates; one that it has dropped would be compiled on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,10 @@ class ServedModel:
         self.engine = engine
         self.tokenizer = tokenizer
         self.adapters = adapters
-        self.intake = RequestIntake(engine, tokenizer, adapters, settings, grammars)
+        self._intake_with = partial(RequestIntake, engine, adapters=adapters, settings=settings, grammars=grammars)
+        self.intake = self._intake_with(tokenizer)
+        self._voices: OrderedDict[str, tuple[Tokenizer, RequestIntake]] = OrderedDict()
+        """The tokenizer and intake for each chat template of adapters; the template used last is the last."""
         self.heartbeat = Heartbeat(engine)
         self.lane_capacity = settings.lane_capacity
         """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
@@ -85,6 +94,28 @@ class ServedModel:
     @cached_property
     def speech(self) -> Speech:
         return Speech(self.tokenizer, self.intake.dialect)
+
+    def for_adapter(self, name: str) -> ServedModel:
+        """Return this model as requests of the adapter `name` see it: it renders chats with the adapter's chat
+        template, and reads answers as that template wants. It is the model itself if the adapter has none of its
+        own."""
+        template = self.adapters.chat_template(name)
+        if not template:
+            return self
+        seen = copy(self)
+        seen.tokenizer, seen.intake = self._voice(template)
+        seen.__dict__.pop("speech", None)
+        return seen
+
+    def _voice(self, template: str) -> tuple[Tokenizer, RequestIntake]:
+        voice = self._voices.pop(template, None)
+        if voice is None:
+            tokenizer = self.tokenizer.with_template(template)
+            voice = tokenizer, self._intake_with(tokenizer)
+        self._voices[template] = voice
+        if len(self._voices) > MOST_TEMPLATES:
+            self._voices.popitem(last=False)
+        return voice
 
     @contextmanager
     def answering(self, lane: Lane, tenant: Tenant, answers: int) -> Iterator[None]:
@@ -127,8 +158,7 @@ class ServedModels:
         """Return the base model and the adapter's record (None: no adapter) that a request names. Raises ApiError:
         MODEL_NOT_FOUND, also if the tenant may not use it; INVALID_REQUEST, two names contradict each other."""
         target = resolve(query, self.catalogs, tenant)
-        model = self._models[target.model]
-        return model, None if target.adapter is None else model.adapters.records[target.adapter]
+        return self._with_adapter(self._models[target.model], target.adapter)
 
     def find(self, name: str) -> tuple[ServedModel, str | None] | None:
         """Return the base model and the adapter's name (None: no adapter) behind a name, for any tenant. None means
@@ -142,8 +172,10 @@ class ServedModels:
         found = self.find(name)
         if found is None:
             raise model_not_found(name)
-        model, adapter = found
-        return model, None if adapter is None else model.adapters.records[adapter]
+        return self._with_adapter(*found)
+
+    def _with_adapter(self, model: ServedModel, adapter: str | None) -> tuple[ServedModel, AdapterRecord | None]:
+        return (model, None) if adapter is None else (model.for_adapter(adapter), model.adapters.records[adapter])
 
     def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
         """Return the base model that will serve a request, whose tokenizer decodes a prompt to echo before the request
@@ -162,6 +194,13 @@ class ServedModels:
         model, _ = self.resolve(tenant, query)
         is_virtual = query.model in model.adapters.catalog.virtual
         return Speech(model.tokenizer, None, calls_apart=True) if is_virtual else model.speech
+
+    def sampled(self, tenant: Tenant, request: GenerateRequest) -> GenerateRequest:
+        """Return a request with the sampling parameters of the model that it names, as far as these are known before it
+        runs: the member of a virtual model that will answer is not chosen yet. Raises what `resolve` raises."""
+        model, _ = self.resolve(tenant, request.model)
+        is_virtual = request.model.model in model.adapters.catalog.virtual
+        return request if is_virtual else model.intake.with_defaults(request)
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
         """Return the models that a tenant may name, for the lists of models in the API: for each base model its first

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane, TokenEvent
+from engine.core.messages.requests import Lane, TokenEvent
 from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
 from gateway.adapters.admin import AdapterAdmin
@@ -174,6 +174,7 @@ class Gateway:
                     async with (
                         aclosing(submission),
                         reserved as headers,
+                        timer.lifted_at_exit(),
                         aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
                         first = await anext(chunks)
@@ -251,6 +252,8 @@ class Gateway:
             prompt_ids=job.prompt_ids,
             rate_headers=headers,
             speech=Speech(model.tokenizer, None, calls_apart=True) if job.calls_apart else model.speech,
+            temperature=job.request.sampling.temperature,
+            top_p=job.request.sampling.top_p,
         )
 
     async def _run(

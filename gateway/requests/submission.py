@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.admission import ServiceSettings
@@ -44,13 +44,13 @@ class Submission:
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
 
-        The first call sets `submitted` of the record. If the engine is not ready, a stream submits its answer when it
+        The first call records the submission. If the engine is not ready, a stream submits its answer when it
         is read. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
         must not fill the engine's queue. An answer with max_tokens 0 ends at once and is not sent to the engine, unless
         a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
-            self._record.submitted = self._clock()
+            self._record.submit(self._clock())
             most = self._settings.max_choices
             self._streams += [self._stream(index) for index in range(min(most, self._job.num_answers))]
             self._streams += [self._later(index) for index in range(most, self._job.num_answers)]

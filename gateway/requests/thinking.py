@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core.types import Request, TokenEvent, TokenLogprobs
+from engine.core.messages.requests import Request, TokenEvent, TokenLogprobs
 from gateway.text.reasoning.parser import Thinking
 from gateway.text.tokenizer import Tokenizer
 

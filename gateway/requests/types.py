@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from engine.core.types import Lane, Pooling, SamplingParams, TokenLogprobs
+from engine.core.messages.requests import Lane, Pooling, SamplingParams, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
@@ -112,6 +112,9 @@ class GenerateRequest(Struct, frozen=True):
     add_special_tokens: bool | None = None
     """True means that prompts get the special tokens that the model expects, such as BOS. None means that texts do,
     and chats do not: their templates write them."""
+    local_field: str = ""
+    """Name of a field of the request that only models of this installation can follow, such as one that asks for token
+    ids. Empty means none."""
     prompt_fields: tuple[str, ...] = ()
     """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
     truncation: Truncation | None = None
@@ -127,6 +130,10 @@ class GenerateRequest(Struct, frozen=True):
     def asked_tokens(self) -> int | None:
         """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
         return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+    def given(self, name: str) -> float | None:
+        """Return the sampling parameter `name`, one of `DEFAULTED`. None means that the caller did not set it."""
+        return None if name in self.defaulted else getattr(self.sampling, name)
 
     def prompt_field(self, index: int) -> str:
         """Return the name of the request field that a prompt came from."""
@@ -203,6 +210,11 @@ class Admitted(Struct, frozen=True):
     rate_headers: Mapping[str, str]
     speech: Speech
     """How to read the answers of the model that answers."""
+    temperature: float | None = None
+    """Temperature with which the answers are sampled. None means that it is not known: the caller set none, and the
+    model that answers is elsewhere or not chosen yet."""
+    top_p: float | None = None
+    """As `temperature`, for the sampling parameter of this name."""
     member: MemberChoice | None = None
     """None means that the caller named no virtual model."""
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, model_not_found
 from gateway.core.estimate import OutputAverages
 from gateway.core.tenants import Principal, Tenant
@@ -91,7 +91,11 @@ class UpstreamServer:
                     wanted = self._wanted(request, record, run)
                     reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
                     stream = upstream.stream(request, principal.tenant)
-                    async with reserved as headers, aclosing(self._run(stream, request, record, timer)) as chunks:
+                    async with (
+                        reserved as headers,
+                        timer.lifted_at_exit(),
+                        aclosing(self._run(stream, request, record, timer)) as chunks,
+                    ):
                         first = await anext(chunks)
                         yield Generation(self._admitted(request, record, lane, headers), first, chunks)
 
@@ -106,7 +110,7 @@ class UpstreamServer:
         upstream tells the usage. A failure before the first output is not charged, unless the upstream has answered
         without what the request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the
         output so far."""
-        record.submitted = self._frame.clock()
+        record.submit(self._frame.clock())
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
@@ -124,7 +128,8 @@ class UpstreamServer:
                     timer.on_waiting()
         except ApiError as error:
             is_answered = error.fault is Fault.UNSUPPORTED_PARAMETER and record.admitted is not None
-            record.refund = record.refund or not (is_answered or record.first_token)
+            if not (is_answered or record.first_token):
+                record.waive()
             raise
 
     def _end(self, request: GenerateRequest, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
@@ -175,6 +180,8 @@ class UpstreamServer:
             prompt_ids=((),) * len(request.prompts),
             rate_headers=headers,
             speech=self._speech,
+            temperature=request.given("temperature"),
+            top_p=request.given("top_p"),
         )
 
 

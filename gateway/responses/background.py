@@ -79,7 +79,8 @@ class BackgroundRun:
                 async with gateway.generate(principal, request) as generation:
                     self._state = "in_progress"
                     await self._renew(task)
-                    self._renderer.reader = self._reader_of(generation.admitted.speech)
+                    admitted = generation.admitted
+                    self._renderer.answered_by(admitted, self._reader_of(admitted.speech))
                     return await self._read(generation)
         except ApiError as error:
             return self._renderer.failed(error)

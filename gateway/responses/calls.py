@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery

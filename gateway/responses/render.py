@@ -71,6 +71,12 @@ class ResponseRenderer:
         self._finish: str | None = None
         self._sequence = 0
 
+    def answered_by(self, admitted: Admitted, reader: AnswerReader) -> None:
+        """Take over what is known once a request that began later than its response runs: how the answer is sampled,
+        and how it is read."""
+        self._head |= _sampling(admitted)
+        self.reader = reader
+
     def opening(self) -> bytes:
         return b"".join(self.events_as("in_progress", "created", "in_progress"))
 
@@ -181,10 +187,14 @@ def _head(admitted: Admitted, request: GenerateRequest) -> Json:
         "usage": None,
         "service_tier": answer_tier(request.lane, admitted.lane),
         "truncation": "disabled",
-        "temperature": request.sampling.temperature,
-        "top_p": request.sampling.top_p,
+        **_sampling(admitted),
         "top_logprobs": request.sampling.logprobs or 0,
     }
+
+
+def _sampling(admitted: Admitted) -> Json:
+    """Return the fields of a response that say how its answer is sampled, null where that is not known."""
+    return {"temperature": admitted.temperature, "top_p": admitted.top_p}
 
 
 def echo_of(body: ResponsesRequest) -> Json:

@@ -128,9 +128,11 @@ class Responses:
         MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE, RATE_LIMIT_EXCEEDED (the tenant has too many open
         streams); later errors become the response's."""
         speech = gateway.models.speech(principal.tenant, request.model)
+        sampled = gateway.models.sampled(principal.tenant, request)
         unique, tenant = new_id(), principal.tenant
         lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
-        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, speech)
+        heat = sampled.given("temperature"), sampled.given("top_p")
+        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, speech, *heat)
         renderer = call.envelope(admitted)
         queued = renderer.queued()
         entry = await _entry(gateway, tenant.name, call.body, queued)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 
 QUESTION, ANSWER = "{question}", "{answer}"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routes.policy import Asked, Shadow, Step
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routes.features import text_features
 from gateway.routes.policy import Asked, NoVector, Shadow, Step, Vector
 from gateway.routes.router import LearnedRouter

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routes.acceptance import Acceptance
 from gateway.routes.features import PromptFacts
 

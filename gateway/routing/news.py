@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from engine.core.types import AdapterHash, Lane
+from engine.core.messages.requests import AdapterHash, Lane
 from gateway.routing.links import LinkUse
 
 WORKS_ON_S = 0.5

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
 
-from engine.core.types import AdapterHash
+from engine.core.messages.requests import AdapterHash
 
 ROUND_S = 3.0
 """Seconds between two rounds, in which the shares are measured."""

@@ -25,7 +25,7 @@ def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = ""
     Args:
         tokens: the prompt's token ids.
         adapter_hash: content hash of the adapter, without which equal texts have different KV; None is the base model.
-        realm: requests share prefixes only within a realm (see `engine.core.prefix.realm_of`).
+        realm: requests share prefixes only within a realm (see `engine.core.memory.prefix.realm_of`).
         begin: position of the first token that the adapter applies to. Blocks before it are the base model's.
     """
     digest = blake2b(f"{'' if begin else adapter_hash or ''}:{realm}:".encode(), digest_size=8)

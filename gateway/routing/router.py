@@ -20,7 +20,7 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens

@@ -29,8 +29,11 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
 
     async def Load(self, request: pb.LoadAdapterRequest, call: RpcCall) -> pb.Adapter:  # noqa: N802
         registry = await self._adapters.to_load(request.name, request.path, request.base_model)
-        tenants = tuple(request.tenants)
-        await self._finish(registry.load(request.name, request.path, replace=request.replace, tenants=tenants))
+        options: dict[str, Any] = {
+            "tenants": tuple(request.tenants),
+            "chat_template": request.chat_template or None,
+        }
+        await self._finish(registry.load(request.name, request.path, replace=request.replace, **options))
         return adapter_to_pb(await registry.status_after_change(request.name))
 
     async def Reload(  # noqa: N802

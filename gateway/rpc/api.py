@@ -9,16 +9,10 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.accounts.admin import AccountAdmin
-from gateway.accounts.registry import AccountRegistry
-from gateway.batches.eta import EtaEstimator
-from gateway.batches.service import Batches
 from gateway.config.certificates import Certificate
 from gateway.core.descriptors import grpc_connections
 from gateway.core.part import ApiSurface, serves_service
-from gateway.core.tenants import Authenticator
-from gateway.files.service import Files
 from gateway.limiter.admin import LimitAdmin
-from gateway.observe.operations import Operations
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
@@ -38,8 +32,6 @@ from gateway.pb import (
     usage_pb2_grpc,
 )
 from gateway.requests.readiness import readiness
-from gateway.requests.service import Gateway
-from gateway.responses.service import Responses
 from gateway.rpc import generation, json_api
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
@@ -52,7 +44,7 @@ from gateway.rpc.limits import LimitAdminService
 from gateway.rpc.operations import EngineAdminService, LaneAdminService, RequestAdminService
 from gateway.rpc.standard import EngineHealth, add_reflection
 from gateway.rpc.usage import UsageAdminService
-from gateway.usage.report import UsageAdmin
+from gateway.services import Services
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
@@ -92,10 +84,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        gateway: Gateway,
-        keys: Authenticator,
-        accounts: AccountRegistry | None = None,
-        operations: Operations | None = None,
+        services: Services,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -103,82 +92,56 @@ class GrpcServer:
         shared: bool = False,
         max_message_bytes: int = 8 * 2**20,
         grace_seconds: float = 10.0,
-        usage: UsageAdmin | None = None,
-        files: Files | None = None,
-        batches: Batches | None = None,
-        responses: Responses | None = None,
         surface: ApiSurface = "all",
     ) -> None:
         """Create the server without starting it.
 
         Args:
-            gateway: serves the generation requests.
-            keys: authenticates callers.
-            accounts: the tenants and keys. None means that they come from the configuration alone, and that there is no
-                TenantAdmin service.
-            operations: the lanes and live requests. None means that there are no services EngineAdmin,
-                LaneAdmin and RequestAdmin.
+            services: what the server exposes.
             host: the address to listen on.
             port: the port to listen on; 0 takes any free one.
             certificate: the TLS certificate. None means that the server does not use TLS.
             shared: other gateway processes may listen on the same port; the kernel then distributes connections.
             max_message_bytes: maximum size of one request; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may continue when the server stops.
-            usage: the usage reports. None means that there is no UsageAdmin service.
-            files, batches: the files and batches. None for either means that there is no Batches service.
-            responses: stores and reads responses. None means that requests for that are refused.
             surface: the part of the API that this port serves: all, public (all but administration) or admin.
         """
+        gateway, accounts = services.gateway, services.accounts
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.port: int | None = None
         """The port that the server listens on. None means that it does not listen yet."""
         self._certificate = certificate
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters)
-        self._limits = LimitAdminService(LimitAdmin(gateway.limiter, accounts.counts_as if accounts else str))
-        services = tuple(name for name in SERVICES if serves_service(surface, name))
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter, accounts.counts_as))
+        exposed = tuple(name for name in SERVICES if serves_service(surface, name))
         names = [name for model in gateway.models for name in model.names]
         self._health = EngineHealth(
-            services, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
+            exposed, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
         )
         options = _options(max_message_bytes, shared)
-        entrance = Entrance(gateway, keys, (*generation.REQUESTS, *json_api.REQUESTS))
+        entrance = Entrance(gateway, accounts, (*generation.REQUESTS, *json_api.REQUESTS))
         self._server = grpc.aio.server(interceptors=(entrance,), options=options)
-        self._batches: BatchesService | None = None
+        self._batches = BatchesService(services)
         if surface != "admin":
             generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway), self._server)
-            json_api_pb2_grpc.add_JsonApiServicer_to_server(JsonApiService(gateway, responses), self._server)
-            self._batches = self._add_batches(gateway, files, batches)
+            json_api_pb2_grpc.add_JsonApiServicer_to_server(JsonApiService(gateway, services.responses), self._server)
+            batches_pb2_grpc.add_BatchesServicer_to_server(self._batches, self._server)
         if surface != "public":
-            self._add_administration(gateway, accounts, operations, usage)
+            self._add_administration(services)
         add_HealthServicer_to_server(self._health, self._server)
-        add_reflection((*services, health.SERVICE_NAME), self._server)
+        add_reflection((*exposed, health.SERVICE_NAME), self._server)
 
-    def _add_batches(self, gateway: Gateway, files: Files | None, batches: Batches | None) -> BatchesService | None:
-        if files is None or batches is None:
-            return None
-        service = BatchesService(files, batches, EtaEstimator(batches, gateway), gateway.watches)
-        batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
-        return service
-
-    def _add_administration(
-        self,
-        gateway: Gateway,
-        accounts: AccountRegistry | None,
-        operations: Operations | None,
-        usage: UsageAdmin | None,
-    ) -> None:
+    def _add_administration(self, services: Services) -> None:
+        operations = services.operations
+        tenants = TenantAdminService(AccountAdmin(services.accounts, services.gateway.limiter.drop))
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
         limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
-        if accounts is not None:
-            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop))
-            tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
-        if usage is not None:
-            usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage), self._server)
-        if operations is not None:
-            operations_pb2_grpc.add_EngineAdminServicer_to_server(EngineAdminService(operations), self._server)
-            operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations), self._server)
-            operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations), self._server)
+        tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
+        usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(services.usage), self._server)
+        operations_pb2_grpc.add_EngineAdminServicer_to_server(EngineAdminService(operations), self._server)
+        operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations), self._server)
+        operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations), self._server)
 
     async def start(self) -> int:
         """Start serving and return the port. Raises OSError: it cannot listen there, as if the address is in use."""
@@ -205,8 +168,7 @@ class GrpcServer:
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()
-        if self._batches is not None:
-            self._batches.stop_watching()
+        self._batches.stop_watching()
         await self._server.stop(self._grace_seconds if seconds is None else seconds)
         await self._admin.close()
 

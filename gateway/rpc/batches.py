@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 
-from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import TIMES, Batch
-from gateway.batches.service import DEFAULT_PAGE, Batches, BatchRequest
+from gateway.batches.service import DEFAULT_PAGE, BatchRequest
 from gateway.core.errors import invalid_request
-from gateway.core.tenant_room import TenantRoom
 from gateway.files.record import BATCH, FileRecord
-from gateway.files.service import MAX_PAGE, Files
+from gateway.files.service import MAX_PAGE
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, watch_interval
+from gateway.services import Services
 
 DEFAULT_WINDOW = "24h"
 PLAIN_FIELDS = (
@@ -33,11 +32,11 @@ PLAIN_FIELDS = (
 
 
 class BatchesService(pb_grpc.BatchesServicer):
-    def __init__(self, files: Files, batches: Batches, etas: EtaEstimator, watches: TenantRoom) -> None:
-        self._files = files
-        self._batches = batches
-        self._etas = etas
-        self._watches = watches
+    def __init__(self, services: Services) -> None:
+        self._files = services.files
+        self._batches = services.batches
+        self._etas = services.etas
+        self._watches = services.gateway.watches
         self._closing = asyncio.Event()
 
     async def CreateFile(  # noqa: N802

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.anthropic.calls import MessageCall, count_tokens, message_call
-from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.trace_context import Ingress
 from gateway.openai.render import Json, encoded, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
@@ -18,7 +18,7 @@ from gateway.pb import json_api_pb2_grpc as pb_grpc
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
-from gateway.responses.calls import ResponseCall, stateless_call
+from gateway.responses.calls import ResponseCall
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
@@ -44,10 +44,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     """Handlers of JsonApi. gRPC cancels a handler's task when its caller disconnects or its deadline passes; the
     gateway then aborts the request, unless it runs in the background."""
 
-    def __init__(self, gateway: Gateway, responses: Responses | None) -> None:
-        """`responses` stores and reads responses. None means that requests for that are refused."""
+    def __init__(self, gateway: Gateway, responses: Responses) -> None:
         self._gateway = gateway
-        self._stored = responses
+        self._responses = responses
 
     async def Call(self, request: pb.JsonRequest, call: RpcCall) -> pb.JsonResponse:  # noqa: N802
         call.field_of = str
@@ -152,11 +151,9 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         tenant, num_bytes = call.principal.tenant, call.message_bytes
         body = await self._gateway.parsing.run(tenant.name, num_bytes, partial(_body, request))
         named = (self._gateway, tenant, body, call.request_id, ingress)
-        is_message = request.WhichOneof("call") == "create_message"
-        if not is_message and self._stored is not None:
-            return await self._stored.call(*named)
-        parser = partial(message_call if is_message else stateless_call, *named)
-        return await self._gateway.parsing.run(tenant.name, num_bytes, parser)
+        if request.WhichOneof("call") == "create_response":
+            return await self._responses.call(*named)
+        return await self._gateway.parsing.run(tenant.name, num_bytes, partial(message_call, *named))
 
     @asynccontextmanager
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:
@@ -167,13 +164,6 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         async with self._gateway.generate(call.principal, limited) as generation:
             await call.open(generation.admitted.headers())
             yield generation
-
-    @property
-    def _responses(self) -> Responses:
-        """The service of stored responses. Raises ApiError: ROUTE_NOT_FOUND, this gateway stores no responses."""
-        if self._stored is None:
-            raise ApiError(Fault.ROUTE_NOT_FOUND, "this gateway stores no responses")
-        return self._stored
 
 
 def _creates(request: pb.JsonRequest) -> bool:

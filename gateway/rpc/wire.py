@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from engine.core.grammars import Grammar
-from engine.core.types import Lane, SamplingParams, TokenLogprobs
+from engine.core.messages.grammar import Grammar
+from engine.core.messages.requests import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.json_bounds import JsonCount

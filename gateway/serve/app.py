@@ -23,6 +23,7 @@ from gateway.adapters.own_text import comparison_with
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.setup import open_batches
 from gateway.config.models import ModelConfig
 from gateway.config.routes import virtual_names
@@ -52,7 +53,7 @@ from gateway.routing.split import SplitMode
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.banner import Banner
-from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
+from gateway.serve.endpoints import EndpointServers, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.memory import memory_kept_low
@@ -60,6 +61,7 @@ from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sou
 from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
+from gateway.services import Services
 from gateway.text.tokenizer import Tokenizer
 from gateway.upstreams.client import open_upstreams
 from gateway.usage.books import RedisUsageBooks
@@ -165,7 +167,17 @@ async def built_gateway(
         responses = _responses(config, redis, stores_on)
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, stores_on)
         files, batches = await stack.enter_async_context(opening)
-        services = Services(gateway, accounts, metrics, operations, usage, files, batches, responses)
+        services = Services(
+            gateway=gateway,
+            accounts=accounts,
+            metrics=metrics,
+            operations=operations,
+            usage=usage,
+            files=files,
+            batches=batches,
+            etas=EtaEstimator(batches, gateway),
+            responses=responses,
+        )
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)
         servers = endpoint_servers(services, config, shared=backends.metrics is not None)
         yield BuiltGateway(config, gateway, engines, limiter, servers, reload_target)

@@ -9,38 +9,19 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
-from gateway.accounts.registry import AccountRegistry
-from gateway.batches.service import Batches
 from gateway.config.whole import Config
-from gateway.files.service import Files
 from gateway.http.api import create_app
-from gateway.http.root import GrpcAddress
-from gateway.observe.metrics import Metrics
-from gateway.observe.operations import Operations
+from gateway.http.settings import GrpcAddress, PortSettings
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import Endpoint, Ports, endpoints
 from gateway.serve.listeners import HttpServer, grpc_port
 from gateway.serve.stopping import Stop
-from gateway.usage.report import UsageAdmin
+from gateway.services import Services
 
 LATE_SECONDS = 0.3
 """Extra time, after the grace period, in which the error that ends a running request is sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The services that the HTTP and gRPC APIs expose to tenants and operators."""
-
-    gateway: Gateway
-    accounts: AccountRegistry
-    metrics: Metrics
-    operations: Operations
-    usage: UsageAdmin
-    files: Files
-    batches: Batches
-    responses: Responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +45,22 @@ def endpoint_servers(services: Services, config: Config, *, shared: bool) -> tup
 
 def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, shared: bool) -> EndpointServers:
     grpc = GrpcServer(
-        services.gateway,
-        services.accounts,
-        services.accounts,
-        services.operations,
+        services,
         host=endpoint.grpc.host,
         port=endpoint.grpc.port,
         certificate=endpoint.grpc.certificate(),
         shared=shared,
-        usage=services.usage,
-        files=services.files,
-        batches=services.batches,
-        responses=services.responses,
         surface=endpoint.surface,
     )
-    app = create_app(
-        services.gateway,
-        services.accounts,
-        metrics=services.metrics,
-        accounts=services.accounts,
-        operations=services.operations,
+    settings = PortSettings(
+        surface=endpoint.surface,
         max_body_bytes=config.http.max_body_bytes,
         metrics_keys=config.admin.metrics_keys,
         open_metrics=config.admin.open_metrics,
-        usage=services.usage,
-        files=services.files,
-        batches=services.batches,
-        responses=services.responses,
-        surface=endpoint.surface,
         cors_origins=config.http.cors_origins,
         grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
+    app = create_app(services, settings)
     return EndpointServers(endpoint, app, grpc, services.gateway, services.responses, config.http.keep_alive_s)
 
 

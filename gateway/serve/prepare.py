@@ -61,7 +61,7 @@ async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path
     # In its own session, so that Ctrl-C in a terminal reaches only the gateway. If the gateway is killed, the process
     # sees the end of its standard input and ends.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)),
+        *(sys.executable, "-m", "engine.model.folders.prepare", model, "--data-dir", str(data_dir)),
         *("--json-progress", "--until-stdin-closes"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

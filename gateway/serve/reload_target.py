@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS
@@ -47,12 +47,14 @@ class ReloadTarget:
 
     async def apply_settings(self, config: Config) -> None:
         """Apply the settings that each gateway process holds itself: the limiter's, the adapters' sources, drain time
-        and load timeout, and the lanes' capacities and goals, which are also sent to the engines."""
+        and load timeout, which adapters are configured, and the lanes' capacities and goals, which are also sent to the
+        engines."""
         limits = config.limits
         self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
         self.sources.allow(adapter_sources(config), adapter_cache(config, self.data_dir))
         self.metrics.static.goals = goals_of(config)
         for model in self.models:
+            _configure(model, config)
             model.adapters.drain_for(config.adapters.drain_seconds)
             self.engines[model.name].load_seconds = config.adapters.load_timeout_s
             await _promise(model, config.served[model.name].lanes)
@@ -64,6 +66,13 @@ class ReloadTarget:
             await self.accounts.seed(entry.tenant, entry.keys)
         failed, refused = await seed_adapters(self.models, config)
         return failed | refused
+
+
+def _configure(model: ServedModel, config: Config) -> None:
+    """Tell the adapters of a base model what the configuration lists."""
+    sources = {name: str(path) for name, path in config.served[model.name].preload.items()}
+    templates = {name: file for name, file in config.adapters.chat_templates.items() if name in sources}
+    model.adapters.configure(sources, templates)
 
 
 async def _promise(model: ServedModel, lanes: LanesConfig) -> None:
@@ -116,8 +125,7 @@ async def seed_adapters(models: ServedModels, config: Config, one_done: Callable
 
     async with asyncio.TaskGroup() as group:
         for model in models:
-            preload = config.served[model.name].preload
-            model.adapters.forget_waiting(preload.keys())
-            for name, path in preload.items():
+            _configure(model, config)
+            for name, path in config.served[model.name].preload.items():
                 group.create_task(seed(model, name, path))
     return Seeded(failed, refused)

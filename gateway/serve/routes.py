@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.config.routes import home_of
 from gateway.config.whole import Config
 from gateway.engines.pool import EnginePool

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from rich.markup import escape
 from rich.table import Table
 
-from engine.core.counts import parse_count
+from gateway.core.counts import parse_count
 from gateway.terminal.console import Console
 
 LOCAL_URL = "http://127.0.0.1:8000"

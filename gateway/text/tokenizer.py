@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -86,9 +87,24 @@ class Tokenizer:
         them."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
+        self._is_compiled = True
         self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
+        self._compile()
+
+    def _compile(self) -> None:
         for template in filter(None, {self.template, self.tool_template}):
             compile_template(template)
+        self._is_compiled = True
+
+    def with_template(self, template: str) -> Tokenizer:
+        """Return a tokenizer that renders chats with another template, and shares everything else with this one. Its
+        first chat has the template compiled, in a thread."""
+        other = copy(self)
+        other._template = copy(self._template)
+        other._template.chat_template = template
+        other._in_channels = CHANNEL in template
+        other._is_compiled = False
+        return other
 
     @classmethod
     def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:
@@ -157,6 +173,8 @@ class Tokenizer:
                 template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has more than
                 `most` tokens.
         """
+        if not self._is_compiled:
+            await self._in_thread(tenant, self._compile)
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         render = partial(self.render_chat, messages, tools, options)
         is_long = has_more_values((messages, tools), RENDERED_VALUES)

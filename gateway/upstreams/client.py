@@ -13,13 +13,13 @@ import httpx
 import structlog
 from msgspec.structs import replace
 
-from engine.core.shares import Shares
-from engine.core.types import Lane
+from engine.core.fairness.shares import Shares
+from engine.core.messages.requests import Lane
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
 from gateway.requests.types import Chat, GenerateRequest, GenerationChunk
-from gateway.upstreams import vectors, wire
+from gateway.upstreams import bodies, vectors, wire
 from gateway.upstreams.breaker import SharedBreaker
 from gateway.upstreams.vectors import Vectors
 from gateway.upstreams.wire import CallNumbers, TooLong, UpstreamFailed
@@ -79,7 +79,7 @@ class UpstreamClient:
         return self._config.permits(self.name, tenant, lane)
 
     def check(self, request: GenerateRequest, tenant: Tenant) -> None:
-        wire.check(request)
+        bodies.check(request)
         self._check_ready(tenant)
 
     def _has_room(self, tenant: Tenant) -> bool:
@@ -135,7 +135,7 @@ class UpstreamClient:
             return
         path = "chat/completions" if isinstance(request.prompts[0], Chat) else "completions"
         async with (
-            self._begun(path, wire.body_of(request, name, self._limit_field), self._read_events) as events,
+            self._begun(path, bodies.body_of(request, name, self._limit_field), self._read_events) as events,
             aclosing(self._chunks(events, num_answers)) as chunks,
         ):
             async for chunk in chunks:

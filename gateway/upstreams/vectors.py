@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import Pooling
+from engine.core.messages.requests import Pooling
 from gateway.core.errors import unsupported_parameter
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.upstreams.wire import Json, UpstreamFailed, Usage, usage_of
@@ -41,11 +41,16 @@ _decode = msgspec.json.Decoder(Vectors).decode
 
 
 def body_of(request: GenerateRequest, model: str) -> Json:
-    """Return the body for a request for vectors that `wire.check` accepts. `model` is the model's name at the
+    """Return the body for a request for vectors that `bodies.check` accepts. `model` is the model's name at the
     upstream."""
     pooling = request.pooling or Pooling()
     body: Json = {"model": model, "input": list(request.prompts), "encoding_format": "base64"}
-    return body | ({"dimensions": pooling.dimensions} if pooling.dimensions else {})
+    optional = {
+        "dimensions": pooling.dimensions or None,
+        "normalize": None if pooling.normalize else False,
+        "add_special_tokens": request.add_special_tokens,
+    }
+    return body | {name: value for name, value in optional.items() if value is not None}
 
 
 def read_vectors(text: bytes) -> Vectors:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from engine.core.counts import parse_count
+from gateway.core.counts import parse_count
 
 LANES = ("interactive", "batch", "default")
 MAX_TOKENS = 2**31

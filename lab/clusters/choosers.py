@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from engine.core.report import adapters_in_memory, load_report
-from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Request
+from engine.core.messages.requests import AdapterHash, Request
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.report import adapters_in_memory, load_report
 from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens, prefix_keys

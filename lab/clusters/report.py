@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from lab.sim.cluster import ClusterResult, FirstToken
 from lab.sim.report import GroupReport, summarize
 from lab.sim.tables import MISSING, duration, side_by_side

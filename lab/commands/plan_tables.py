@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from engine.core.sizing import GIB
-from engine.core.step_time import share_read
+from engine.core.predict.step_time import share_read
+from engine.sizing import GIB
 from lab.plans.planning import (
     HEADROOM,
     Candidate,

@@ -23,7 +23,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.utils.logging import disable_progress_bar
 
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.process.files import appearing, default_data_dir
 from engine.process.model_source import GGUF_NAME
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.core.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED, micro_batches
-from engine.model.parallel.stages import split_layers
+from engine.model.ranks.stages import split_layers
+from engine.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED, micro_batches
 from lab.devices.cost import DeviceSpec, RooflineCost, StepWork
 from lab.devices.links import LINK_SHARE
 from lab.devices.shapes import Shape
@@ -21,7 +21,7 @@ STEP_OVERHEAD_S = 0.002
 """Seconds of a step that neither bandwidth nor arithmetic explain."""
 EXCHANGE_S, LINK_REACHED = 30e-6, 0.2
 """Seconds that an all-reduce takes however little it sums, and the fraction of the links' bandwidth that it reaches.
-With these, the overhead above and the fractions of `engine.core.sizing`, 60 of 63 throughputs that TensorRT-LLM 0.17
+With these, the overhead above and the fractions of `engine.sizing`, 60 of 63 throughputs that TensorRT-LLM 0.17
 publishes for Llama 3.1 8B and 70B on one to eight H100, H200 and A100 are predicted within 25 %
 (tests/lab/devices/test_published.py)."""
 EXPERT_REACHED = 0.8

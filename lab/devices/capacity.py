@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
-from engine.core.step_time import share_read
+from engine.core.predict.step_time import share_read
 from lab.devices.cost import DeviceSpec, StepWork
 
 

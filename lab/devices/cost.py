@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from engine.core.step import StepPlan
-from engine.core.step_time import share_read
+from engine.core.messages.step import StepPlan
+from engine.core.predict.step_time import share_read
 
 TERMS = (
     "step",
@@ -55,7 +55,7 @@ class StepWork(NamedTuple):
     @property
     def amounts(self) -> tuple[float, ...]:
         """The amounts that the duration of a step depends on, in the order of TERMS and of
-        `engine.core.step_time.StepFeatures`."""
+        `engine.core.predict.step_time.StepFeatures`."""
         return (
             self.prefill_tokens,
             self.decode_tokens,
@@ -76,9 +76,9 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """A measured cost model, as engines learn it (`engine.core.step_time`): a step takes the sum of its TERMS, each
-    times a coefficient (seconds per unit), of reading the experts that its tokens choose, and of surcharges for many
-    tokens. A step without tokens takes only the time of its page copies."""
+    """A measured cost model, as engines learn it (`engine.core.predict.step_time`): a step takes the sum of its TERMS,
+    each times a coefficient (seconds per unit), of reading the experts that its tokens choose, and of surcharges for
+    many tokens. A step without tokens takes only the time of its page copies."""
 
     coefficients: tuple[float, ...]
     """Seconds per unit of each of the TERMS, in their order."""

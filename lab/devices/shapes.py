@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.checkpoints.folder import quantisation_section
-from engine.model.gguf_config import read_config
-from engine.model.gguf_header import read_tensors
-from engine.model.gguf_weights import FLOATS
-from engine.model.spec import ModelSpec, parse_spec
+from engine.model.gguf.config import read_config
+from engine.model.gguf.header import read_tensors
+from engine.model.spec.config import ModelSpec, parse_spec
+from engine.model.weights.gguf import FLOATS
 
 CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
-from engine.core.sizing import GIB
+from engine.sizing import GIB
 from lab.devices.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
 from lab.devices.cost import DeviceSpec
 from lab.traffic.analysis import Analysis

@@ -23,7 +23,8 @@ from rich.console import Console
 
 from engine.config import EngineConfig, core_config
 from engine.core.config import CoreConfig
-from engine.core.step_time import Prices, StepFeatures, StepTimeModel
+from engine.core.messages.features import StepFeatures
+from engine.core.predict.step_time import Prices, StepTimeModel
 from engine.process.files import default_data_dir
 from lab.devices.cost import TERMS, StepWork
 from lab.sim.replay import RealEngine, replay
@@ -95,7 +96,7 @@ def cost_of(prices: Prices, chosen: float = 1.0) -> dict[str, Any]:
 @contextmanager
 def open_engine(config: EngineConfig) -> Iterator[tuple[RealEngine, Any]]:
     """Load a model, and yield the parts of an engine and its `ModelRunner`, which is closed afterwards."""
-    from engine.model.runner import ModelRunner
+    from engine.model.runner.model_runner import ModelRunner
 
     runner = ModelRunner(config)
     try:
@@ -156,7 +157,7 @@ def measure_model(
         console: shows the download, if there is one.
         progress: is called with the share that is done.
     """
-    from engine.model.prepare import prepare_model
+    from engine.model.folders.prepare import prepare_model
 
     folder = prepare_model(model, default_data_dir(os.environ), console)
     return folder, measure_device(folder, name, progress)
@@ -186,7 +187,7 @@ def measure_device(folder: Path, name: str, progress: Callable[[float], None] = 
 
 def adapter_bytes(runner: Any) -> int:
     """Return the bytes of an adapter of rank 1 on all projections of a `ModelRunner`'s model."""
-    from engine.model.sizes import adapter_bytes_per_rank
+    from engine.model.runner.sizes import adapter_bytes_per_rank
 
     return adapter_bytes_per_rank(runner.config, runner.spec, runner.dtype, runner.shard)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from engine.core.capacity import HEADROOM
-from engine.core.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
+from engine.core.predict.capacity import HEADROOM
+from engine.core.predict.capacity import sequences as fit
 from lab.devices.accelerators import ACCELERATORS, FORMS, device_of, fits, served_form, weight_bytes
 from lab.devices.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
 from lab.devices.cost import DeviceSpec, LinearCost, RooflineCost, StepWork

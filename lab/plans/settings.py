@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.core.sizing import GIB
-from engine.model.sizes import DEFAULT_MAX_MODEL_LEN
+from engine.model.runner.sizes import DEFAULT_MAX_MODEL_LEN
+from engine.sizing import GIB
 from lab.devices.accelerators import served_form
 from lab.plans.advice import round_length, round_up
 from lab.plans.planning import AS_MEASURED, Candidate, Wish

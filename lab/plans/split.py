@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from engine.core.capacity import HEADROOM
-from engine.core.sizing import GIB
+from engine.core.predict.capacity import HEADROOM
+from engine.sizing import GIB
 from lab.devices.capacity import prefill_s, rate_within, serve
 from lab.devices.device import copy_bytes_per_s
 from lab.devices.links import Link

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from engine.core.commands import Submit
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.types import FinishReason, Lane, Request, TokenEvent
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import FinishReason, Lane, Request, TokenEvent
+from engine.core.messages.step import StepPlan
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from lab.devices.cost import StepWork
 from lab.devices.links import LINKS, Link, Transfers

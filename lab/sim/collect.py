@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.core.config import CoreConfig, LaneGoals
-from engine.core.step import StepPlan
-from engine.core.types import FinishReason, Lane, Request, TokenEvent
+from engine.core.messages.requests import FinishReason, Lane, Request, TokenEvent
+from engine.core.messages.step import StepPlan
 from lab.devices.cost import StepWork
 from lab.sim.fairness import ServiceGaps
 from lab.traffic.histogram import Histogram

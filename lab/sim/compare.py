@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from lab.sim.report import Report
 from lab.sim.run import Setup, simulate
 from lab.traffic.workload import Workload

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import NamedTuple
 
-from engine.core.prefix import page_keys, realm_of
-from engine.core.sequence import Sequence
-from engine.core.state import EngineState
-from engine.core.step import StepPlan
-from engine.core.types import Lane, PageId, PrefixKey, Request
+from engine.core.memory.prefix import realm_of
+from engine.core.messages.requests import Lane, PageId, PrefixKey, Request
+from engine.core.messages.step import StepPlan
+from engine.core.state.engine_state import EngineState
+from engine.core.state.page_keys import page_keys
+from engine.core.state.sequence import Sequence
 from lab.devices.links import Transfers
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core.commands import Abort, DropAdapter
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash, Request
+from engine.core.messages.commands import Abort, DropAdapter
+from engine.core.messages.requests import AdapterHash, Request
+from engine.core.messages.step import Launch, StepPlan, StepResult
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Executor
 from lab.devices.cost import LiveSequence, StepWork, follow, measure

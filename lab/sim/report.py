@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.core.state import Counters, EngineState
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
+from engine.core.state.engine_state import Counters, EngineState
 from lab.sim.collect import Collector, Group
 from lab.traffic.histogram import Histogram, percentile
 from lab.traffic.workload import Workload

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request
+from engine.core.messages.commands import AdapterFetched, AddAdapter, Submit
+from engine.core.messages.requests import Lane, Request
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from lab.devices.cost import DeviceSpec
 from lab.sim.collect import Collector

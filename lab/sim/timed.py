@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
 
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
-from engine.core.proposals import verified
-from engine.core.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
-from engine.core.types import AdapterHash
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
+from engine.core.messages.requests import AdapterHash
+from engine.core.messages.step import AdapterFetch, Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
+from engine.core.plan.proposals import verified
 from engine.executor.base import Claim, Report
 from lab.devices.cost import CostModel, LiveSequence, StepWork, follow, measure
 from lab.traffic.workload import position_token

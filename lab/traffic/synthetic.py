@@ -8,8 +8,8 @@ from itertools import accumulate
 from math import pi, sin
 from random import Random
 
-from engine.core.counts import parse_count
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
+from gateway.core.counts import parse_count
 from lab.traffic.traces import Arrival, Trace
 
 RANKS = (4, 8, 16, 32, 64)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 
 BLOCK_TOKENS = 512
 """Number of tokens that a hash id in a Mooncake trace stands for."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.requests import Lane, Request, SamplingParams
 from lab.traffic.synthetic import Shares, Sizes, Zipf, adapter_ranks
 from lab.traffic.traces import BLOCK_TOKENS, Arrival, Trace
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from lora_kernels.gpu.launch import with_constants
 
 CHUNK = 4096
+"""Tokens that one program reads."""
 
 
-def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int = CHUNK) -> Tensor:
+def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int) -> Tensor:
     """Returns logprobs under the model's unmodified logits. Among tokens with equal logits, the lower id ranks first.
 
     Args:
@@ -20,20 +21,19 @@ def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int =
         rows: int32 [num_wanted]. Rows for which logprobs are wanted.
         ids: int64 [num_rows]. The token chosen in each row.
         width: number of likeliest tokens, at most vocab_size.
-        chunk: number of tokens that one program reads.
 
     Returns:
         int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens from
         the likeliest down, and bits of their fp32 logprobs.
     """
     wanted, vocab = len(rows), logits.shape[1]
-    chunks = triton.cdiv(vocab, chunk)
+    chunks = triton.cdiv(vocab, CHUNK)
     sums = torch.empty(wanted, chunks, 2, dtype=torch.float32, device=logits.device)
     tops = torch.empty(wanted, chunks, max(width, 1), dtype=torch.float32, device=logits.device)
     top_ids = torch.empty(tops.shape, dtype=torch.int32, device=logits.device)
     out = torch.empty(wanted, 1 + 2 * width, dtype=torch.int32, device=logits.device)
     stride = logits.stride(0)
-    rank = with_constants(rank_kernel, CHUNK=chunk, num_warps=8)
+    rank = with_constants(rank_kernel, CHUNK=CHUNK, num_warps=8)
     rank((wanted, chunks), logits, rows, sums, tops, top_ids, vocab, chunks, width, stride)
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "WIDTH": triton.next_power_of_2(max(width, 1))}
     finish = with_constants(logprob_kernel, **shape, num_warps=4)

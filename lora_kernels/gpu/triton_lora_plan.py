@@ -170,25 +170,13 @@ def record(
     has_long: bool = False,
 ) -> TritonLora:
     """Returns LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
-    have been copied into the workspace (`upload`), and which has long segments only if `has_long`."""
+    have been copied into the workspace (`LoraWorkspace.fill`), and which has long segments only if `has_long`."""
     tiles = min(num_rows, workspace.capacities[0])
     shrink = tiles * workspace.max_rank // RANK_TILE
     programs = (tiles, shrink, *(workspace.capacities[2:] if has_long else (0, 0)))
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
     lists = tile_lists(workspace.meta, workspace.sections, programs)
     return TritonLora(arena, table, rows, lists, workspace.sums, tuning)
-
-
-def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
-    """Copies a step's lists, which may be empty, into the workspace that recorded launches read. Makes one copy and
-    does not wait for it.
-
-    Raises:
-        ValueError: See `LoraWorkspace.fill`.
-    """
-    host = np.empty(workspace.sections[-1], dtype=np.int32)
-    used = workspace.fill(host, table, plan, tuning)
-    pinned.upload_into(workspace.meta[:used], host[:used])
 
 
 def _cut(

@@ -30,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.command import run
+from benchmarks.runner import run
 from benchmarks.server import launched
 from gateway.terminal.output import print_wide
 from tests.attack.catalogue import ATTACKS, repeat

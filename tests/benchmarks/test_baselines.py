@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.baselines import BATCH, MAX_LEN, Job, Live, Padded, Progress, judge, make_jobs
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 
 
 def job(number, arrival=0.0, prompt=10, output=5, lane=Lane.BATCH):

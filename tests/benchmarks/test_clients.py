@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.clients import LABELS, Job, from_events, ours, table, vllm, write_chats
+from benchmarks.clients import LABELS, Job, compared, from_events, ours, vllm, write_chats
 from tests.lab.bench_server import fake_server
 
 VLLM_PYTHON = os.environ.get("LORALANE_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
@@ -35,7 +35,7 @@ def test_latencies_from_events():
 def test_ratios_are_those_of_pairs():
     pairs = [(result(mean_ttft_ms=mine), result(mean_ttft_ms=theirs)) for mine, theirs in ((2, 2), (3, 2), (4, 5))]
     console = Console(file=StringIO(), width=200)
-    console.print(table(pairs))
+    console.print(compared(pairs))
     [line] = [line for line in console.file.getvalue().splitlines() if "TTFT mean" in line]
     cells = [cell.strip() for cell in line.split("│")[1:-1]]
     assert cells == ["TTFT mean, ms", "3.00", "2.000", "2.00", "2.500", "1.000", "0.800 to 1.500"]

@@ -4,7 +4,7 @@ import jsonschema
 
 from benchmarks.speculation_lanes import Slice
 from benchmarks.speculation_schemas import make_schemas
-from engine.core.types import TokenEvent
+from engine.core.messages.requests import TokenEvent
 
 
 def test_schemas_differ_and_are_schemas():

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.core.kv_moves import PageMemory
-from engine.core.step import StepResult
+from engine.core.messages.moves import PageMemory
+from engine.core.messages.step import StepResult
 from engine.executor.base import Executor
 from engine.kv.mover import KvMover
 from engine.kv.transports import SharedTransport

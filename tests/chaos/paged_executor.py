@@ -9,8 +9,8 @@ import sys
 from collections import defaultdict
 from hashlib import blake2b
 
-from engine.core.step import Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
-from engine.core.types import PageId
+from engine.core.messages.requests import PageId
+from engine.core.messages.step import Launch, SampledToken, ScheduledChunk, StepPlan, StepResult
 from engine.executor.fake import FakeExecutor, FakePages
 
 DIGEST_BYTES = 4

@@ -23,7 +23,7 @@ from random import Random
 
 from rich.console import Console
 
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from tests.chaos.deployment import READY_SECONDS, Deployment, Kind, KvLine, deployed
 from tests.chaos.draw import faults_of, kills_of, lasting_faults_of
 from tests.chaos.faults import Calm, Fault, catalogue

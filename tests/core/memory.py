@@ -6,8 +6,8 @@ from zlib import crc32
 
 from hypothesis import strategies as st
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import (
+from engine.core.config import CoreConfig, LaneGoals, Scheduling
+from engine.core.messages.commands import (
     Abort,
     AdapterFetched,
     AddAdapter,
@@ -17,10 +17,10 @@ from engine.core.commands import (
     MaskReady,
     Submit,
 )
-from engine.core.config import CoreConfig, LaneGoals, Scheduling
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.state import EngineState
-from engine.core.types import ErrorCode, Lane, Refusal, Request, SamplingParams
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import ErrorCode, Lane, Refusal, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, FakeSampler, num_alike
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.core.adapter_tiers import Ranking
-from engine.core.adapters import Adapter, HostCopy, begin_of
-from engine.core.commands import Abort, AdapterFetched, FetchCancelled, FetchFailed
-from engine.core.commit_adapters import pin_adapter
+from engine.core.commit.adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.types import Cause, ErrorCode
+from engine.core.memory.adapter_tiers import Ranking
+from engine.core.memory.adapters import Adapter, HostCopy, begin_of
+from engine.core.messages.commands import Abort, AdapterFetched, FetchCancelled, FetchFailed
+from engine.core.messages.requests import Cause, ErrorCode
 from tests.core.virtual import STEP, SteppedEngine
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ def test_a_request_tells_how_long_it_waited_for_its_adapter():
 
 
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):
-    monkeypatch.setattr("engine.core.planner.MOST_PASSED_OVER", 5)
+    monkeypatch.setattr("engine.core.plan.planner.MOST_PASSED_OVER", 5)
     stepped = FetchingEngine({f"a{number}": 2 for number in range(20)})
     for number in range(20):
         stepped.submit(f"r{number}", 20, 2, adapter_hash=f"a{number}")

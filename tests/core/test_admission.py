@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
-from engine.core.types import Lane, Pooling, Request, SamplingParams
+from engine.core.messages.requests import Lane, Pooling, Request, SamplingParams
 from tests.core.virtual import SteppedEngine
 
 PATIENT = LaneGoals(ttft_s=0.5, itl_s=0.1, max_wait_s=1.0)

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from engine.core.answer_lengths import MOST_GROUPS, AnswerLengths
 from engine.core.config import Scheduling
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.predict.answer_lengths import MOST_GROUPS, AnswerLengths
 from tests.core.virtual import SteppedEngine
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.commit_adapters import pin_adapter
+from engine.core.commit.adapters import pin_adapter
 from engine.core.config import LaneGoals, Scheduling
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
-from engine.core.victims import cheapest_first
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.policy.victims import cheapest_first
 from engine.rpc.wire import request_from_pb, request_to_pb
 from tests.core.virtual import SteppedEngine
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from tests.core.virtual import SteppedEngine
 
 

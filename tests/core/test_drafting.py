@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import draft_asks, proposals
-from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
-from engine.core.draft_asks import MOST_CAUGHT_UP, PROBE_STEPS, Wanted
-from engine.core.drafting import FIRST_DRAFTED, DraftCosts, Drafting, DraftPrices, DraftRecord, work_of
-from engine.core.proposals import MOST_DECODES
-from engine.core.proposer import Guess, PromptLookup
-from engine.core.step import Drafted
-from engine.core.types import Lane
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane
+from engine.core.messages.step import Drafted
+from engine.core.plan import draft_asks, proposals
+from engine.core.plan.draft_asks import MOST_CAUGHT_UP, PROBE_STEPS, Wanted
+from engine.core.plan.proposals import MOST_DECODES
+from engine.core.speculate.drafting import FIRST_DRAFTED, DraftCosts, Drafting, DraftPrices, DraftRecord, work_of
+from engine.core.speculate.proposer import Guess, PromptLookup
 from tests.core import virtual
 from tests.core.memory import (
     arrivals,

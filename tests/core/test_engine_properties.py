@@ -9,10 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.core.adapters import HostCopy
-from engine.core.apply import cancel, set_mode
-from engine.core.check import leftovers, violations
-from engine.core.commands import (
+from engine.core.commit.adapters import add_adapter, pin_adapter
+from engine.core.commit.apply import cancel, set_mode
+from engine.core.config import CoreConfig
+from engine.core.memory.adapters import HostCopy
+from engine.core.memory.prefix import realm_of, root_key
+from engine.core.messages.commands import (
     Abort,
     AdapterFetched,
     DropAdapter,
@@ -24,12 +26,10 @@ from engine.core.commands import (
     MaskReady,
     Submit,
 )
-from engine.core.commit_adapters import add_adapter, pin_adapter
-from engine.core.config import CoreConfig
-from engine.core.grammars import Stage
-from engine.core.plan import plan_step
-from engine.core.prefix import realm_of, root_key
-from engine.core.types import FinishReason, Lane, LaneMode, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.requests import FinishReason, Lane, LaneMode, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.plan.next_step import plan_step
+from engine.core.state.grammars import Stage
+from engine.core.watch.check import leftovers, violations
 from engine.executor.fake import fake_row, fake_vector
 from tests.core.memory import (
     ADAPTERS,

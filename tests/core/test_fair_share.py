@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.core.check import leftovers, violations
-from engine.core.clearing import MOST_DISPLACED
-from engine.core.commands import Abort
-from engine.core.fair_share import displaceable
-from engine.core.types import Lane
+from engine.core.messages.commands import Abort
+from engine.core.messages.requests import Lane
+from engine.core.plan.clearing import MOST_DISPLACED
+from engine.core.policy.fair_share import displaceable
+from engine.core.watch.check import leftovers, violations
 from tests.core.virtual import SteppedEngine
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.accounts import RECENT_S
 from engine.core.config import LaneGoals, Scheduling
-from engine.core.report import lane_reports, tenant_reports
-from engine.core.types import Lane
+from engine.core.fairness.accounts import RECENT_S
+from engine.core.messages.requests import Lane
+from engine.core.watch.report import lane_reports, tenant_reports
 from tests.core.virtual import SteppedEngine
 
 
@@ -68,6 +68,26 @@ def test_a_chat_that_takes_long_was_active_until_its_end():
     assert stepped.clock.now - stepped.times["chat"][0] > RECENT_S
     stepped.step(20)
     assert "long" not in stepped.ends and max(stepped.executor.took[-20:]) <= 0.04
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_prompts_that_are_late_extend_a_step_once_however_many_they_are(count):
+    """Each of them got a token of 60 ms in every step."""
+    stepped = SteppedEngine(num_pages=6000, max_model_len=64_000, interactive=LaneGoals(ttft_s=0.5, itl_s=0.04))
+    alone = stepped.executor.seconds
+    stepped.executor.seconds = lambda plan: alone(plan) + sum(1e-5 * c.num_tokens * c.start for c in plan.chunks)
+    stepped.learn()
+    stepped.submit("learn-context", 4000, 40)
+    stepped.finish()
+    for number in range(count):
+        stepped.submit(f"long-{number}", 9000, 1, tenant=f"tenant-{number}")
+    stepped.submit("chat", 40, 500, tenant="neighbour")
+    stepped.step(50)
+    for seq in stepped.state.running.values():
+        if seq.id.startswith("long"):
+            seq.num_computed = 6000  # as if its prompt were computed so far
+    stepped.step(40)
+    assert max(stepped.executor.took[-20:]) <= 2 * 0.04
 
 
 def test_no_prompt_keeps_a_newcomer_waiting_for_more_than_its_first_token_may_take():

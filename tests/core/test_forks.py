@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from tests.core.memory import ADAPTERS, added, expected_tokens, make_engine, request, run, tokens_of
 
 SIZE = 4

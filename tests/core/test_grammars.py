@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
-from engine.core.commit import finish_reason
-from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
-from engine.core.sequence import Sequence
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams
+from engine.core.commit.step import finish_reason
+from engine.core.messages.commands import Abort, GrammarFailed, GrammarReady, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams
+from engine.core.state.grammars import LEAST_BYTES
+from engine.core.state.sequence import Sequence
+from engine.core.watch.check import leftovers, violations
 from tests.core.memory import expected_tokens
 from tests.core.virtual import SteppedEngine
 

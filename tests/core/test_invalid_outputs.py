@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.check import violations
-from engine.core.types import ErrorCode, Lane, Refusal
+from engine.core.messages.requests import ErrorCode, Lane, Refusal
+from engine.core.watch.check import violations
 from tests.core.virtual import SteppedEngine
 
 INVALID = Refusal(ErrorCode.MODEL_OUTPUT_INVALID, "not a number")

@@ -6,9 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from engine.core.commands import FetchKv, Submit
 from engine.core.config import CoreConfig
-from engine.core.kv_moves import (
+from engine.core.memory.prefix import next_key, root_key
+from engine.core.messages.commands import FetchKv, Submit
+from engine.core.messages.moves import (
     CancelFetch,
     EndExport,
     ExportOver,
@@ -20,9 +21,9 @@ from engine.core.kv_moves import (
     PagesReady,
     PagesSent,
 )
-from engine.core.prefix import next_key, page_keys, root_key
-from engine.core.sequence import Sequence
-from engine.core.types import KvSource
+from engine.core.messages.requests import KvSource
+from engine.core.state.page_keys import page_keys
+from engine.core.state.sequence import Sequence
 from tests.core.memory import ADAPTERS, expected_tokens, make_engine, prompts, request, run, tokens_of
 from tests.core.test_engine_properties import CoreMachine
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.apply import cancel, set_goals, set_mode
-from engine.core.check import leftovers, violations
+from engine.core.commit.apply import cancel, set_goals, set_mode
 from engine.core.config import BATCH_GOALS, LaneGoals, Scheduling
-from engine.core.types import FinishReason, Lane, LaneMode
+from engine.core.messages.requests import FinishReason, Lane, LaneMode
+from engine.core.watch.check import leftovers, violations
 from tests.core.virtual import SteppedEngine
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from engine.core.config import LaneGoals, Scheduling
-from engine.core.fair_order import fair_order
-from engine.core.step_budget import StepBudget
-from engine.core.step_time import StepFeatures
-from engine.core.types import Lane
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import Lane
+from engine.core.plan.step_budget import StepBudget
+from engine.core.policy.fair_order import fair_order
 from tests.core.virtual import DECODE, PREFILL, STEP, SteppedEngine
 
 

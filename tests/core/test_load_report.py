@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.core.report import load_report
-from engine.core.step_time import StepFeatures
-from engine.core.types import Lane
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import Lane
+from engine.core.watch.report import load_report
 from tests.core.virtual import PREFILL, STEP, SteppedEngine
 
 

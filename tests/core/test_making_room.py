@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.core.check import leftovers
 from engine.core.config import Scheduling
-from engine.core.host_tier import HostTier
-from engine.core.types import Cause, Lane
-from engine.core.victims import cheapest_first
+from engine.core.memory.host_tier import HostTier
+from engine.core.messages.requests import Cause, Lane
+from engine.core.policy.victims import cheapest_first
+from engine.core.watch.check import leftovers
 from tests.core.virtual import SteppedEngine
 
 

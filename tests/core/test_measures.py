@@ -4,8 +4,8 @@ yields."""
 import pytest
 
 from engine.core.config import Scheduling
-from engine.core.state import Buckets
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
+from engine.core.state.engine_state import Buckets
 from tests.core.virtual import SteppedEngine
 
 

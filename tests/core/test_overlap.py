@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from engine.core.check import leftovers
-from engine.core.commands import Abort, DropAdapter, Submit
 from engine.core.config import CoreConfig, LaneGoals
-from engine.core.step_budget import StepBudget
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, DropAdapter, Submit
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.plan.step_budget import StepBudget
+from engine.core.watch.check import leftovers
 from tests.core.memory import (
     added,
     arrivals,

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from engine.core.pace import FIRST_LEAD_S, FIRST_STEPS, LONGEST_REST_S, NEEDS_KEPT, Need, Needs
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
+from engine.core.plan.pace import FIRST_LEAD_S, FIRST_STEPS, LONGEST_REST_S, NEEDS_KEPT, Need, Needs
 from tests.core.virtual import PLAN, STEP, SteppedEngine
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.types import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, SamplingParams
+from engine.core.watch.check import leftovers, violations
 from engine.executor.fake import fake_vector
 from tests.core.memory import added, make_engine, request, run_all
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.prediction import FAR, PREDICTION, Prediction
-from engine.core.proposer import Guess, PromptLookup
+from engine.core.speculate.prediction import FAR, PREDICTION, Prediction
+from engine.core.speculate.proposer import Guess, PromptLookup
 
 FILE = tuple(range(100, 160))
 

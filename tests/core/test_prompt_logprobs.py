@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
-from engine.core.prompt_logprobs import MOST_ALTERNATIVES, unpack
-from engine.core.step_time import StepFeatures
-from engine.core.types import ErrorCode, FinishReason, Lane, Pooling
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.prompt_logprobs import MOST_ALTERNATIVES, unpack
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Pooling
+from engine.core.watch.check import leftovers, violations
 from engine.executor.fake import fake_row
 from tests.core.memory import added, expected_tokens, make_engine, request, run_all, tokens_of
 

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import apply, proposals
-from engine.core.commands import Submit
+from engine.core.commit import apply
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.proposals import MOST_DECODES, proposer_for, verified
-from engine.core.proposer import (
+from engine.core.messages.commands import Submit
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.core.plan import proposals
+from engine.core.plan.proposals import MOST_DECODES, proposer_for, verified
+from engine.core.speculate.proposer import (
     LONGEST_REMEMBERED,
     MOST_CANDIDATES,
     MOST_MEMORIES,
@@ -23,9 +26,7 @@ from engine.core.proposer import (
     Guess,
     PromptLookup,
 )
-from engine.core.sequence import FIRST_ACCEPTANCE
-from engine.core.step import SampledToken
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.state.sequence import FIRST_ACCEPTANCE
 from engine.executor.fake import fake_token
 from tests.core import virtual
 from tests.core.memory import (

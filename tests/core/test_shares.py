@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.core.shares import Shares
+from engine.core.fairness.shares import Shares
 
 TENANTS = {"light": 0.001, "usual": 1.0, "other": 1.0, "heavy": 1000.0}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, MaskFailed, MaskReady, Submit
-from engine.core.slow_masks import SLICE_S
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, MaskFailed, MaskReady, Submit
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.state.slow_masks import SLICE_S
+from engine.core.watch.check import leftovers, violations
 from tests.core.memory import ADAPTERS, GRAMMARS, added, arrivals, configs, expected_tokens, make_engine
 from tests.core.test_grammars import School
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.chunk_sizes import chunk_that_fits
-from engine.core.step_time import StepFeatures, StepTimeModel
+from engine.core.messages.features import StepFeatures
+from engine.core.predict.chunk_sizes import chunk_that_fits
+from engine.core.predict.step_time import StepTimeModel
 
 
 def new_model():

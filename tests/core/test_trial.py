@@ -1,9 +1,9 @@
 """Requests that may have crashed an engine are computed in steps of their own until they are cleared."""
 
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.sequence import TRIAL_TOKENS
-from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, LaneMode
+from engine.core.state.sequence import TRIAL_TOKENS
 from tests.core.memory import expected_tokens, make_engine, request, run_all, tokens_of
 from tests.core.virtual import SteppedEngine
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from engine.core.commands import AddAdapter, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import Launch
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import AddAdapter, Submit
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.step import Launch
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from lab.sim.timed import VirtualClock, VirtualDevice

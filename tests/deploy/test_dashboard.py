@@ -8,7 +8,7 @@ from fakes import build_gateway_app
 from objects import CHART
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.limits import Scope
 from gateway.requests.record import RequestRecord

@@ -104,7 +104,7 @@ def test_a_second_ctrl_c_kills_what_has_not_ended(tiny_model, tmp_path):
 def test_ctrl_c_ends_a_preparation_and_leaves_nothing(tmp_path, moment, presses):
     models = tmp_path / "data" / "models"
     with started(tmp_path, "--model", "embedded", *PORTS) as (process, log):
-        children = family(process, "engine.model.prepare")
+        children = family(process, "engine.model.folders.prepare")
         heard(process, log, "reading the tokenizer")
         while moment != "begun" and not list(models.glob(".*")):
             assert process.poll() is None, log.read_text()

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.kv_moves import CancelFetch, FetchPages
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.moves import CancelFetch, FetchPages
+from engine.core.messages.requests import FinishReason, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

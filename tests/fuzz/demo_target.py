@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.process.files import default_data_dir
 from gateway.config.sections import AdminConfig, TenantConfig
 from gateway.config.whole import Config, demo_config

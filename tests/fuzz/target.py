@@ -22,7 +22,7 @@ from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from served import Served, served
 
-from engine.core.types import Request
+from engine.core.messages.requests import Request
 from gateway.requests.heartbeat import heartbeat_running
 
 ANSWERS = (

@@ -11,15 +11,13 @@ from typing import Any
 
 import httpx
 from batch_fakes import batch_options
-from fakes import ACME, BASE, GLOBEX, CountingLimiter
+from fakes import ACME, BASE, GLOBEX, CountingLimiter, key_ring
 from redis.asyncio import Redis
 from served import Served, served
 
-from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.service import Batches
 from gateway.files.service import Files
-from gateway.registry.memory import MemoryRecordStore
 
 PATIENCE = 60
 """Seconds; a browser on a busy machine takes a few for what is done at once on an idle one."""
@@ -95,9 +93,7 @@ def opened_console(page: Any, root: Path, redis_url: str, **app_options: Any) ->
     """Everything that the console asks for is there: tenants can be created, and batches listed. `app_options` go to
     `build_gateway_app`."""
     redis, limiter = Redis.from_url(redis_url), CountingLimiter()
-    accounts = AccountRegistry(
-        MemoryRecordStore(ACCOUNTS), {}, lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants])
-    )
+    accounts = key_ring(changed=lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants]))
     options = batch_options(redis, root / "stored")
     with served(root, limiter=limiter, accounts=accounts, **options, **app_options) as gateway:
         gateway.run(redis.flushall())

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import cache
@@ -15,13 +15,15 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+from file_fakes import build_files
 from openai import AsyncOpenAI
+from redis.asyncio import Redis
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
-from engine.core.types import (
+from engine.core.messages.requests import (
     ErrorCode,
     FinishReason,
     Lane,
@@ -39,11 +41,15 @@ from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
-from gateway.accounts.mirror import AccountMirror
+from gateway.accounts.record import ACCOUNTS
+from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
+from gateway.batches.eta import EtaEstimator
+from gateway.batches.service import Batches
+from gateway.batches.store import BatchStore
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
@@ -51,7 +57,9 @@ from gateway.core.usage import UsageRow, day_of
 from gateway.engines.directory import EngineDirectory
 from gateway.engines.member import MEMBERS
 from gateway.engines.replica import EngineOverview
+from gateway.files.service import Files
 from gateway.http.api import create_app
+from gateway.http.settings import PortSettings
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
@@ -64,7 +72,10 @@ from gateway.requests.record import RequestRecord
 from gateway.requests.route_runner import RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway, ServiceSettings
+from gateway.responses.service import Responses
+from gateway.responses.store import ResponseStore
 from gateway.routing.news import Role
+from gateway.services import Services
 from gateway.text.tokenizer import Tokenizer
 from gateway.usage.report import UsageAdmin
 
@@ -72,6 +83,8 @@ BASE = "tiny"
 CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
+AWAY = "redis://127.0.0.1:1"
+"""Address at which no Redis answers."""
 DEVICE_SECONDS = 0.002
 """Device time of each event that has tokens."""
 ENGINE_WAIT_SECONDS = 0.2
@@ -514,6 +527,12 @@ class GatewayApp:
     app: Any
     usage: UsageAdmin
     operations: Operations
+    services: Services
+
+    def open_again(self, accounts: AccountRegistry | None = None, **settings_of_port: Any) -> None:
+        """Make another application of the same services or, if `accounts` are given, with these."""
+        self.services = replace(self.services, accounts=accounts or self.services.accounts)
+        self.app = create_app(self.services, PortSettings(**settings_of_port))
 
     def client(self, key: str | None = "sk-acme") -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -533,11 +552,14 @@ class GatewayApp:
         assert await self.limiter.outstanding() == 0
 
 
-def key_ring(owners: Mapping[str, Tenant] = KEYS) -> AccountMirror:
-    """Return the tenants and keys of `owners`, which is keyed by API key, without a registry behind them."""
+def key_ring(
+    owners: Mapping[str, Tenant] = KEYS, changed: Callable[[Sequence[Tenant]], None] = lambda tenants: None
+) -> AccountRegistry:
+    """Return a registry that admits the tenants and keys of `owners`, which is keyed by API key, besides those that are
+    created in it."""
     hashes = {hash_key(key): tenant for key, tenant in owners.items()}
     principals = {known: Principal(tenant, key_id(known), tenant is ADMIN_TENANT) for known, tenant in hashes.items()}
-    return AccountMirror(principals, lambda tenants: None)
+    return AccountRegistry(MemoryRecordStore(ACCOUNTS), principals, changed)
 
 
 def principal(key: str = "sk-acme") -> Principal:
@@ -559,12 +581,17 @@ async def build_gateway_app(
     grammars: GrammarPool | None = None,
     others: Mapping[str, FakeEngine] = MappingProxyType({}),
     routes: RouteTable | None = None,
-    **app_options: Any,
+    accounts: AccountRegistry | None = None,
+    files: Files | None = None,
+    batches: Batches | None = None,
+    responses: Responses | None = None,
+    **settings_of_port: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
     and the base models `others` without adapters, and virtual models for which the base stands.
 
-    The gateway tells `observers` of a request before it tells its own.
+    The gateway tells `observers` of a request before it tells its own. Files, batches and responses that are not given
+    are on a Redis that is away; responses are never stored there.
     """
     engine, limiter, watcher = FakeEngine(), limiter or CountingLimiter(), Watcher()
     metrics = Metrics(dict.fromkeys((BASE, *others), DEFAULT_GOALS))
@@ -599,5 +626,19 @@ async def build_gateway_app(
         routes=routes,
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
-    app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)
-    return GatewayApp(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)
+    away = Redis.from_url(AWAY)
+    files = files or build_files(away, root / "stored")
+    batches = batches or Batches(BatchStore(away), files, 1)
+    services = Services(
+        gateway=gateway,
+        accounts=accounts or key_ring(),
+        metrics=metrics,
+        operations=operations,
+        usage=usage,
+        files=files,
+        batches=batches,
+        etas=EtaEstimator(batches, gateway),
+        responses=responses or Responses(ResponseStore(away), "never"),
+    )
+    app = create_app(services, PortSettings(**settings_of_port))
+    return GatewayApp(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations, services)

@@ -17,8 +17,8 @@ from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 
-from engine.core.types import Lane
-from gateway.accounts.mirror import AccountMirror
+from engine.core.messages.requests import Lane
+from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import Tenant
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
@@ -66,7 +66,7 @@ class Refusal:
         return [violation.field for violation in self.details["BadRequest"].field_violations]
 
 
-def keys() -> AccountMirror:
+def keys() -> AccountRegistry:
     return key_ring(KEYS | {"sk-night": NIGHT})
 
 
@@ -79,19 +79,11 @@ async def open_grpc_app(
     routes: RouteTable | None = None,
     **options: Any,
 ) -> AsyncIterator[GrpcApp]:
-    """Start a gRPC server, which gets `grace_seconds` and `options`, and connect a client to it. The gateway also
-    serves the base models `others`, and virtual models."""
-    gateway_app = await build_gateway_app(root, others=others, routes=routes)
+    """Start a gRPC server, which gets `grace_seconds`, and connect a client to it. The gateway also serves the base
+    models `others`, and virtual models; `options` go to `build_gateway_app`."""
+    gateway_app = await build_gateway_app(root, others=others, routes=routes, accounts=keys(), **options)
     await gateway_app.limiter.configure([*gateway_app.limiter._tenants.values(), NIGHT])
-    server = GrpcServer(
-        gateway_app.gateway,
-        keys(),
-        operations=gateway_app.operations,
-        max_message_bytes=MAX_MESSAGE_BYTES,
-        grace_seconds=grace_seconds,
-        usage=gateway_app.usage,
-        **options,
-    )
+    server = GrpcServer(gateway_app.services, max_message_bytes=MAX_MESSAGE_BYTES, grace_seconds=grace_seconds)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield GrpcApp(
             gateway_app, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel

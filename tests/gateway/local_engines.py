@@ -5,8 +5,8 @@ import threading
 from contextlib import aclosing
 
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.pb import engine_pb2 as pb

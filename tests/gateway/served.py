@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 import uvicorn
-from fakes import GatewayApp, build_gateway_app, key_ring
+from fakes import GatewayApp, build_gateway_app
 
 from gateway.http.guard import GuardedProtocol, guarded_config
 from gateway.rpc.api import GrpcServer
@@ -51,17 +51,7 @@ def served(
     async def serve() -> None:
         gateway_app = await build_gateway_app(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        same = {name: app_options.get(name) for name in ("files", "batches", "responses")}
-        server = GrpcServer(
-            gateway_app.gateway,
-            key_ring(),
-            app_options.get("accounts"),
-            gateway_app.operations,
-            usage=gateway_app.usage,
-            grace_seconds=0.0,
-            **same,
-        )
-        async with server as grpc_port:
+        async with GrpcServer(gateway_app.services, grace_seconds=0.0) as grpc_port:
             ready.set_result(Served(gateway_app, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
             room = gateway_app.gateway.wire
             servers.append(uvicorn.Server(guarded_config(wrap(gateway_app.app), protocol, room=room, lifespan="off")))

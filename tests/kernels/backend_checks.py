@@ -1,5 +1,5 @@
-"""What every backend must satisfy, as functions of a backend: the torch one is checked in the test process, the Triton
-one in a process of its own under the interpreter."""
+"""What every backend must satisfy, as functions of a backend: numba's and the reference are checked in the test
+process, the Triton one in a process of its own under the interpreter."""
 
 from __future__ import annotations
 

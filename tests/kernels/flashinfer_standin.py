@@ -2,7 +2,7 @@
 
 A plan writes what its kernels need into buffers, and kernels read these alone, as on a GPU: a replay that runs after
 another plan than its own, or with lists that were overwritten, fails. Sizes of workspaces, and what is refused, follow
-the source of the version in `benchmarks/gpu/flashinfer_facts.py`. fp32 is served, which FlashInfer does not: only so
+the source of the version in `flashinfer_facts.py`. fp32 is served, which FlashInfer does not: only so
 are results exact enough to compare texts.
 """
 

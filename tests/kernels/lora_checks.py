@@ -15,9 +15,10 @@ from torch import Tensor
 
 from lora_kernels import reference
 from lora_kernels.gpu import triton_lora
-from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, prepare, record, upload
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, prepare, record
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
-from lora_kernels.layout import ProjectionGroup
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.segments import SegmentPlan
 
 SMALL = LoraTuning(k_per_split=256, tile_rows=16, long_from=24, long_rows=16, long_k=32, long_expand_rows=8)
 """Blocks so small that every kind of tile, and four parts, occur in cases of little work."""
@@ -133,6 +134,13 @@ def fp8_zero_b_is_the_identity() -> None:
     case = lora_case([8, 40], [0, 1, 0], dtype=torch.float16, zero_b=True, fp8=True)
     out, _ = case.inputs(case.shape.groups[0])
     assert torch.equal(eager(case, case.shape.groups[0]), out)
+
+
+def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
+    """Copy a step's lists into the workspace that recorded launches read, as an engine copies them."""
+    host = np.empty(workspace.sections[-1], dtype=np.int32)
+    used = workspace.fill(host, table, plan, tuning)
+    workspace.meta[:used] = torch.from_numpy(host[:used])
 
 
 def replay(workspace: LoraWorkspace, case: LoraCase, group: ProjectionGroup, num_rows: int = 64) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -10,10 +11,11 @@ from backend_checks import assert_error_within_twice
 from interpreter_numbers import tensor_cores
 from torch import Tensor
 
-from lora_kernels import linear as linear_hook
+from lora_kernels import forms
 from lora_kernels.gpu import quantized_linear
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.quantized_weights import pack, stored_bits
+from lora_kernels.linear import make_embedding, make_linear
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, quantize
 
 CODINGS = {
@@ -109,11 +111,18 @@ def an_embedding_looks_rows_up() -> None:
     torch.testing.assert_close(out, weight.dequantize()[ids.long()], rtol=1e-6, atol=1e-7)
 
 
-def the_hook_makes_a_device_layer_and_shares_tied_embeddings() -> None:
+def as_on_gpu(table: tuple[forms.Form, ...]) -> tuple[forms.Form, ...]:
+    """Return the table of forms with the row of a GPU's codes first, for all codes on any device."""
+    [row] = [form for form in table if form.name == "codes on a GPU"]
+    return (replace(row, fits=lambda stored: stored.coding is not None), *table)
+
+
+def the_tables_make_a_device_layer_and_shares_tied_embeddings() -> None:
     weight, x = random_weight(INT8), rows_of(2)
-    with patch.object(linear_hook, "on_gpu", lambda _: True):
-        head = linear_hook.make_linear(weight, dtype=torch.float32)
-        embeddings = [linear_hook.make_embedding(weight, head, torch.float32, tied=tied) for tied in (True, False)]
+    tables = as_on_gpu(forms.FORMS), as_on_gpu(forms.EMBEDDING_FORMS)
+    with patch.multiple(forms, FORMS=tables[0], EMBEDDING_FORMS=tables[1]):
+        head = make_linear(weight, dtype=torch.float32)
+        embeddings = [make_embedding(weight, head, torch.float32, tied=tied) for tied in (True, False)]
     assert isinstance(head, DeviceLinear)
     assert [embedding.weight is head.parts[0].weight for embedding in embeddings] == [True, False]
     torch.testing.assert_close(head(x).double(), expected(x, weight), rtol=1e-4, atol=1e-4)
@@ -162,7 +171,7 @@ QUANTIZED_CHECKS: dict[str, Callable[[], None]] = {
             a_fused_layer_equals_its_parts,
             a_group_of_equal_weights_keeps_them,
             an_embedding_looks_rows_up,
-            the_hook_makes_a_device_layer_and_shares_tied_embeddings,
+            the_tables_make_a_device_layer_and_shares_tied_embeddings,
             sick_rows_harm_no_other,
         )
     },

@@ -7,9 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from flashinfer_facts import find_differences
 from kernel_cases import ATTENTION_CASES, attention_case
 
-from benchmarks.gpu.flashinfer_facts import find_differences
 from lora_kernels import attention_choice, reference, select
 from lora_kernels.attention_choice import (
     FEW_DECODES,

@@ -27,8 +27,8 @@ def test_weights_come_back_through_the_table(ranks, random):
     table.set(0, layout, tuple(pages))
     for (layer, target), (a, b) in blocks.items():
         (bits_a, scale_a), (bits_b, scale_b) = quantise_rows(a), quantise_rows(b.T)
-        stored_a = reference._block(arena.view(-1), table, 0, layer, target, SIDE_A, a.shape[1])
-        stored_b = reference._block(arena.view(-1), table, 0, layer, target, SIDE_B, len(b))
+        stored_a = reference.gather_block(arena.view(-1), table, 0, layer, target, SIDE_A, a.shape[1])
+        stored_b = reference.gather_block(arena.view(-1), table, 0, layer, target, SIDE_B, len(b))
         assert torch.equal(stored_a, bits_a.view(torch.float8_e4m3fn).float())
         assert torch.equal(stored_b, bits_b.view(torch.float8_e4m3fn).float() * (scale_a * scale_b))
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import Shape
+from lora_checks import upload
 
-from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, prepare, record, upload
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, prepare, record
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, plan_layout
 from lora_kernels.segments import plan_segments

@@ -133,11 +133,6 @@ def test_swiglu_is_torchs(backend, dtype):
     torch.testing.assert_close(backend.pointwise.bounded_swiglu(gate_up, bounds), expected, equal_nan=True)
 
 
-def test_without_numba_torch_answers(monkeypatch):
-    monkeypatch.setattr(select, "find_spec", lambda name: None)
-    assert select.select_backend(torch.device("cpu"), torch.float32).name == "torch"
-
-
 def test_kernels_are_compiled_before_they_are_needed():
     told = []
     backend = select.select_backend(torch.device("cpu"), torch.float32, lambda *news: told.append(news))

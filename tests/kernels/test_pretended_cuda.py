@@ -10,8 +10,8 @@ import triton.language as tl
 from all_launches import all_kernels, launch_all
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.core.types import SamplingParams
-from engine.model.device_sampler import DeviceSampler
+from engine.core.messages.requests import SamplingParams
+from engine.model.sample.device_sampler import DeviceSampler
 from lab.without_gpu.pretended_cuda import can_pretend, pretend
 from lora_kernels.gpu.triton_tuned import LEAST_EARLY
 

@@ -5,7 +5,7 @@ import torch
 
 from lora_kernels.cpu.numba_quantized_gemm import code_bits
 from lora_kernels.cpu.quantized_linear import Panels, QuantizedEmbedding, QuantizedLinear
-from lora_kernels.linear import make_embedding, make_linear, quantized_form
+from lora_kernels.linear import make_embedding, make_linear
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, find_coding, quantize, stack
 
 FEATURES, WIDTH = 130, 384
@@ -137,11 +137,11 @@ def test_a_row_keeps_its_bits_among_others_and_harms_none(dtype):
 def test_a_fused_layer_of_several_codings_equals_its_parts():
     pieces = [weight(INT4, 1, 50), weight(INT4, 2, 70), weight(INT8, 3, 33)]
     linear, x = make_linear(pieces, torch.arange(153.0), torch.float32), rows(5, torch.float32)
-    assert len(quantized_form(linear).panels) == 2, "pieces of one coding are one"
+    assert len(linear.panels) == 2, "pieces of one coding are one"
     expected = x @ torch.cat([piece.dequantize() for piece in pieces]).T + torch.arange(153.0)
     torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-4)
     mixed = make_linear([pieces[0], torch.ones(3, WIDTH)], None, torch.float32)
-    assert quantized_form(mixed) is None
+    assert not isinstance(mixed, QuantizedLinear)
     torch.testing.assert_close(mixed(x)[:, 50:], x.sum(1, keepdim=True).expand(5, 3), rtol=1e-4, atol=1e-4)
 
 
@@ -169,8 +169,8 @@ def test_tied_embeddings_are_in_memory_once():
     one = weight(INT8)
     head = make_linear(one, dtype=torch.bfloat16)
     embedding = make_embedding(one, head, torch.bfloat16, tied=True)
-    assert embedding._panels is quantized_form(head).panels[0]
-    assert quantized_form(head).nbytes <= 1.2 * one.nbytes, "panels of 48 outputs pad 130"
+    assert embedding._panels is head.panels[0]
+    assert head.nbytes <= 1.2 * one.nbytes, "panels of 48 outputs pad 130"
 
 
 def test_quantising_keeps_what_the_bits_can_hold():

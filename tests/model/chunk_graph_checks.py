@@ -16,10 +16,10 @@ import torch
 from graph_checks import CPU, FILTERED, LOGPROBS, SAMPLED, Pair, Setup
 from torch import Tensor
 
-from engine.model.assembly import build_decoder
-from engine.model.decoder import Decoder
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.decoder import Decoder
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 
@@ -45,7 +45,7 @@ def decoder(dtype: torch.dtype) -> Decoder:
     """The tiny model with a window in its first layer."""
     folder = Path(sys.argv[1])
     spec = replace(read_spec(folder), windows=(WINDOW, None))
-    with patch("engine.model.assembly.make_linear", exact_linear):
+    with patch("engine.model.decode.assembly.make_linear", exact_linear):
         return build_decoder(spec, open_weights(folder, spec), dtype, CPU)
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.prompt_logprobs import unpack
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
-from engine.model.device_sampler import DeviceSampler, RowUploads
-from engine.model.draws import uniforms
-from engine.model.masks import TokenMasks, pack_bits
-from engine.model.sampler import Sampler
-from engine.model.scorer import pack_on_cpu, pack_on_gpu
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.model.sample.device_sampler import DeviceSampler, RowUploads
+from engine.model.sample.draws import uniforms
+from engine.model.sample.masks import TokenMasks, pack_bits
+from engine.model.sample.sampler import Sampler
+from engine.model.sample.scorer import pack_on_cpu, pack_on_gpu
 from lab.without_gpu.interpreter_speed import spare_repeated_work
 from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
 

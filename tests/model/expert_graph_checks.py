@@ -13,10 +13,10 @@ import torch
 from graph_checks import CPU, LOGPROBS, SAMPLED, Pair, Setup
 from torch import Tensor
 
-from engine.model.assembly import build_decoder
-from engine.model.decoder import Decoder
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.decoder import Decoder
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights
 from lora_kernels.gpu.grouped_linear import DeviceExperts
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 
@@ -41,7 +41,7 @@ def device_experts(
 def decoder() -> Decoder:
     folder = Path(sys.argv[2])
     spec = read_spec(folder)
-    with patch("engine.model.assembly.make_grouped", device_experts):
+    with patch("engine.model.decode.assembly.make_grouped", device_experts):
         return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
 
 

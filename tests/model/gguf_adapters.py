@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from engine.model.gguf_names import gguf_name
+from engine.model.gguf.names import gguf_name
 
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 VALUES = {"general.type": "adapter", "adapter.type": "lora"}

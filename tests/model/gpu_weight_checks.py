@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch_state import BatchState
-from engine.model.decoder import Decoder
-from engine.model.host_memory import Blob
-from engine.model.lora import target_widths
-from engine.model.quantize import quantized_source
-from engine.model.spec import read_spec
-from engine.model.weights import WeightSource, open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.decoder import Decoder
+from engine.model.layers.lora import target_widths
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.spec.config import read_spec
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import WeightSource, open_weights
 from lab.without_gpu.interpreter_speed import spare_repeated_work
-from lora_kernels import linear
+from lora_kernels import forms
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.layout import pack_adapter, plan_layout
@@ -74,12 +75,19 @@ def logits(decoder: Decoder) -> list[torch.Tensor]:
     return [rows[batch.sample_ids.index(str(index))] for index in range(2)]
 
 
+def as_on_gpu(table: tuple[forms.Form, ...]) -> tuple[forms.Form, ...]:
+    """Return the table of forms with the row of a GPU's codes first, for all codes on any device."""
+    [row] = [form for form in table if form.name == "codes on a GPU"]
+    return (replace(row, fits=lambda stored: stored.coding is not None), *table)
+
+
 def compare(folder: Path, form: str) -> list[float]:
     spec = read_spec(folder)
     stored, outcomes = open_weights(folder, spec), []
     source = by_rows(stored) if form == "by_rows" else quantized_source(stored, form, None)
     for keeps in (True, False):
-        with patch.object(linear, "on_gpu", lambda _: True):
+        tables = as_on_gpu(forms.FORMS), as_on_gpu(forms.EMBEDDING_FORMS)
+        with patch.multiple(forms, FORMS=tables[0], EMBEDDING_FORMS=tables[1]):
             kept = source if keeps else lambda name: dense(source(name))
             decoder = build_decoder(spec, kept, torch.float32, CPU)
         assert isinstance(decoder.layers[0].qkv, DeviceLinear) == keeps

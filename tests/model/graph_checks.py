@@ -19,21 +19,21 @@ from graph_engine import an_engine_ahead_of_replays
 from rerun import Launches, Rerun
 from torch import Tensor
 
-from engine.core.step import Admission, SampledToken, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch import UNKNOWN
-from engine.model.batch_state import BatchState
-from engine.model.decoder import Decoder
-from engine.model.device_sampler import DeviceSample, DeviceSampler
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.host_memory import Blob
-from engine.model.lora import target_names, target_widths
-from engine.model.masks import TokenMasks, pack_bits
-from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over
-from engine.model.weights import open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, SampledToken, ScheduledChunk
+from engine.model.batch.rows import UNKNOWN
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.decoder import Decoder
+from engine.model.layers.lora import target_names, target_widths
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.sample.device_sampler import DeviceSample, DeviceSampler
+from engine.model.sample.masks import TokenMasks, pack_bits
+from engine.model.spec.config import read_spec
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
+from engine.model.weights.reader import open_weights
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -42,7 +42,7 @@ from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.layout import pack_adapter, plan_layout
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.token_rows import TokenIds
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ class SteppedArena:
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
         backend: Backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
         if setup.against_torch and not is_recorded:
-            backend = TorchBackend()
+            backend = ReferenceBackend()
         self.sampler = Watched(VOCAB, CPU, (2, 3), MAX_SEQS, SamplingTiles(128, 128))
         self.state = BatchState(MAX_SEQS, MAX_LEN, BLOCK)
         self.recorder, graphs = Rerun(warms_up=setup.warms_up), None

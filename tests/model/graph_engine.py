@@ -17,17 +17,17 @@ from rerun import Rerun
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.device_sampler import DeviceSampler
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps, forward_over
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -35,7 +35,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.pinned import UploadRing
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
@@ -136,7 +136,7 @@ class SteppedEngine:
 def _sample_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     """Steps are replayed if there is a recorder; otherwise torch computes them, without the interpreter."""
     attention = PagedAttention(DecodeTuning(block_n=16, split_tokens=16, max_splits=4, programs=3))
-    backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else TorchBackend()
+    backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else ReferenceBackend()
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None

@@ -9,8 +9,8 @@ from torch.distributed import HashStore
 from engine.model.parallel.follower import follow
 from engine.model.parallel.group import hang_up
 from engine.model.parallel.leader import Leader
-from engine.model.parallel.ranks import join_ranks
-from engine.model.runner import ModelRunner
+from engine.model.ranks.collectives import join_ranks
+from engine.model.runner.model_runner import ModelRunner
 
 
 class RankThread:

@@ -16,7 +16,7 @@ from chunk_graph_checks import CHUNK_CHECKS
 from expert_graph_checks import EXPERT_CHECKS
 from graph_checks import CHECKS
 
-from engine.model import rungs
+from engine.model.steps import rungs
 from lab.without_gpu.interpreter_speed import spare_repeated_work
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from engine.model.graphs import Replay
+from engine.model.steps.graphs import Replay
 
 WAITING = ("aten.item", "_local_scalar_dense", "nonzero", "aten.equal")
 """Operations whose result the host must wait for."""

@@ -11,11 +11,11 @@ from peft import PeftModel
 from peft_folders import TARGETS, base_model, save_adapter
 from test_peft_parity import GREEDY, assert_agrees, make_engine, run
 
-from engine.core.commands import Submit
-from engine.core.types import ErrorCode, Lane, Request
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import ErrorCode, Lane, Request
 from engine.engine import Engine
-from engine.model.peft_config import parse_config
-from engine.model.peft_settings import AdapterError
+from engine.model.adapters.peft.config import parse_config
+from engine.model.adapters.peft.settings import AdapterError
 
 TALK = tuple(5 + 7 * place % 31 for place in range(53))
 """A conversation without invocation tokens, of which the last page is not full."""

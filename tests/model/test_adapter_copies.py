@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.adapter_copies import PlainCopies, QueuedCopies
-from engine.model.host_memory import Blob, PagedMemory
+from engine.model.memory.adapter_copies import PlainCopies, QueuedCopies
+from engine.model.memory.host import Blob, PagedMemory
 from lora_kernels.layout import plan_layout
 
 PAGE = 64

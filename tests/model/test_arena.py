@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.step import PageCopy
-from engine.model.arena import Arena, PageShape
-from engine.model.host_memory import Blob
-from engine.model.host_pages import HostPages
-from engine.model.lora import TARGETS
+from engine.core.messages.step import PageCopy
+from engine.model.layers.lora import TARGETS
+from engine.model.memory.arena import Arena, PageShape
+from engine.model.memory.host import Blob
+from engine.model.memory.host_pages import HostPages
 from lora_kernels.layout import ALIGN, pack_adapter, plan_layout
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def bits(pages):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("staged", [1, 2, 100])
 def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged, monkeypatch):
-    monkeypatch.setattr("engine.model.host_pages.STAGING_BYTES", staged * 48 * dtype.itemsize)
+    monkeypatch.setattr("engine.model.memory.host_pages.STAGING_BYTES", staged * 48 * dtype.itemsize)
     pinned = torch.zeros(8, 48, dtype=dtype, pin_memory=device == "cuda")
     host = HostPages(pinned, torch.device(device))
     before = random_bits(12, 48, dtype=dtype)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.batch import UNKNOWN
-from engine.model.batch_state import BatchState
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.rows import UNKNOWN
+from engine.model.batch.state import BatchState
 
 BLOCK = 4
 

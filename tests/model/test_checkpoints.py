@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
 from engine.model.checkpoints.folder import Folder
-from engine.model.lora import TARGETS
-from engine.model.sizes import count_weight_bytes, find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import WeightsError, open_weights, read_kv_scales
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import TARGETS
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import WeightsError, open_weights, read_kv_scales
+from lora_kernels.cpu.quantized_linear import QuantizedLinear
 from lora_kernels.fp8 import FP8
-from lora_kernels.linear import quantized_form
 from lora_kernels.quantized import Coding, QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, random_adapter, save_model
 
@@ -293,7 +293,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family):
     model = save_model("llama", tmp_path, **SIZE)
     quantise(model, tmp_path, MODELS[family])
     run = Replay(tmp_path)
-    assert (quantized_form(run.decoder.layers[0].qkv) is None) == (family == "fp8")
+    assert isinstance(run.decoder.layers[0].qkv, QuantizedLinear) == (family != "fp8")
     assert (read_kv_scales(tmp_path, run.spec) == 1).all()
     adapter = random_adapter(run.spec, (8,) * 7)
     run.load("adapter", adapter)
@@ -321,7 +321,8 @@ def test_memory_is_counted_as_quantised(tmp_path):
     assert counted == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, bf16))
     assert 2 * plain == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, torch.float32))
     [layer, *_] = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, CPU).layers
-    assert quantized_form(layer.feed_forward.down).nbytes >= 256 * 256 * 5 // 8
+    assert isinstance(layer.feed_forward.down, QuantizedLinear)
+    assert layer.feed_forward.down.nbytes >= 256 * 256 * 5 // 8
 
 
 def test_targets_and_modules_to_ignore_are_honoured(tmp_path):

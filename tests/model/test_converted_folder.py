@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from engine.model.converted_folder import check_tokenizer, prepare_folder
-from engine.model.prepare import prepare_model
+from engine.model.folders.converted import check_tokenizer, prepare_folder
+from engine.model.folders.prepare import prepare_model
 from engine.process.model_source import find_prepared, prepared_folder
 from gateway.core.errors import ApiError
 from gateway.serve.prepare import described_folder

@@ -7,15 +7,15 @@ import pytest
 import torch
 from tiny_families import FAMILIES, VOCAB, save_model
 
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch_state import BatchState
-from engine.model.host_memory import Blob
-from engine.model.lora import TARGETS, target_widths
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import TARGETS, target_widths
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights
 from lora_kernels.layout import pack_adapter, plan_layout
 from lora_kernels.select import select_backend
 

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from engine.config import EngineConfig, Speculation
-from engine.core import draft_asks, proposals
 from engine.core.config import Scheduling
-from engine.core.draft_asks import Wanted
-from engine.core.proposer import Guess, PromptLookup
-from engine.core.types import Request, SamplingParams
-from engine.model.draft_folder import find_draft
-from engine.model.runner import ModelRunner
-from engine.model.spec import read_spec
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.plan import draft_asks, proposals
+from engine.core.plan.draft_asks import Wanted
+from engine.core.speculate.proposer import Guess, PromptLookup
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.spec.config import read_spec
+from engine.model.spec.draft import find_draft
 from engine.serve.explain import explain
 
 DRAFT_BLOCK = 4

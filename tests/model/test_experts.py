@@ -14,21 +14,21 @@ from tiny_engine import TinyEngine
 from tiny_families import STACKED, save_model
 
 from engine.config import EngineConfig, Speculation
-from engine.model.assembly import build_decoder
-from engine.model.lora import LoraStep, prepare_lora, target_names, target_widths
-from engine.model.parallel.shard import Shard
-from engine.model.peft_loader import load_peft
-from engine.model.peft_settings import AdapterError
-from engine.model.peft_targets import target_shapes
-from engine.model.quantize import quantized_source
-from engine.model.sizes import TABLE_BYTES, fill_sizes, fit_table
-from engine.model.spec import parse_spec, read_spec
-from engine.model.weights import CPU, open_weights
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.adapters.peft.targets import target_shapes
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import LoraStep, prepare_lora, target_names, target_widths
+from engine.model.ranks.shard import Shard
+from engine.model.runner.sizes import TABLE_BYTES, fill_sizes, fit_table
+from engine.model.spec.config import parse_spec, read_spec
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import CPU, open_weights
 from lora_kernels.cpu.numba_grouped import PackedExperts
 from lora_kernels.grouped import ExpertByExpert
 from lora_kernels.layout import TARGET_BYTES, LoraTable, plan_layout
-from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.quantized import dense
+from lora_kernels.reference import ReferenceBackend
 from lora_kernels.segments import plan_segments
 
 RANK, HIDDEN = 3, 64
@@ -124,7 +124,7 @@ def test_ranks_and_stages_divide_experts(family, tmp_path):
 
 def test_quantised_experts_are_computed_as_they_are(tmp_path):
     save_model("qwen2_moe", tmp_path, moe_intermediate_size=64)
-    spec, backend = read_spec(tmp_path), TorchBackend()
+    spec, backend = read_spec(tmp_path), ReferenceBackend()
     source = quantized_source(open_weights(tmp_path, spec), "int4", None)
     kept, plain = (
         build_decoder(spec, weights, torch.float32, CPU).layers[1].feed_forward
@@ -215,7 +215,7 @@ def test_a_step_knows_its_largest_rank_on_experts(tmp_path):
             of_targets[1, names.index(name)] = rank
         layout = plan_layout(of_targets, target_widths(spec), page)
         table.set(1, layout, tuple(range(layout.num_pages)))
-        work = prepare_lora(TorchBackend(), arena, table, rows, 3).of_experts
+        work = prepare_lora(ReferenceBackend(), arena, table, rows, 3).of_experts
         assert (work and work.adapters.max_rank) == expected
 
 
@@ -241,7 +241,7 @@ def test_the_draft_models_table_of_adapters_stays_small_too(tmp_path, monkeypatc
     config = EngineConfig(str(tmp_path), load_format="dummy", num_pages=8, max_seqs=2, token_budget=32)
     config = replace(config, host_adapter_gb=0.1, speculation=Speculation(tmp_path))
     of_adapter = 2 * spec.layers * len(target_names(spec)) * TARGET_BYTES
-    monkeypatch.setattr("engine.model.sizes.TABLE_BYTES", 10 * of_adapter)
+    monkeypatch.setattr("engine.model.runner.sizes.TABLE_BYTES", 10 * of_adapter)
     assert fill_sizes(config, spec, CPU, torch.float32).config.max_resident_adapters == 10
 
 

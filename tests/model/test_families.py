@@ -19,16 +19,16 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.config import EngineConfig
-from engine.core.types import SamplingParams
-from engine.model.families import FAMILIES
-from engine.model.gguf_weights import ARCHITECTURES, GgufFile
-from engine.model.kernels import attention_wish
-from engine.model.parallel.shard import Shard
-from engine.model.peft_loader import load_peft
-from engine.model.peft_settings import AdapterError
-from engine.model.peft_targets import target_shapes
-from engine.model.spec import parse_spec, read_spec
-from engine.model.weights import open_weights, parameter_shapes
+from engine.core.messages.requests import SamplingParams
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.adapters.peft.targets import target_shapes
+from engine.model.ranks.shard import Shard
+from engine.model.runner.kernels import attention_wish
+from engine.model.spec.config import parse_spec, read_spec
+from engine.model.spec.families import FAMILIES
+from engine.model.weights.gguf import ARCHITECTURES, GgufFile
+from engine.model.weights.reader import open_weights, parameter_shapes
 from lab.devices.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60

@@ -9,17 +9,17 @@ import pytest
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.adapters import HostCopy
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, DropAdapter, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
+from engine.core.memory.adapters import HostCopy
+from engine.core.messages.commands import Abort, DropAdapter, Submit
+from engine.core.messages.requests import ErrorCode, FinishReason, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import fetcher as fetcher_module
-from engine.model.packing import Packer
-from engine.model.peft_settings import AdapterError
-from engine.model.runner import ModelRunner
+from engine.model.adapters import fetcher as fetcher_module
+from engine.model.adapters.packing import Packer
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.runner.model_runner import ModelRunner
 from engine.rpc.snapshot import snapshot
 
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4

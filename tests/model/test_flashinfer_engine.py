@@ -1,4 +1,4 @@
-"""An engine whose attention is FlashInfer's, here a stand-in, generates what an engine on the portable kernels does:
+"""An engine whose attention is FlashInfer's, here a stand-in, generates what an engine on the reference does:
 steps that are captured and replayed ahead, and others that are launched, while requests are preempted and restored."""
 
 from dataclasses import replace
@@ -8,22 +8,23 @@ import torch
 from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import kernels, rungs
-from engine.model.decoder import Decoder
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.runner import ModelRunner
-from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over
+from engine.model.decode.decoder import Decoder
+from engine.model.runner import kernels
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.spec.config import read_spec
+from engine.model.steps import rungs
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.graphs import StepGraphs, StepParts
 from lora_kernels.attention_choice import PROMPTS, STEP_CLASSES, AttentionChoice, AttentionWish
 from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 from tests.kernels import flashinfer_standin
 
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, BUDGET, WINDOW = 4, 26, 4, 64, 40, 9
@@ -36,7 +37,7 @@ class PlainTriton(TritonBackend):
 
     def __init__(self) -> None:
         super().__init__(attention=FlashInferAttention(steps=frozenset(STEP_CLASSES)))
-        self._torch = TorchBackend()
+        self._torch = ReferenceBackend()
         self.pointwise = self._torch.pointwise
 
     def rotate_and_write(self, qkv, kv, batch, cos, sin, norms, kv_coding=None):
@@ -145,7 +146,7 @@ def test_what_computes_attention_is_logged_with_the_reason(tiny_llama, monkeypat
     assert (line["kernels"], line["reason"]) == ("flashinfer for prompts", "measured on this device")
 
 
-def test_texts_are_those_of_the_portable_kernels(tiny_llama, monkeypatch):
+def test_texts_are_those_of_the_reference(tiny_llama, monkeypatch):
     monkeypatch.setattr(rungs, "CHUNK_RUNG", RUNG)
     monkeypatch.setattr(rungs, "LARGEST_CHUNKS", CAPTURED_ROWS)
     as_they_are = Decoder.compute
@@ -154,7 +155,7 @@ def test_texts_are_those_of_the_portable_kernels(tiny_llama, monkeypatch):
         first, *others = decoder.layers
         return as_they_are(replace(decoder, layers=(replace(first, window=WINDOW), *others)), *args)
 
-    monkeypatch.setattr("lora_kernels.select.find_spec", lambda name: None)  # without numba: the kernels in torch
+    monkeypatch.setattr(kernels, "select_backend", lambda *_, **__: ReferenceBackend())
     monkeypatch.setattr(Decoder, "compute", windowed)
     expected = run(make_engine(tiny_llama)[0])
     with flashinfer_standin.installed() as log:

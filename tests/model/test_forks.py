@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from test_preemption import BIG_CORE, VOCAB, Arrival, Schedule, adapter_folders, compare, run, small_core  # noqa: F401
 
-from engine.core.types import Lane, Request, SamplingParams
-from engine.model.arena import Arena
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.model.memory.arena import Arena
 
 PROMPT = tuple(range(5, 28))
 """23 tokens: five pages of four, and two tokens that are copied with their page."""

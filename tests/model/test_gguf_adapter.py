@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft_folders import TARGETS, base_model, save_adapter
 
-from engine.core.types import Request
-from engine.model.gguf_adapter import INVOCATION, GgufBase
-from engine.model.lora import target_widths
-from engine.model.peft_loader import load_peft
-from engine.model.peft_settings import AdapterError
-from engine.model.peft_targets import TargetShapes
-from engine.model.spec import read_spec
+from engine.core.messages.requests import Request
+from engine.model.adapters.peft.gguf import INVOCATION, GgufBase
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.adapters.peft.targets import TargetShapes
+from engine.model.layers.lora import target_widths
+from engine.model.spec.config import read_spec
 from tests.model.test_peft_parity import GREEDY, PROMPTS, make_engine, run
 
 HEAD_DIM = 8

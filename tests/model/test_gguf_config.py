@@ -7,8 +7,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.model.families import FAMILIES
-from engine.model.gguf_config import ROPE_FACTORS, read_config
+from engine.model.gguf.config import ROPE_FACTORS, read_config
+from engine.model.spec.families import FAMILIES
 
 HEADS, HEAD_DIM, CONTEXT = 4, 16, 8192
 LLAMA3 = {

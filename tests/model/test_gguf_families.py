@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tiny_families import save_model
 
 from engine.config import EngineConfig
-from engine.model.gguf_config import read_config
-from engine.model.gguf_header import read_tensors
-from engine.model.identity import hash_model
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.gguf.config import read_config
+from engine.model.gguf.header import read_tensors
+from engine.model.runner.identity import hash_model
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights
 from engine.process.model_source import GGUF_NAME, ModelNotFound, find_local
 from tests.model.test_decoder import Replay, assert_matches, random_tokens
 from tests.model.test_gguf_weights import ggml_rows

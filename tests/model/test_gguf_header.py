@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from engine.model.gguf_header import read_tensors
+from engine.model.gguf.header import read_tensors
 from tests.model.tiny_gguf import UINT32, VALUES, header, text
 
 SHAPES = [(64, 32), (7,), (2, 3, 5)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.gguf_pretokenizers import PRE_TOKENIZERS
-from engine.model.gguf_tokenizer import write_gguf_tokenizer
-from engine.model.gguf_vocabulary import read_vocabulary
-from engine.model.tokenizer_builder import build_tokenizer
+from engine.model.folders.gguf_tokenizer import write_gguf_tokenizer
+from engine.model.tokenizers.builder import build_tokenizer
+from engine.model.tokenizers.gguf import read_vocabulary
+from engine.model.tokenizers.pretokenizers import PRE_TOKENIZERS
 from gateway.core.errors import ApiError
 from gateway.text.tokenizer import Tokenizer
 from tests.model import gguf_vocabularies

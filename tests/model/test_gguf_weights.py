@@ -9,13 +9,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
-from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
-from engine.model.sizes import count_weight_bytes, find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import WeightsError, name_weights, open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.gguf.blocks import BLOCK_TYPES, read_blocks
+from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import WeightsError, name_weights, open_weights
 from engine.process.model_source import GGUF_NAME, find_prepared, is_prepared
-from lora_kernels.linear import quantized_form
 from lora_kernels.quantized import dense
 from tests.model.test_decoder import CPU, Replay, save_model
 
@@ -116,7 +115,7 @@ def tiny(tmp_path):
 def test_logits_are_those_of_the_dequantised_weights(tiny):
     folder, model = tiny
     run = Replay(folder)
-    qkv = quantized_form(run.decoder.layers[0].qkv)
+    qkv = run.decoder.layers[0].qkv
     assert [panels.coding.bits for panels in qkv.panels] == [4, 6], "q and k are of one type, v of another"
     for (index, position), row in run.run(TOKENS).items():
         with torch.inference_mode():
@@ -130,7 +129,7 @@ def test_memory_is_counted_and_taken_as_the_file_has_it(tiny):
     counted = count_weight_bytes(spec, find_kept_bits(EngineConfig(str(folder)), spec, CPU, torch.bfloat16))
     decoder = build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
     linears = [part for layer in decoder.layers for part in (layer.qkv, layer.o, *layer.feed_forward.linears)]
-    taken = sum(quantized_form(linear).nbytes for linear in (decoder.head, *linears))
+    taken = sum(linear.nbytes for linear in (decoder.head, *linears))
     assert counted <= 1.1 * size
     assert counted <= taken <= 1.2 * counted, "panels of 48 outputs pad these tiny weights"
     assert name_weights(folder, spec, "auto", "auto", torch.float32) == "Q4_1+Q4_K+Q6_K+Q8_0"

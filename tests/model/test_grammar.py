@@ -14,27 +14,27 @@ from grammar_model import EOS, byte_tokenizer, save_byte_model
 from llguidance import LLParserLimits
 
 from engine.config import EngineConfig
-from engine.core import proposals
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig
-from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
-from engine.core.state import EngineState
-from engine.core.step import SampledToken
-from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, GrammarFailed, GrammarReady, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.core.plan import proposals
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
-from engine.model import grammar as rooms
-from engine.model import grammar_cache
-from engine.model.arena import PageUses
-from engine.model.grammar import MOST_FORCED, GrammarRoom
-from engine.model.grammar_cache import GrammarCache
-from engine.model.grammar_compiler import Compiler, Unproven
-from engine.model.masks import TokenMasks, num_words, pack_bits
-from engine.model.runner import ModelRunner
-from engine.model.sampling import HostSample
-from engine.model.submitted import SubmittedStep
+from engine.model.grammar import cache as grammar_cache
+from engine.model.grammar import matchers as rooms
+from engine.model.grammar.cache import GrammarCache
+from engine.model.grammar.compiler import Compiler, Unproven
+from engine.model.grammar.matchers import MOST_FORCED, GrammarRoom
+from engine.model.memory.arena import PageUses
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.submitted import SubmittedStep
+from engine.model.sample.masks import TokenMasks, num_words, pack_bits
+from engine.model.sample.slot_sampler import HostSample
 from tests.schemas import check, random_schema
 
 VOCAB = 270
@@ -172,7 +172,7 @@ def test_guesses_do_not_use_up_a_requests_limits(byte_model):
     params = SamplingParams(grammar=regex("(.*a.{20}){5}"))
     answer, rng = random.Random(1), random.Random(2)
     letters = BYTES.encode("abc").ids
-    with patch("engine.model.grammar_compiler.LIMITS", limits):
+    with patch("engine.model.grammar.compiler.LIMITS", limits):
         lengths = []
         for guesses in (0, 12):
             room = speculating_room(byte_model)
@@ -282,7 +282,7 @@ def test_a_grammar_that_becomes_too_much_spoils_only_the_request_that_made_it_so
     for attempt in range(2):
         name = stepped.ask(f"hostile-{attempt}", hostile, logit_bias=((BYTES.token_to_id("a"), 3.0),))
         beside = stepped.ask(f"beside-{attempt}", regex("[0-9]{12}"))
-        with patch("engine.model.grammar_compiler.LIMITS", LLParserLimits(max_lexer_states=1000)):
+        with patch("engine.model.grammar.compiler.LIMITS", LLParserLimits(max_lexer_states=1000)):
             stepped.finish()
         assert len(stepped.text(beside)) == 12
         assert len(stepped.tokens[name]) > 5
@@ -363,7 +363,7 @@ def held(byte_model, monkeypatch):
         made.append(Held(Compiler(*args, **options)))
         return made[-1]
 
-    monkeypatch.setattr("engine.model.runner.Compiler", hold)
+    monkeypatch.setattr("engine.model.runner.model_runner.Compiler", hold)
     stepped = SteppedEngine(byte_model)
     yield stepped, made[0]
     made[0].leave.set()

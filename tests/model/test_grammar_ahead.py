@@ -7,17 +7,17 @@ import pytest
 from grammar_model import EOS, byte_tokenizer, save_byte_model
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model import mask_cost
-from engine.model.decoder import StepOutput
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps
+from engine.model.decode.decoder import StepOutput
+from engine.model.grammar import mask_cost
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.steps.forward import Steps
 
 BYTES = byte_tokenizer()
 NUMBERS = Grammar(

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.source import library_source
 from engine.grammar_check.tokens import read_tokens
 

@@ -16,23 +16,23 @@ from tiny_families import save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch_state import BatchState
-from engine.model.device_sampler import DeviceSampler
-from engine.model.graph_plan import MIB, GraphTunings, expected_bytes, graph_bytes
-from engine.model.graphs import StepGraphs, StepParts
-from engine.model.host_memory import Blob
-from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import count_pages
-from engine.model.quantize import quantized_source
-from engine.model.rungs import chunk_ladder, ladder
-from engine.model.spec import read_spec
-from engine.model.step_block import HostSteps, StepShape, cut_block, write_rows
-from engine.model.steps import plan_graphs
-from engine.model.weights import open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.block import HostSteps, StepShape, cut_block, write_rows
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import TARGETS, target_widths
+from engine.model.memory.allocation import count_pages
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.spec.config import read_spec
+from engine.model.steps.forward import plan_graphs
+from engine.model.steps.graph_plan import MIB, GraphTunings, expected_bytes, graph_bytes
+from engine.model.steps.graphs import StepGraphs, StepParts
+from engine.model.steps.rungs import chunk_ladder, ladder
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import open_weights
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_plan import COUNT, HEADER, workspace_numbers

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.host_memory import Blob, PagedMemory, allocate_pages, runs
-from engine.model.host_store import HostStore, PackedAdapter
-from engine.model.memory import CPU
-from engine.model.peft_folder import MAX_KEPT_BYTES, ReadBuffer
+from engine.model.adapters.peft.folder import MAX_KEPT_BYTES, ReadBuffer
+from engine.model.memory.allocation import CPU
+from engine.model.memory.host import Blob, PagedMemory, allocate_pages, runs
+from engine.model.memory.host_store import HostStore, PackedAdapter
 from lora_kernels.layout import AdapterLayout
 
 ELEMS = 8
@@ -96,7 +96,7 @@ def test_a_driver_that_does_not_pin_is_an_error_at_start(monkeypatch):
 def test_more_than_is_free_is_not_pinned(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    monkeypatch.setattr("engine.model.host_memory.free_host_bytes", lambda: 2**20)
+    monkeypatch.setattr("engine.model.memory.host.free_host_bytes", lambda: 2**20)
     with pytest.raises(ValueError, match=r"0.01 GiB for engine.host_adapter_gb; lower it"):
         allocate_pages(0.01, 0, 3000, torch.bfloat16, torch.device("cuda"))
     assert not driver.registered

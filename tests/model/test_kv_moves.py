@@ -7,10 +7,10 @@ import pytest
 from tiny_adapters import save_adapter
 from tiny_engine import TinyEngine
 
-from engine.core.check import violations
-from engine.core.commands import Abort, FetchKv, Submit
-from engine.core.kv_moves import FetchEnd
-from engine.core.types import KvSource, Request, SamplingParams
+from engine.core.messages.commands import Abort, FetchKv, Submit
+from engine.core.messages.moves import FetchEnd
+from engine.core.messages.requests import KvSource, Request, SamplingParams
+from engine.core.watch.check import violations
 from engine.kv import sender
 from engine.kv.line import OwnEngine
 from engine.kv.mover import KvMover

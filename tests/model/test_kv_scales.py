@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.kv_scales import LARGEST, _chunk, _Meter, find_kv_codings, measure_kv_codings
-from engine.model.spec import parse_spec
-from engine.model.weights import WeightsError, open_weights, parameter_shapes, read_kv_scales
+from engine.model.decode.assembly import build_decoder
+from engine.model.decode.kv_scales import LARGEST, _chunk, _Meter, find_kv_codings, measure_kv_codings
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.spec.config import parse_spec
+from engine.model.weights.reader import WeightsError, open_weights, parameter_shapes, read_kv_scales
 from lora_kernels.backend import KvCoding
-from lora_kernels.portable.torch_ops import TorchBackend
+from lora_kernels.reference import ReferenceBackend
 
 CPU = torch.device("cpu")
 BIAS = 700.0
@@ -184,7 +184,7 @@ def test_every_layer_is_stored_and_read_with_its_own_coding(spec, decoder):
 def test_a_cpu_refuses_scales(spec, decoder):
     arena = Arena(page_shape(spec, 16), 5, 1, torch.float32, CPU, kv_codings=plain(spec))
     with torch.inference_mode(), pytest.raises(ValueError, match="only where they are stored in FP8, on a GPU"):
-        decoder.forward(_chunk(PROMPT), arena, TorchBackend())
+        decoder.forward(_chunk(PROMPT), arena, ReferenceBackend())
 
 
 def test_nothing_is_subtracted_from_keys_whose_scores_are_bounded(spec):

@@ -5,8 +5,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from engine.model import memory
-from engine.model.memory import CPU, PIECE, _control_group_room, populate, zeros
+from engine.model.memory import allocation as memory
+from engine.model.memory.allocation import CPU, PIECE, _control_group_room, populate, zeros
 
 SIZES = [(3 * PIECE, 4 * PIECE, 1), (3 * PIECE, 2 * PIECE, 0), (9, 99, 0)]
 

@@ -4,15 +4,15 @@ import pytest
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.step import Admission, ScheduledChunk, StepPlan
-from engine.core.types import FinishReason, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import FinishReason, Request, SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk, StepPlan
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
-from engine.model.submitted import HostClock
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.submitted import HostClock
 
 BLOCK = 4
 CORE = CoreConfig(num_pages=100, block_size=BLOCK, max_seqs=3, max_model_len=64, token_budget=16, eos_token_ids=(2, 3))

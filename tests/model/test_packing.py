@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from tiny_adapters import save_adapter
 
-from engine.model.host_memory import PagedMemory
-from engine.model.lora import TARGETS
-from engine.model.packing import Packer, load_ahead
-from engine.model.peft_loader import load_peft
-from engine.model.peft_settings import AdapterError
-from engine.model.peft_targets import TargetShapes
-from engine.model.recipes import MOST_KNOWN, Recipes
+from engine.model.adapters.packing import Packer, load_ahead
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.adapters.peft.targets import TargetShapes
+from engine.model.adapters.recipes import MOST_KNOWN, Recipes
+from engine.model.layers.lora import TARGETS
+from engine.model.memory.host import PagedMemory
 from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
 from lora_kernels.reference import lora_delta
 
@@ -81,7 +81,7 @@ def test_an_engine_whose_packing_kernels_cannot_be_loaded_says_so(monkeypatch):
     def fail(dtype):
         raise RuntimeError("no memory to compile")
 
-    monkeypatch.setattr("engine.model.packing.load_kernels", fail)
+    monkeypatch.setattr("engine.model.adapters.packing.load_kernels", fail)
     with capture_logs() as logs:
         kernels = load_ahead(torch.float32, fp8=False)
         while not logs:
@@ -125,7 +125,7 @@ def test_few_structures_are_remembered(tmp_path, monkeypatch):
         recipes.find(ours.read(str(tmp_path / "x")))
     assert len(recipes._known) == MOST_KNOWN
     for most, kept in ((recipes._num_bytes() // 2, MOST_KNOWN // 2), (1, 1)):
-        monkeypatch.setattr("engine.model.recipes.MOST_BYTES", most)
+        monkeypatch.setattr("engine.model.adapters.recipes.MOST_BYTES", most)
         change(tmp_path / "x", lora_alpha=1000 + kept)
         folder = ours.read(str(tmp_path / "x"))
         assert recipes.find(folder) is recipes.known(folder) is not None
@@ -177,7 +177,7 @@ def test_what_says_dora_and_has_no_magnitudes_is_refused_beside_a_known_structur
 def test_a_known_structure_is_told_as_an_unknown_one(tmp_path, monkeypatch):
     ours, folder = known_structure(tmp_path)
     told = packer().check(ours.read(str(folder)))
-    monkeypatch.setattr("engine.model.packing.check_peft", None)
+    monkeypatch.setattr("engine.model.adapters.packing.check_peft", None)
     assert ours.check(ours.read(str(folder))) == told
 
 

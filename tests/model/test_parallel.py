@@ -16,27 +16,27 @@ from safetensors.torch import load_file, save_file
 from tiny_llama import save_llama
 
 from engine.config import EngineConfig, Speculation
-from engine.core import proposals
-from engine.core.check import leftovers, violations
-from engine.core.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.prompt_logprobs import unpack
-from engine.core.state import EngineState
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.core.plan import proposals
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.batch_state import BatchState
+from engine.model.batch.state import BatchState
 from engine.model.checkpoints.stored import WeightsError
+from engine.model.decode.pipeline import WEIGHT_ROWS, cut_rows, split_batch
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Drop
-from engine.model.parallel.pipeline import WEIGHT_ROWS, cut_rows, split_batch
-from engine.model.parallel.shard import Shard
-from engine.model.parallel.stages import find_shard, split_layers
-from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weights
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights, parameter_shapes
+from engine.model.ranks.shard import Shard
+from engine.model.ranks.stages import find_shard, split_layers
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.sizes import count_weights
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import open_weights, parameter_shapes
 from engine.rpc.target import EngineTarget
 from engine.serve.explain import explain
 from engine.serve.server import serve

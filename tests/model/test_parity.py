@@ -15,15 +15,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.demo import DEMO_ADAPTERS
 from engine.engine import Engine
-from engine.model.memory import pick_dtype
-from engine.model.runner import ModelRunner
+from engine.model.memory.allocation import pick_dtype
+from engine.model.runner.model_runner import ModelRunner
 from lab.demo.characters import CHARACTERS
 
 NUM_TOKENS = 16

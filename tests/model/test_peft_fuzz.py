@@ -21,12 +21,12 @@ from peft_folders import CONVERTED, TARGETS, base_model, save_adapter
 from peft_spoils import CONFIG, FIELDS, PICKLE, SPOILS, WEIGHTS, rewrite
 
 from engine.config import EngineConfig
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import AdapterHash, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES = 120
 KINDS = {

@@ -17,8 +17,8 @@ from peft_folders import CONVERTED, save_adapter
 from safetensors.torch import save_file
 from test_peft_loader import PREFIX, SHAPES, edit_config, edit_weights, refusal
 
-from engine.model.peft_fields import KINDS, OTHER_KINDS
-from engine.model.peft_loader import load_peft
+from engine.model.adapters.peft.fields import KINDS, OTHER_KINDS
+from engine.model.adapters.peft.loader import load_peft
 
 LOHA = {"kind": LoHaConfig, "target_modules": ["q_proj"]}
 VERA = {"kind": VeraConfig, "r": 8, "target_modules": ["q_proj", "down_proj"]}

@@ -24,13 +24,13 @@ from peft.tuners.lora import LoraConfig, LoraLayer
 from peft_folders import DORA, TARGETS, VARIANTS, base_model, save_adapter
 from safetensors.torch import load_file, save_file
 
-from engine.model.gguf_adapter import MAX_HEADER_BYTES
-from engine.model.peft_config import parse_config
-from engine.model.peft_fields import HANDLED, HARMLESS, KINDS, LATEST_PEFT, PLAIN_INITIALISATIONS, REFUSED
-from engine.model.peft_folder import read_adapter
-from engine.model.peft_loader import LoadedAdapter, load_peft
-from engine.model.peft_settings import AdapterError
-from engine.model.peft_targets import NO_GGUF, TargetShapes
+from engine.model.adapters.peft.config import parse_config
+from engine.model.adapters.peft.fields import HANDLED, HARMLESS, KINDS, LATEST_PEFT, PLAIN_INITIALISATIONS, REFUSED
+from engine.model.adapters.peft.folder import read_adapter
+from engine.model.adapters.peft.gguf import MAX_HEADER_BYTES
+from engine.model.adapters.peft.loader import LoadedAdapter, load_peft
+from engine.model.adapters.peft.settings import AdapterError
+from engine.model.adapters.peft.targets import NO_GGUF, TargetShapes
 
 WIDTHS = np.array([[32, 32], [32, 16], [32, 16], [32, 32], [32, 48], [32, 48], [48, 32]], dtype=np.int32)
 
@@ -309,7 +309,7 @@ def test_all_expressions_together_are_stopped(folder, monkeypatch):
     names = {f"layers.{number}.x": 4 for number in range(4000)}
     edit_config(folder, rank_pattern=names)
     assert load_peft(folder, SHAPES).rank == 4
-    monkeypatch.setattr("engine.model.peft_settings.ADAPTER_SECONDS", 0.005)
+    monkeypatch.setattr("engine.model.adapters.peft.settings.ADAPTER_SECONDS", 0.005)
     assert "takes over 0.005 s, at last '(.*\\\\.)?(layers." in refusal(folder)
     settings = read_adapter(folder, 1 << 20, NO_GGUF).settings
     monkeypatch.setattr(settings.matching, "_left", 1.0)

@@ -14,13 +14,13 @@ from peft_folders import CONVERTED, DORA, TARGETS, VARIANTS, VOCAB, base_model, 
 from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams, TokenLogprobs
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams, TokenLogprobs
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES, NUM_TOKENS = 160, 6
 PROMPTS = {"mine": (5, 9, 33, 61, 7, 14, 8), "other": tuple(range(20, 43)), "base": (11, 12)}

@@ -11,12 +11,12 @@ from tiny_adapters import save_adapter
 from tiny_engine import TinyEngine
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.core.commands import Abort
 from engine.core.config import Scheduling
-from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, SamplingParams
+from engine.core.messages.commands import Abort
+from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKind, SamplingParams
 from engine.demo import DEMO_ADAPTERS
-from engine.model.batch import PooledChunk
-from engine.model.pooler import Pooler
+from engine.model.batch.rows import PooledChunk
+from engine.model.sample.pooler import Pooler
 from lab.demo.characters import CHARACTERS
 
 ASKS = {

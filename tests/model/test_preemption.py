@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.draws import uniforms
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.draws import uniforms
 
 VOCAB, BLOCK = 97, 4
 HOST_PAGES = 12

@@ -8,11 +8,11 @@ from tiny_engine import TinyEngine
 from transformers import AutoModelForCausalLM
 
 from engine.core.config import Scheduling
-from engine.core.prompt_logprobs import row_bytes, unpack
-from engine.core.types import Lane, SamplingParams
-from engine.model import scorer
-from engine.model.batch import ScoredChunk
-from engine.model.scorer import PromptScorer
+from engine.core.messages.prompt_logprobs import row_bytes, unpack
+from engine.core.messages.requests import Lane, SamplingParams
+from engine.model.batch.rows import ScoredChunk
+from engine.model.sample import scorer
+from engine.model.sample.scorer import PromptScorer
 
 PROMPTS = ([5], [7, 8, 9], list(range(10, 30)), list(range(4, 90)))
 """Prompts of one token, of one chunk, and of several chunks."""

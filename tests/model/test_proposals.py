@@ -9,12 +9,13 @@ import torch
 from test_preemption import BIG_CORE, HOST_PAGES, VOCAB, Arrival, Schedule, num_decided, run
 from tiny_adapters import save_adapter
 
-from engine.core import apply, proposals
+from engine.core.commit import apply
 from engine.core.config import PREEMPTIONS, Scheduling
-from engine.core.proposer import Guess
-from engine.core.step import SampledToken
-from engine.core.types import Lane, Request, SamplingParams
-from engine.model.sampler import Sampler
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.messages.step import SampledToken
+from engine.core.plan import proposals
+from engine.core.speculate.proposer import Guess
+from engine.model.sample.sampler import Sampler
 
 PROMPT = (5, 9, 17, 40, 61, 22, 5, 9, 17, 33, 12, 5, 9, 17, 40, 61)
 LOGPROB_NOISE = 1e-4

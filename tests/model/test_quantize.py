@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model.assembly import build_decoder
-from engine.model.quantize import quantized_source
-from engine.model.sizes import find_kept_bits
-from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.decode.assembly import build_decoder
+from engine.model.runner.sizes import find_kept_bits
+from engine.model.spec.config import read_spec
+from engine.model.weights.quantize import quantized_source
+from engine.model.weights.reader import open_weights
+from lora_kernels.cpu.quantized_linear import QuantizedLinear
 from lora_kernels.fp8 import Fp8Weight
-from lora_kernels.linear import quantized_form
 from lora_kernels.quantized import QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, save_model
 
@@ -35,8 +35,8 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     run = Replay(tmp_path / "model")
     run.decoder = build_decoder(spec, source, torch.float32, CPU)
     linears = [part for layer in run.decoder.layers for part in (layer.qkv, layer.o, *layer.feed_forward.linears)]
-    forms = [quantized_form(linear) for linear in (run.decoder.head, *linears)]
-    assert not any(forms) if weights == "fp8" else all(forms), "a CPU computes with dequantised FP8"
+    are_kept = [isinstance(linear, QuantizedLinear) for linear in (run.decoder.head, *linears)]
+    assert not any(are_kept) if weights == "fp8" else all(are_kept), "a CPU computes with dequantised FP8"
     found = run.run(TOKENS)
     reference = dequantized(model, source)
     for (index, position), row in found.items():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.model.results import BLOCKS, ResultBlocks
+from engine.model.batch.results import BLOCKS, ResultBlocks
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ from tiny_adapters import save_adapter
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.commands import FetchFailed
-from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
-from engine.core.types import SamplingParams
-from engine.model.runner import ModelRunner
+from engine.core.messages.commands import FetchFailed
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.model.runner.model_runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
@@ -232,7 +232,7 @@ def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, 
     save_adapter(tmp_path / "x", 8, 1)
     answers = []
     runner.connect(answers.append)
-    monkeypatch.setattr("engine.model.packing.Packer.pack", lambda *_: 1 / 0)
+    monkeypatch.setattr("engine.model.adapters.packing.Packer.pack", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runner.load_host(str(tmp_path / "x"), lambda _: True)
     assert [type(answer) for answer in answers] == [FetchFailed]
@@ -295,7 +295,7 @@ def test_host_memory_for_pages_is_sized(config, monkeypatch):
     page_bytes = ModelRunner(config).page_bytes
     assert ModelRunner(replace(config, swap_gb=7.5 * page_bytes / 2**30)).num_host_pages == 7
     assert ModelRunner(replace(config, swap_gb=0)).num_host_pages == 0
-    monkeypatch.setattr("engine.model.memory.free_host_bytes", lambda: 20 * page_bytes)
+    monkeypatch.setattr("engine.model.memory.allocation.free_host_bytes", lambda: 20 * page_bytes)
     assert ModelRunner(config).num_host_pages == 5
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.core.types import SamplingParams
-from engine.model.draws import Filters, draw, draw_sorted, ranked, uniforms
-from engine.model.sampler import Sampler
+from engine.core.messages.requests import SamplingParams
+from engine.model.sample.draws import Filters, draw, draw_sorted, ranked, uniforms
+from engine.model.sample.sampler import Sampler
 
 CPU = torch.device("cpu")
 OFF = (0, 1.0, 0.0)

@@ -13,7 +13,18 @@ from tiny_families import save_model
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
-from engine.core.sizing import (
+from engine.model.decode.assembly import build_decoder
+from engine.model.memory.allocation import count_pages
+from engine.model.memory.arena import page_shape
+from engine.model.ranks.shard import Shard
+from engine.model.runner import sizes
+from engine.model.runner.gpu_facts import count_gpus, describe, find_gpu
+from engine.model.runner.sizes import count_weight_bytes, fill_sizes, find_kept_bits, multiplied_share
+from engine.model.spec.config import parse_spec, read_spec
+from engine.model.steps.graph_plan import row_bytes
+from engine.model.steps.rungs import CHUNK_RUNG, chunk_ladder, ladder
+from engine.model.weights.reader import open_weights, parameter_shapes
+from engine.sizing import (
     GIB,
     LEAST_ADAPTER_BYTES,
     MOST_SEQS,
@@ -29,17 +40,6 @@ from engine.core.sizing import (
     token_s,
     tokens_by_speed,
 )
-from engine.model import sizes
-from engine.model.arena import page_shape
-from engine.model.assembly import build_decoder
-from engine.model.gpu_facts import count_gpus, describe, find_gpu
-from engine.model.graph_plan import row_bytes
-from engine.model.memory import count_pages
-from engine.model.parallel.shard import Shard
-from engine.model.rungs import CHUNK_RUNG, chunk_ladder, ladder
-from engine.model.sizes import count_weight_bytes, fill_sizes, find_kept_bits, multiplied_share
-from engine.model.spec import parse_spec, read_spec
-from engine.model.weights import open_weights, parameter_shapes
 from lab.devices.device import find_device
 from lora_kernels.cpu import numba_dense
 from lora_kernels.linear import packed_bits

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from grammar_model import EOS, byte_tokenizer, save_byte_model
 
-from engine.core.commands import GrammarReady, MaskFailed, MaskReady
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.step import SampledToken
-from engine.core.types import SamplingParams
+from engine.core.messages.commands import GrammarReady, MaskFailed, MaskReady
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import SampledToken
 from engine.grammar_check.job import Reply, Verdict, Vocabulary, decode_reply, encode_reply
 from engine.grammar_check.trial import Trial
-from engine.model import grammar, grammar_compiler, mask_thread
-from engine.model.grammar import GrammarRoom
-from engine.model.grammar_compiler import Compiler
-from engine.model.mask_cost import FEW, ROW_SECONDS, STEP_SECONDS, MaskCost
+from engine.model.grammar import compiler as grammar_compiler
+from engine.model.grammar import mask_thread
+from engine.model.grammar import matchers as grammar
+from engine.model.grammar.compiler import Compiler
+from engine.model.grammar.mask_cost import FEW, ROW_SECONDS, STEP_SECONDS, MaskCost
+from engine.model.grammar.matchers import GrammarRoom
 
 BYTES = byte_tokenizer()
 VOCAB = BYTES.get_vocab_size()

@@ -7,7 +7,7 @@ from tiny_adapters import save_adapter
 from tiny_engine import TinyEngine
 from tiny_llama import save_llama
 
-from engine.core.types import ErrorCode, FinishReason, Pooling, PoolingKind, SamplingParams
+from engine.core.messages.requests import ErrorCode, FinishReason, Pooling, PoolingKind, SamplingParams
 
 BROKEN = 7
 """Token whose embedding is NaN, and with it every output for a prompt that has it."""

@@ -9,11 +9,11 @@ from test_families import save_adapter
 from tiny_families import save_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.targets import target_shapes
 from engine.model.checkpoints.stored import WeightsError
-from engine.model.peft_loader import load_peft
-from engine.model.peft_targets import target_shapes
-from engine.model.spec import read_spec
-from engine.model.weights import name_weights, open_weights, parameter_shapes
+from engine.model.spec.config import read_spec
+from engine.model.weights.reader import name_weights, open_weights, parameter_shapes
 
 BLOCK = "model.layers.1.block_sparse_moe"
 RENAMED = {

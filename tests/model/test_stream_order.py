@@ -10,19 +10,19 @@ from pretended_streams import Stream, Timeline, WatchedBackend
 from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.commands import Abort, Submit
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.adapter_copies import CudaQueue, QueuedCopies
-from engine.model.arena import PageUses
-from engine.model.host_pages import HostPages
-from engine.model.memory import CPU
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps, forward_over
-from engine.model.submitted import CudaClock
+from engine.model.memory.adapter_copies import CudaQueue, QueuedCopies
+from engine.model.memory.allocation import CPU
+from engine.model.memory.arena import PageUses
+from engine.model.memory.host_pages import HostPages
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.submitted import CudaClock
+from engine.model.steps.forward import Steps, forward_over
 
 VOCAB, BLOCK, NUM_PAGES, MAX_SEQS, HOST_PAGES = 97, 4, 48, 4, 12
 PAGE_BYTES = 2 * 2 * BLOCK * 2 * 16 * 4  # layers, K and V, tokens, heads, elements of a head, bytes of one
@@ -131,7 +131,7 @@ def test_copies_wait_for_the_kernels_that_use_their_pages_and_for_no_others(
     tiny_llama, adapter_folders, preemption, monkeypatch
 ):
     """The first part of a restore waits for no kernel under way, the others for those that empty the buffer."""
-    monkeypatch.setattr("engine.model.host_pages.STAGING_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr("engine.model.memory.host_pages.STAGING_BYTES", 4 * PAGE_BYTES)
     traffic = Traffic(tiny_llama, adapter_folders, preemption)
     traffic.run()
     counters = traffic.engine.state.counters
@@ -158,7 +158,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_missing_wait_is_found(tiny_llama, adapter_folders, name, monkeypatch):
-    monkeypatch.setattr("engine.model.host_pages.STAGING_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr("engine.model.memory.host_pages.STAGING_BYTES", 4 * PAGE_BYTES)
     monkeypatch.setattr(*MUTANTS[name])
     traffic = Traffic(tiny_llama, adapter_folders, "swap")
     traffic.run(until_race=True)

@@ -13,15 +13,15 @@ from tiny_families import save_model
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
-from engine.model.runner import ModelRunner
-from engine.model.steps import Steps
-from engine.model.taped import TapedDecoder
+from engine.model.runner.model_runner import ModelRunner
+from engine.model.steps.forward import Steps
+from engine.model.steps.tapes import TapedDecoder
 from lora_kernels.cpu.numba_tape import Tape
 
 SIZES = {"block_size": 16, "num_pages": 40, "max_seqs": 4, "max_model_len": 64}
@@ -157,7 +157,7 @@ def test_tapes_are_as_many_as_there_are_sizes(tiny_llama, adapters, monkeypatch)
     decoder = taped_decoder(runner)
     assert 4 < len(decoder._tapes) <= 2 * SIZES["max_seqs"]
     assert len(decoder._workspace._pieces) < 20, "layers use each other's memory"
-    monkeypatch.setattr("engine.model.taped.MAX_TAPES", 2)
+    monkeypatch.setattr("engine.model.steps.tapes.MAX_TAPES", 2)
     few = make_runner(tiny_llama)
     assert serve(few, adapters) == serve(untaped(make_runner(tiny_llama)), adapters)
     assert len(taped_decoder(few)._tapes) == 2

@@ -14,12 +14,12 @@ from peft_folders import VOCAB, base_model, save_adapter
 from test_peft_loader import SHAPES, edit_config, edit_weights, refusal
 from test_peft_parity import GREEDY, assert_agrees, make_engine, run
 
-from engine.core.commands import Submit
-from engine.core.prompt_logprobs import unpack
-from engine.core.types import Lane, Request, SamplingParams
-from engine.model import peft_tokens
-from engine.model.peft_loader import load_peft
-from engine.model.peft_tokens import Ends
+from engine.core.messages.commands import Submit
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.model.adapters.peft import tokens as peft_tokens
+from engine.model.adapters.peft.loader import load_peft
+from engine.model.adapters.peft.tokens import Ends
 from lora_kernels.quantized import INT4, INT8, quantize
 
 TOKENS = [60, 5, 33]

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core.step import Admission, ScheduledChunk
-from engine.core.types import SamplingParams
-from engine.model import warm_up as warming
-from engine.model.arena import Arena, page_shape
-from engine.model.assembly import build_decoder
-from engine.model.batch_state import BatchState
-from engine.model.device_sampler import DeviceSampler
-from engine.model.host_memory import Blob
-from engine.model.lora import TARGETS, target_widths
-from engine.model.masks import TokenMasks, num_words
-from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over
-from engine.model.warm_up import KINDS, StepLimits, warm_up
-from engine.model.weights import open_weights
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import Admission, ScheduledChunk
+from engine.model.batch.state import BatchState
+from engine.model.decode.assembly import build_decoder
+from engine.model.layers.lora import TARGETS, target_widths
+from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.host import Blob
+from engine.model.sample.device_sampler import DeviceSampler
+from engine.model.sample.masks import TokenMasks, num_words
+from engine.model.spec.config import read_spec
+from engine.model.steps import warm_up as warming
+from engine.model.steps.forward import Steps, forward_over
+from engine.model.steps.warm_up import KINDS, StepLimits, warm_up
+from engine.model.weights.reader import open_weights
 from engine.serve.server import keep_compiled_kernels
 from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.launch import Launcher, Ready
@@ -70,7 +70,7 @@ def compilations(tmp_path):
     with (
         pretended_cuda.pretend(tmp_path),
         patch.object(Launcher, "_launch_first", launch_first),
-        patch("engine.model.lora.prepare_scales", triton_dora.prepare),
+        patch("engine.model.layers.lora.prepare_scales", triton_dora.prepare),
     ):
         yield noted
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.model.rope import read_rope
-from engine.model.spec import parse_spec, read_spec
-from engine.model.weights import WeightsError, open_weights, parameter_shapes
+from engine.model.spec.config import parse_spec, read_spec
+from engine.model.spec.rope import read_rope
+from engine.model.weights.reader import WeightsError, open_weights, parameter_shapes
 
 CONFIG = {
     "model_type": "llama",

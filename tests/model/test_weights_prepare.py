@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 import pytest
 from rich.console import Console
 
-from engine.model.prepare import prepare_model
+from engine.model.folders.prepare import prepare_model
 from engine.process.model_source import ModelNotFound, find_prepared, prepared_folder
 from tests.model.tiny_gguf import header
 
@@ -32,8 +32,8 @@ def test_a_prepared_gguf_file_is_found_again(tmp_path, monkeypatch):
         (out / "config.json").write_text("{}")
         converted.append(out)
 
-    pytest.importorskip("engine.model.gguf")
-    monkeypatch.setattr("engine.model.gguf.prepare_gguf", convert)
+    pytest.importorskip("engine.model.folders.gguf")
+    monkeypatch.setattr("engine.model.folders.gguf.prepare_gguf", convert)
     first = prepare_model(str(gguf), tmp_path / "data", QUIET)
     assert first.parent == tmp_path / "data" / "models"
     assert first.name.startswith("tiny-")
@@ -63,7 +63,7 @@ def test_a_preparation_ends_with_standard_input_and_leaves_nothing(tmp_path):
     program = f"""if True:
         import sys, time
         from pathlib import Path
-        from engine.model import gguf, prepare
+        from engine.model.folders import gguf, prepare
         def fail(*_):
             print("converting", flush=True)
             time.sleep(60)
@@ -104,8 +104,11 @@ def test_an_unreachable_hub_id_is_refused_with_the_reason(tmp_path, monkeypatch)
 
 def test_the_program_prints_the_folder_last_and_imports_no_torch(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    code = "import sys; from engine.model.prepare import main; status = main(); assert 'torch' not in sys.modules; "
-    command = [sys.executable, "-c", code + "sys.exit(status)"]
+    code = (
+        "import sys; from engine.model.folders.prepare import main; status = main(); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code]
     done = subprocess.run([*command, str(tmp_path), "--data-dir", str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(tmp_path.resolve()))
     failed = subprocess.run([*command, "no/such/model", "--data-dir", str(tmp_path)], capture_output=True, text=True)
@@ -116,7 +119,7 @@ def test_the_program_prints_the_folder_last_and_imports_no_torch(tmp_path):
 def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path):
     """A limit on the size of files stands in for a full disk: libraries meet it in the same way."""
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
-    code += "from engine.model.prepare import main; sys.exit(main())"
+    code += "from engine.model.folders.prepare import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "embedded", "--data-dir", str(tmp_path)]
     failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode == 1

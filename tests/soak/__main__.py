@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from benchmarks.command import run
+from benchmarks.runner import run
 from benchmarks.server import launched
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide

@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
-from engine.model.memory import pick_device
+from engine.model.memory.allocation import pick_device
 from engine.model.parallel.messages import Drop, Fetch, Joining, Message, Ready, Refused, Step
-from engine.model.parallel.ranks import Ranks, join_ranks
-from engine.model.runner import ModelRunner
+from engine.model.ranks.collectives import Ranks, join_ranks
+from engine.model.runner.model_runner import ModelRunner
 
 
 class Channel(Protocol):

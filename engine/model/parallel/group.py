@@ -16,11 +16,11 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.executor.base import RankDied
-from engine.model.memory import Progress, pick_device
+from engine.model.memory.allocation import Progress, pick_device
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Message, Refused, Reply
-from engine.model.parallel.ranks import join_ranks
-from engine.model.runner import ModelRunner
+from engine.model.ranks.collectives import join_ranks
+from engine.model.runner.model_runner import ModelRunner
 
 ROOT = Path(__file__).resolve().parents[3]
 END_S = 5.0

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import structlog
 
-from engine.core.adapters import HostAdapter
-from engine.core.commands import AdapterFetched, Answer, FetchAnswer, FetchCancelled, FetchFailed
-from engine.core.step import AdapterFetch, Launch, StepPlan, StepResult
-from engine.core.types import AdapterHash
+from engine.core.memory.adapters import HostAdapter
+from engine.core.messages.commands import AdapterFetched, Answer, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.messages.requests import AdapterHash
+from engine.core.messages.step import AdapterFetch, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, RankDied, Report
 from engine.model.parallel.messages import Drop, Fetch, Joining, Message, Ready, Refused, Reply, Step, for_followers
-from engine.model.runner import ModelRunner
+from engine.model.runner.model_runner import ModelRunner
 
 log = structlog.get_logger("ranks")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.core.commands import FetchAnswer
-from engine.core.step import AdapterFetch, StepPlan
-from engine.core.types import AdapterHash
+from engine.core.messages.commands import FetchAnswer
+from engine.core.messages.requests import AdapterHash
+from engine.core.messages.step import AdapterFetch, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,9 @@ class Model(Struct):
     default_sampling_params: dict[str, float] = {}
     """Sampling parameters of requests that do not set them, where the model has defaults, and `max_tokens`, its bound
     of every answer."""
+    chat_template: str = "model"
+    """What renders chats: `model` is the template of the base model, `auto` the one in the adapter's folder, and
+    `given` one that an operator sent."""
 
 
 class Models(Struct):

@@ -89,8 +89,9 @@ class ResponseObject(Struct, kw_only=True):
     """True means that the response is stored. It is false in the last event if that failed."""
     previous_response_id: str | None
     truncation: Literal["disabled"]
-    temperature: float
-    top_p: float
+    temperature: float | None
+    """Null if it is not known: the request set none, and the model that answers is elsewhere or not chosen yet."""
+    top_p: float | None
     top_logprobs: int
     instructions: str | None
     max_output_tokens: int | None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.source import inline_regex, inline_schema
 from gateway.text.reasoning import harmony
 from gateway.text.reasoning.parser import Thinking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.core.grammars import Grammar
+from engine.core.messages.grammar import Grammar
 from engine.grammar_check.json_schema import followable
 from engine.grammar_check.source import inline_schema
 from gateway.text.chat_template import ToolSchema, parameters_of

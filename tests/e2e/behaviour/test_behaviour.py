@@ -6,7 +6,7 @@ import openai
 import pytest
 from fakes import BASE, tiny_tokenizer
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.limits import Scope
 from gateway.limiter.base import ReserveRequest
 from tests.e2e.behaviour.grpc_client import Refused

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from engine.core.kv_moves import (
+from engine.core.messages.moves import (
     CancelFetch,
     EndExport,
     ExportOver,
@@ -22,7 +22,7 @@ from engine.core.kv_moves import (
     PagesReady,
     PagesSent,
 )
-from engine.core.types import KvSource
+from engine.core.messages.requests import KvSource
 from engine.executor.fake import FakePages
 from engine.kv import receiver as receiving
 from engine.kv import sender as sending

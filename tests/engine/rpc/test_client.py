@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, LaneMode, Request, SamplingParams
+from engine.core.messages.requests import Lane, LaneMode, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

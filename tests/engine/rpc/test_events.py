@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
 from engine.rpc.coalesce import merge_events, merge_request_events, split_per_token
 
 REFUSAL = Refusal(ErrorCode.ADAPTER_UNAVAILABLE, "too often")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
+from engine.core.messages.requests import ErrorCode, FinishReason, Request, SamplingParams
 from engine.rpc.adapter_refs import Holders
 from engine.rpc.client import EngineClient
 from gateway.serve.supervisor import EngineSupervisor

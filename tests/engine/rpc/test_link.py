@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.requests import Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
-from engine.core.types import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
+from engine.core.messages.requests import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.api import LaneRejected

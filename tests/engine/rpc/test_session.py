@@ -9,10 +9,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from engine.core.check import leftovers, violations
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.core.messages.requests import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import Cause, Lane, Request, SamplingParams
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Cause, Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

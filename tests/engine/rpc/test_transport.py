@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import (
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import (
     ErrorCode,
     FinishReason,
     Lane,

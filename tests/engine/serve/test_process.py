@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.process.cores import SPINS
 from engine.rpc.client import EngineClient

@@ -4,7 +4,8 @@ import json
 
 from structlog.testing import capture_logs
 
-from engine.core.step_time import SCALES, StepFeatures, StepTimeModel
+from engine.core.messages.features import StepFeatures
+from engine.core.predict.step_time import SCALES, StepTimeModel
 from engine.serve.step_store import step_store
 
 

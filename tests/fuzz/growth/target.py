@@ -22,9 +22,6 @@ from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from served import Served, served
 
-from gateway.accounts.record import ACCOUNTS
-from gateway.accounts.registry import AccountRegistry
-from gateway.registry.memory import MemoryRecordStore
 from gateway.serve.memory import memory_kept_low
 from gateway.serve.process import freeze_memory
 from tests.fuzz.growth.beside import NEIGHBOUR, PACE_SECONDS
@@ -41,10 +38,9 @@ def main() -> None:
     errors = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=errors)
     with tempfile.TemporaryDirectory() as folder, PatientValkey() as valkey:
-        accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
         options = stored_options(Redis.from_url(valkey.connection_url), Path(folder) / "stored")
-        with served(Path(folder), accounts=accounts, **options) as running:
-            running.run(accounts.start())
+        with served(Path(folder), **options) as running:
+            running.run(running.gateway_app.services.accounts.start())
             _measured(running)
 
 

@@ -19,7 +19,6 @@ from gateway.cli.main import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import ADMIN_TENANT, Principal, RequestClass, Tenant, hash_key, key_id
-from gateway.http.api import create_app
 from gateway.rpc.api import GrpcServer
 
 ADMIN_KEY = "sk-admin-of-these-tests"
@@ -248,7 +247,7 @@ async def test_records_outlive_being_written_down(make):
 async def gateway_app(tmp_path, make) -> tuple[GatewayApp, AccountRegistry]:
     gateway_app = await build_gateway_app(tmp_path)
     accounts = await make(gateway_app.limiter.configure_lazily)
-    gateway_app.app = create_app(gateway_app.gateway, accounts, metrics=gateway_app.metrics, accounts=accounts)
+    gateway_app.open_again(accounts)
     return gateway_app, accounts
 
 
@@ -427,7 +426,7 @@ async def test_no_tenants_key_opens_any_of_it(gateway_app):
 
 async def test_the_same_over_grpc_and_in_a_terminal(gateway_app):
     gateway_app, accounts = gateway_app
-    async with GrpcServer(gateway_app.gateway, accounts, accounts, grace_seconds=0.0) as port:
+    async with GrpcServer(gateway_app.services, grace_seconds=0.0) as port:
 
         async def run(*words: str, key: str = ADMIN_KEY) -> str:
             arguments = [*words, "--target", f"127.0.0.1:{port}", "--key", key]

@@ -13,13 +13,11 @@ import grpc
 import httpx
 import pytest
 from batch_fakes import stored_options
-from fakes import BASE, KEYS, GatewayApp, build_gateway_app, key_ring
+from fakes import BASE, KEYS, GatewayApp, build_gateway_app
 from google.protobuf import descriptor_pool
 from grpc_app import as_key, refused
 from redis.asyncio import Redis
 
-from gateway.accounts.record import ACCOUNTS
-from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
 from gateway.http.openapi.document import PLACEHOLDER
 from gateway.http.openapi.operation import Operation
@@ -29,7 +27,6 @@ from gateway.pb import generation_pb2 as pb
 from gateway.pb import json_api_pb2 as json_pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.pb.json_api_pb2_grpc import JsonApiStub
-from gateway.registry.memory import MemoryRecordStore
 from gateway.rpc.api import SERVICES, GrpcServer
 
 FORBIDDEN, UNKNOWN = "poet", "bard"
@@ -44,8 +41,7 @@ VARYING = {"x-request-id", "request-id", "date"}
 @pytest.fixture
 async def gateway_app(valkey, tmp_path) -> GatewayApp:
     """Acme keeps the poet to itself."""
-    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
-    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
+    gateway_app = await build_gateway_app(tmp_path, **stored_options(valkey, tmp_path / "stored"))
     await gateway_app.adapters.allow("poet", ["acme"])
     await gateway_app.adapters.alias("poet", "lyricist")
     return gateway_app
@@ -284,18 +280,9 @@ def methods(admin: bool) -> list[Method]:
 
 @asynccontextmanager
 async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[GatewayApp, grpc.aio.Channel]]:
-    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
-    gateway_app = await build_gateway_app(root)
+    gateway_app = await build_gateway_app(root, **stored_options(redis, root / "stored"))
     await gateway_app.adapters.allow("poet", ["acme"])
-    server = GrpcServer(
-        gateway_app.gateway,
-        key_ring(),
-        accounts,
-        gateway_app.operations,
-        grace_seconds=0.0,
-        usage=gateway_app.usage,
-        **stored_options(redis, root / "stored"),
-    )
+    server = GrpcServer(gateway_app.services, grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield gateway_app, channel
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.accounts.mirror import AccountMirror
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits

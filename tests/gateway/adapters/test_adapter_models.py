@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeEngine, write_adapter
+from grpc_app import until
 from redis.asyncio import Redis
 
 from gateway.adapters import names
@@ -223,7 +224,9 @@ async def test_an_adapter_that_the_configuration_names_for_another_model_moves_t
         await running.models["large"].seed("tone", source)
         await running.models["large"].alias("tone", "mood")
         await running.models["large"].allow("tone", ["acme"])
+        await running.models["large"].load("tone", source, replace=True, chat_template="{{ messages }}")
         await until_known("tone", gateway.models["large"])
+        await until(lambda: gateway.models["large"].chat_template("tone"))
         for home, former in (("small", "large"), ("large", "small")):
             await gateway.models[home].seed("tone", source)
             for one in (gateway, running):
@@ -232,6 +235,7 @@ async def test_an_adapter_that_the_configuration_names_for_another_model_moves_t
                 assert (one.serving("tone"), one.serving("mood")) == (home, home)
                 record = one.models[home].records["tone"]
                 assert (record.aliases, record.tenants, record.source) == (("mood",), ("acme",), source)
+                assert record.chat_template == "{{ messages }}"
 
 
 async def test_gateways_that_start_together_with_a_moved_adapter_move_it_once(valkey, tmp_path):
@@ -250,7 +254,7 @@ async def test_an_adapter_that_the_other_model_cannot_serve_stays_where_it_is(va
     source = str(write_adapter(tmp_path, "tone"))
     async with open_gateway(valkey, tmp_path) as gateway:
         await gateway.models["large"].seed("tone", source)
-        gateway.models["small"]._engine.rejected = "its shapes are others"
+        gateway.models["small"]._statuses._engine.rejected = "its shapes are others"
         assert "its shapes are others" in await gateway.models["small"].seed("tone", source)
         assert gateway.serving("tone") == "large"
         assert [status.base_model for status in await gateway.admin.statuses()] == ["large"]

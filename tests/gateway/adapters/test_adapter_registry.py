@@ -49,7 +49,7 @@ async def cluster(tmp_path, valkey):
 
 
 def engine_of(registry: AdapterRegistry) -> FakeEngine:
-    return registry._engine
+    return registry._statuses._engine
 
 
 async def refusal(work) -> ApiError:
@@ -379,12 +379,14 @@ async def test_a_broken_adapter_that_is_configured_yields_to_operators_and_to_th
         await here.seed(name, "missing")
     assert await here.unload("x") == 0
     await here.load("y", "poet")
-    here.forget_waiting({"w"})
+    here.configure({"w": "missing"})
     assert sorted(here.records) == ["w", "y"]
     write_adapter(cluster.root, "missing")
     assert await here.reload("w") and (await here.status("w")).error == ""
     await here.seed("y", "missing")
-    assert (await here.status("y")).source == "missing", "the configuration wins where it changes"
+    assert (await here.status("y")).source == "poet", "an operator had loaded it meanwhile"
+    await here.seed("y", "pirate")
+    assert (await here.status("y")).source == "pirate", "the configuration wins where it changes"
 
 
 async def test_an_operators_adapter_is_not_replaced_by_the_retries_of_a_configured_one(cluster, monkeypatch):
@@ -471,7 +473,7 @@ async def unload_x(registry: AdapterRegistry) -> None:
 
 
 async def forget_x(registry: AdapterRegistry) -> None:
-    registry.forget_waiting(())
+    registry.configure({})
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["found", "missing"])
@@ -490,7 +492,7 @@ async def test_an_adapter_given_up_while_the_engine_loads_it_stays_away(retrying
     load_adapter = engine_of(here).load_adapter
 
     async def load_while_given_up(path):
-        here.forget_waiting(())
+        here.configure({})
         return await load_adapter(path)
 
     monkeypatch.setattr(engine_of(here), "load_adapter", load_while_given_up)
@@ -520,7 +522,7 @@ async def test_a_bug_in_one_retry_does_not_end_the_retries(configured, cluster, 
     for module in (waiting, mirror):
         monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.01)
     here, there = await cluster.open(), await cluster.open()
-    calls, fetch = [], there._sources.fetch
+    calls, fetch = [], there._loader.sources.fetch
     if configured:
         await there.seed("x", "x")
     write_adapter(cluster.root, "x")
@@ -531,11 +533,88 @@ async def test_a_bug_in_one_retry_does_not_end_the_retries(configured, cluster, 
             raise RuntimeError("a bug")
         return await fetch(source)
 
-    monkeypatch.setattr(there._sources, "fetch", failing_once)
+    monkeypatch.setattr(there._loader.sources, "fetch", failing_once)
     if not configured:
         await here.load("x", "x")
     await until(lambda: "x" in there._mirror.served)
     assert len(calls) > 1 and (await there.status("x")).error == ""
+
+
+async def seeded_again(cluster, *seeds: str) -> str:
+    """Return the source of the adapter `x` after a gateway has started, whose configuration had each of `seeds`."""
+    later = await cluster.open()
+    for source in seeds:
+        assert await later.seed("x", source) == ""
+    return later.records["x"].source if "x" in later.records else ""
+
+
+@pytest.mark.parametrize("content", ["pirate", "poet"], ids=["another", "the same as before"])
+async def test_what_an_operator_loads_over_a_waiting_adapter_outlasts_a_restart(content, cluster):
+    here = await cluster.open()
+    await here.seed("x", "poet")
+    assert "not a folder" in await here.seed("x", "conf")
+    await here.load("x", content, replace=True)
+    await here.close()
+    write_adapter(cluster.root, "conf")
+    assert await seeded_again(cluster, "conf") == content
+    assert await seeded_again(cluster, "poet") == "poet", "the configuration wins where it changes"
+
+
+@pytest.mark.parametrize("change", ["load", "unload"])
+async def test_what_an_operator_does_while_a_configured_adapter_is_first_fetched_outlasts_a_restart(change, cluster):
+    sources = SlowSources(cluster.root)
+    here = AdapterRegistry(FakeEngine(), adapter_store(cluster.client, BASE), sources, base_names=(BASE,))
+    cluster.stack.push_async_callback(here.close)
+    await here.start()
+    await here.restore()
+    await here.seed("x", "pirate")
+    sources.is_there = True
+    seeding = asyncio.create_task(here.seed("x", "conf"))
+    await until(sources.fetching.is_set)
+    await (here.load("x", "poet", replace=True) if change == "load" else here.unload("x"))
+    sources.go.set()
+    assert await seeding == ""
+    write_adapter(cluster.root, "conf")
+    assert await seeded_again(cluster, "conf") == ("poet" if change == "load" else "")
+
+
+async def test_a_gateway_that_does_not_apply_a_new_configuration_itself_counts_it_as_applied_by_a_load(cluster):
+    """Only the first of the gateway processes that read a configuration again applies it."""
+    first, other = await cluster.open(), await cluster.open()
+    for registry in (first, other):
+        await registry.seed("x", "missing")
+        registry.configure({"x": "conf"})
+    await first.seed("x", "conf")
+    assert other.records["x"].source == "conf", "what it tries again is the new source"
+    await other.load("x", "poet")
+    write_adapter(cluster.root, "conf")
+    assert await seeded_again(cluster, "conf") == "poet"
+
+
+async def test_a_load_does_not_count_what_another_configuration_has_replaced_as_applied(cluster):
+    old, new = await cluster.open(), await cluster.open()
+    await old.seed("x", "poet")
+    await until(lambda: "x" in new.records)
+    await new.seed("x", "pirate")
+    write_adapter(cluster.root, "bard")
+    await until(lambda: old.records["x"].source == "pirate")
+    await old.load("x", "bard", replace=True)
+    assert await seeded_again(cluster, "pirate") == "bard"
+
+
+async def test_a_load_that_loses_against_the_configuration_is_a_conflict(cluster, monkeypatch):
+    here, there = await cluster.open(), await cluster.open()
+    await here.seed("x", "conf")
+    write_adapter(cluster.root, "conf")
+    put = here._store.put
+
+    async def put_after_the_other(*args, **options):
+        await there.seed("x", "conf")
+        return await put(*args, **options)
+
+    monkeypatch.setattr(here._store, "put", put_after_the_other)
+    assert (await refusal(here.load("x", "poet"))).code == "adapter_conflict"
+    await until(lambda: here.records["x"].source == "conf" and "x" in here._mirror.served)
 
 
 async def test_a_configured_adapter_of_another_models_name_is_refused(cluster):
@@ -639,7 +718,7 @@ async def test_what_was_kept_just_as_the_registry_came_back_is_registered(cluste
 async def test_what_operators_should_know_of_an_adapter_is_in_its_record(cluster):
     engine = FakeEngine()
     engine.warnings = ("'x' is 1: PEFT does not know this field, so it has no effect",)
-    here = await cluster.open(engine, compare=lambda folder: (f"{folder.name} has another chat template",))
+    here = await cluster.open(engine, compare=lambda folder, template: (f"{folder.name} has another chat template",))
     there = await cluster.open()
     await here.load("pirate", "pirate")
     for registry in (here, there):
@@ -843,10 +922,11 @@ async def test_a_change_that_loses_against_an_unload_is_a_conflict_of_its_own(ch
     put = here._log.put
 
     async def then_unloaded(*args, **options):
-        await put(*args, **options)
+        written = await put(*args, **options)
         await until(lambda: there.records == here.records)
         await there.unload("poet", 0.0)
         await until(lambda: "poet" not in here.records)
+        return written
 
     monkeypatch.setattr(here._log, "put", then_unloaded)
     refused = await refusal(here.load("poet", "poet") if change == "load" else here.pin("poet", True))

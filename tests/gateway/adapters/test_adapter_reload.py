@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 
 from engine.config import EngineConfig
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
 from engine.rpc.client import EngineClient
 from engine.serve.local import LocalEngine
 from gateway.adapters.admin import AdapterAdmin

@@ -7,7 +7,7 @@ import pytest
 from fakes import BASE, CONTEXT, TEMPLATE, GatewayApp, build_gateway_app, tiny_tokenizer
 from httpx import Response
 
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.anthropic.parse import parse
 from gateway.anthropic.prompt import chat_of
 from gateway.anthropic.schema import MessagesRequest

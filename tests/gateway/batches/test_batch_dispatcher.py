@@ -13,7 +13,7 @@ from batch_cluster import COMPLETION, BatchCluster, chat_line, completion_line, 
 from fakes import BASE, FakeStream
 from structlog.testing import capture_logs
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.batches import dispatcher, gate, leases, parts, retry, shard
 from gateway.batches.line_reader import pack_index
 from gateway.batches.lines import LineRunner

@@ -8,7 +8,7 @@ import pytest
 from batch_cluster import CHAT, COMPLETION, KEY_ID, BatchCluster, Holders, pieces
 from fakes import BASE, GatewayApp, build_gateway_app
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.batches.answers import LineAnswer, LineName, completed_answer, failed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, LineReader
@@ -146,6 +146,21 @@ async def test_a_line_stores_its_response_and_continues_others(gateway_app, valk
         with pytest.raises(ApiError) as caught:
             await run(gateway_app, {**body, **more}, RESPONSES, responses=responses if "store" not in more else None)
         assert caught.value.http_status == 400
+
+
+STORED = [
+    ({"store": True}, "store", "in input"),
+    ({"background": True}, "background", "in input"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "in input"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "send the item itself"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), STORED, ids=str)
+async def test_a_line_without_a_store_of_responses_needs_none(gateway_app, fields, param, words):
+    with pytest.raises(ApiError, match=words) as caught:
+        await run(gateway_app, {"model": BASE, "input": "a", **fields}, RESPONSES)
+    assert (caught.value.fault, caught.value.param) == (Fault.UNSUPPORTED_PARAMETER, param)
 
 
 async def test_an_error_of_a_response_names_its_own_field(gateway_app):

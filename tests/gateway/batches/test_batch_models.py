@@ -11,7 +11,7 @@ import pytest
 from batch_cluster import BatchCluster, chat_line, until
 from fakes import ACME, BASE, FakeEngine
 
-from engine.core.types import LaneMode
+from engine.core.messages.requests import LaneMode
 from engine.pb import engine_pb2 as pb
 from gateway.batches import dispatcher, shard, tenant_turns
 from gateway.batches.eta import EtaEstimator

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine.core.commands import Submit
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane
+from engine.core.messages.commands import Submit
+from engine.core.messages.requests import Lane
+from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.pb import engine_pb2 as pb
 from engine.rpc.snapshot import snapshot

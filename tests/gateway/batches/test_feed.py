@@ -8,7 +8,7 @@ from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.types import LaneMode
+from engine.core.messages.requests import LaneMode
 from engine.pb import engine_pb2 as pb
 from gateway.batches.gate import AdmissionQueue, Gate
 from gateway.batches.pace import FIRST_WINDOW, LimitWindow

@@ -12,16 +12,13 @@ from msgspec import UNSET
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batch_fakes import stored_options
-from fakes import BASE, GLOBEX, build_gateway_app, write_adapter
+from fakes import BASE, GLOBEX, build_gateway_app, key_ring, write_adapter
 from loralane import AsyncClient, Client, ClientError
 from served import served
 
-from gateway.accounts.record import ACCOUNTS
-from gateway.accounts.registry import AccountRegistry
 from gateway.client.call import Endpoint
 from gateway.client.client import Methods
 from gateway.http.openapi.operations import OPERATIONS
-from gateway.registry.memory import MemoryRecordStore
 
 NO_METHODS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics"}
 """Paths for administrators without a method: vLLM's routes, and metrics for Prometheus."""
@@ -64,7 +61,7 @@ def test_every_operation_of_administrators_has_a_method():
 
 @pytest.fixture
 async def gateway_app(tmp_path):
-    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
+    accounts = key_ring()
     await accounts.start()
     yield await build_gateway_app(tmp_path, accounts=accounts)
     await accounts.close()

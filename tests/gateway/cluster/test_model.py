@@ -8,7 +8,7 @@ import pytest
 from local_engines import ask, until
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.cluster.lease import Lease
 from gateway.cluster.model import LEAVE_SECONDS, ModelOnRay
 from gateway.cluster.reports import EngineReport, Reports

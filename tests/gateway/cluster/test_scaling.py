@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.cluster.scaling import GROW_SECONDS, SHRINK_SECONDS, EngineLoad, Scaler
 
 GOALS = {Lane.INTERACTIVE: LaneGoals(1.0, 0.1, 0.99, 60.0), Lane.BATCH: LaneGoals(100.0, 1.0, 0.9, 3600.0)}

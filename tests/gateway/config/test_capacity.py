@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 
-from engine.core.capacity import Capacity, decode_seconds, prompt_within
 from engine.core.config import CoreConfig
-from engine.core.step_time import StepFeatures, StepTimeModel
+from engine.core.messages.features import StepFeatures
+from engine.core.predict.capacity import Capacity, decode_seconds, prompt_within
+from engine.core.predict.step_time import StepTimeModel
 from engine.pb import engine_pb2 as pb
 from gateway.config.capacity import capacity_of_info, capacity_rows, preloaded_ranks
 from gateway.config.whole import demo_config

@@ -11,7 +11,7 @@ import yaml
 
 from engine.config import EngineConfig, Speculation
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.target import EngineTarget, EngineTls, is_loopback
 from gateway.cli.serve import _with_model
 from gateway.config import whole as config_module
@@ -124,6 +124,15 @@ def test_paths_start_from_the_files_folder(load, tmp_path):
     loaded = load("adapters: {roots: [lora, /srv/x], preload: {a: ../b}}")
     assert loaded.adapters.roots == (tmp_path / "lora", Path("/srv/x"))
     assert loaded.adapters.preload == {"a": tmp_path.parent / "b"}
+
+
+def test_templates_of_adapters_are_files_or_their_own(load, tmp_path):
+    preload = "preload: {a: x, b: y, c: z}"
+    loaded = load(f"adapters: {{{preload}, chat_templates: {{a: t.jinja, b: null}}}}")
+    assert loaded.adapters.chat_templates == {"a": tmp_path / "t.jinja", "b": None}
+    assert loaded.with_served(lambda name, one: replace(one, preload={})).adapters.chat_templates == {}
+    with pytest.raises(ConfigError, match=r"adapters\.chat_templates\.d: is no adapter of a preload"):
+        load(f"adapters: {{{preload}, chat_templates: {{d: null}}}}")
 
 
 def test_the_engine_section_is_the_engines_own_configuration(load):

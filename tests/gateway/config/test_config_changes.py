@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.file import ConfigError
 from gateway.config.lanes import BatchLane, InteractiveLane, LanesConfig

@@ -9,8 +9,8 @@ from typing import Any
 from console_page import PATIENCE, until
 from fakes import write_adapter
 
-from engine.core.counts import parse_count
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
+from gateway.core.counts import parse_count
 
 FILLED = {
     "tenants": ".tenant",

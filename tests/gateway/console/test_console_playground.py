@@ -8,7 +8,7 @@ from typing import Any
 from console_page import until
 from fakes import BASE
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 
 
 def copied_command(page: Any) -> str:

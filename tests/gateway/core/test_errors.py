@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from engine.core.types import ErrorCode
+from engine.core.messages.requests import ErrorCode
 from gateway.core import errors
 from gateway.core.errors import ApiError, Fault
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import TIER_OF_LANE, lane_name, requested_lane
 from gateway.core.routing import Catalog, ModelQuery, resolve

@@ -10,7 +10,7 @@ from fakes import BASE, CONTEXT, ENGINE_WAIT_SECONDS, GatewayApp, build_gateway_
 from grpc_app import as_key, open_grpc_app
 from grpc_app import refused as grpc_refused
 
-from engine.core.types import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, Refusal, TokenEvent
 from engine.executor.fake import FAKE_HIDDEN, fake_vector
 from gateway.core.json_bounds import MOST_VALUES
 from gateway.pb import generation_pb2 as pb

@@ -7,7 +7,7 @@ import pytest
 from local_engines import Answer, ask, until
 from structlog.testing import capture_logs
 
-from engine.core.types import Lane, LaneMode, Pooling
+from engine.core.messages.requests import Lane, LaneMode, Pooling
 from engine.rpc.api import AdapterRejected
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable

@@ -7,7 +7,7 @@ import pytest
 from local_engines import Answer, ask, until
 
 from engine.core.config import LaneGoals
-from engine.core.types import Lane, LaneMode
+from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import EngineLost, EngineUnavailable, GivenUp
 from gateway.engines.pool import EnginePool

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from local_engines import Answer, ask, expected, until
 
-from engine.core.check import violations
-from engine.core.commands import DropAdapter
-from engine.core.types import Lane
+from engine.core.messages.commands import DropAdapter
+from engine.core.messages.requests import Lane
+from engine.core.watch.check import violations
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.record import RequestRecord
 from gateway.requests.submission import Submission

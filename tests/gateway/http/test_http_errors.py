@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from fakes import ACME, BASE, CONTEXT, KEYS, GatewayApp, build_gateway_app, key_ring, write_adapter
 
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
-from gateway.http.api import create_app
 from gateway.http.coding import STEP_BYTES, decoded
 from gateway.http.hints import method_hint, route_hint
 from gateway.requests.admission import ServiceSettings
@@ -146,7 +145,7 @@ async def test_unknown_route(gateway_app):
     ("path", "instead"),
     [
         ("/v1/moderations", "moderates none"),
-        ("/v1/responses/resp_1", "/v1/responses itself"),
+        ("/v1/responses/resp_1/retry", "/v1/responses itself"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),
     ],
@@ -437,8 +436,7 @@ async def test_request_ids_that_are_not_sane_are_replaced(gateway_app, asked):
 
 async def test_a_tenant_of_the_batch_lane_is_served_there(gateway_app):
     slow = replace(ACME, name="slow", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
-    keys = key_ring(dict.fromkeys(KEYS, slow))
-    gateway_app.app = create_app(gateway_app.gateway, keys, metrics=gateway_app.metrics)
+    gateway_app.open_again(key_ring(dict.fromkeys(KEYS, slow)))
     response = await ask(gateway_app, {**CHAT, "service_tier": "priority"})
     assert (response.headers["x-loralane-lane"], response.json()["service_tier"]) == ("batch", "flex")
 

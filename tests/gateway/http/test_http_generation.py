@@ -5,7 +5,7 @@ from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, ids_of
 from httpx import Response
 from structlog.testing import capture_logs
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": BASE, "prompt": "Say hello", "max_tokens": 50}

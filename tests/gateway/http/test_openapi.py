@@ -14,12 +14,9 @@ from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 from served import Served, served
 
-from gateway.accounts.record import ACCOUNTS
-from gateway.accounts.registry import AccountRegistry
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
-from gateway.registry.memory import MemoryRecordStore
 
 NAMES = [BASE, "pirate", "captain", "poet"]
 KEYS = {"anyone": "", "tenant": "sk-acme", "admin": "sk-admin"}
@@ -118,8 +115,7 @@ def test_every_answer_is_one_that_the_document_promises(method, path, gateway, s
 
 
 async def test_every_route_is_in_the_document(tmp_path, valkey):
-    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
-    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
+    gateway_app = await build_gateway_app(tmp_path, **stored_options(valkey, tmp_path / "stored"))
     routes = {(method, route.path) for route in gateway_app.app.router.routes for method in route.methods - {"HEAD"}}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
     async with gateway_app.client(None) as client:

@@ -7,8 +7,8 @@ import math
 import pytest
 from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, ids_of
 
-from engine.core.prompt_logprobs import unpack
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.messages.prompt_logprobs import unpack
+from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.executor.fake import fake_row
 from gateway.requests.admission import ServiceSettings
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from gateway.config.sections import AdminConfig
 from gateway.config.whole import demo_config
 from gateway.core.tenants import hash_key
-from gateway.http.root import GrpcAddress, RootApi
+from gateway.http.root import RootApi
+from gateway.http.settings import GrpcAddress, PortSettings
 from gateway.serve.addresses import Ports
 from gateway.serve.banner import Banner
 
@@ -37,7 +38,8 @@ async def test_browsers_are_sent_to_the_console_and_others_learn_what_answers(ga
 async def test_a_port_without_the_console_redirects_no_browser():
     from starlette.applications import Starlette
 
-    app = Starlette(routes=RootApi("public", lambda: GrpcAddress(50051, tls=True)).routes())
+    settings = PortSettings(surface="public", grpc=lambda: GrpcAddress(50051, tls=True))
+    app = Starlette(routes=RootApi(settings).routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.get("/", headers=BROWSER)
     assert response.json()["grpc"] == {"port": 50051, "tls": True}

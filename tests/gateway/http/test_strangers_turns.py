@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from contextlib import closing
+from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 
+from gateway.core.errors import ApiError, Fault
 from gateway.http.edge import RequestMiddleware
 from gateway.requests.loop_turns import AT_ONCE
 from gateway.requests.wire_room import WireRoom
@@ -19,15 +23,27 @@ KEY = (b"authorization", b"Bearer sk-acme")
 ANTHROPIC_KEY = (b"x-api-key", b"sk-acme")
 
 
-async def test_few_requests_without_a_key_begin_in_one_iteration_of_the_loop():
+@pytest.mark.parametrize(
+    ("path", "header"), [("/openapi.json", KEY), ("/documents", (b"x-api-key", b"")), ("/documents", (b"accept", b"*"))]
+)
+async def test_few_requests_without_a_key_begin_in_one_iteration_of_the_loop(path, header):
     begun, ask = _asked()
-    strangers = [asyncio.create_task(ask("/documents")) for _ in range(50)]
+    strangers = [asyncio.create_task(ask(path, header)) for _ in range(50)]
     await asyncio.sleep(0)
-    assert begun == ["/documents"] * AT_ONCE
+    assert begun == [path] * AT_ONCE
     await asyncio.gather(ask("/chats", KEY), ask("/messages", ANTHROPIC_KEY), ask("/health"))
     assert len(begun) < 20, "who has a key, and probes, wait for no stranger"
     await asyncio.gather(*strangers)
-    assert begun.count("/documents") == 50
+    assert begun.count(path) == 50
+
+
+async def test_wrong_keys_are_refused_in_turns():
+    sent, ask = _asked()
+    strangers = [asyncio.create_task(ask("/refused", KEY)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert sent.count("401") == AT_ONCE
+    await asyncio.gather(*strangers)
+    assert sent.count("401") == 50
 
 
 def test_the_kernel_keeps_little_of_an_answer_that_is_not_read():
@@ -47,19 +63,27 @@ def test_the_kernel_keeps_little_of_an_answer_that_is_not_read():
 
 
 def _asked():
-    """Return a list of the paths of all requests that have begun, and a function that sends one."""
+    """Return a list of the paths of all requests that have begun and the statuses of errors, and a function that sends
+    a request."""
     begun: list[str] = []
 
     async def note(request: Request) -> Response:
         begun.append(request.url.path)
+        if request.url.path == "/refused":
+            raise ApiError(Fault.INVALID_API_KEY, "there is no such key")
         return PlainTextResponse("")
 
-    router = Router([Route(path, note) for path in ("/documents", "/chats", "/messages", "/health")])
+    paths = ("/documents", "/openapi.json", "/refused", "/chats", "/messages", "/health")
+    router = Router([Route(path, note) for path in paths])
     app = RequestMiddleware(router, WireRoom())
 
     async def ask(path: str, *headers: tuple[bytes, bytes]) -> None:
         scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
-        await app({**scope, "headers": list(headers)}, _nothing, _nothing)
+        await app({**scope, "headers": list(headers)}, _nothing, send)
+
+    async def send(message: Mapping[str, Any]) -> None:
+        if message.get("status", 200) >= 400:
+            begun.append(str(message["status"]))
 
     return begun, ask
 

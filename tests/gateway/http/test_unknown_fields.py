@@ -12,14 +12,11 @@ import yaml
 from batch_fakes import stored_options
 from fakes import GatewayApp, build_gateway_app
 
-from gateway.accounts.record import ACCOUNTS
-from gateway.accounts.registry import AccountRegistry
 from gateway.config.file import ConfigError
 from gateway.config.whole import load_config
 from gateway.http.admin import TABLE
 from gateway.http.openapi.document import PLACEHOLDER, document
 from gateway.http.openapi.operation import Operation
-from gateway.registry.memory import MemoryRecordStore
 
 DOCUMENT = document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -29,8 +26,7 @@ ROUTED = [operation for operation in TABLE.values() if operation.path != "/metri
 
 @pytest.fixture
 async def gateway_app(valkey, tmp_path) -> GatewayApp:
-    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
-    return await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
+    return await build_gateway_app(tmp_path, **stored_options(valkey, tmp_path / "stored"))
 
 
 def objects(schema: Any) -> Iterator[dict[str, Any]]:

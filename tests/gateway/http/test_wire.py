@@ -16,9 +16,9 @@ from served import Served, served
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
 from gateway.http import api
-from gateway.http.api import MAX_BODY_BYTES
 from gateway.http.guard import GuardedProtocol
 from gateway.http.peer import WritingTime
+from gateway.http.settings import MAX_BODY_BYTES, MAX_CONTROL_BYTES
 from gateway.requests.wire_room import REQUEST_BYTES, STRANGERS, TENANT_BYTES
 
 CHAT = json.dumps({"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}).encode()
@@ -372,7 +372,7 @@ async def test_readiness_asks_redis_once_for_many_callers(gateway_app, monkeypat
         return ""
 
     monkeypatch.setattr(gateway_app.limiter, "trouble", trouble)
-    gateway_app.app = api.create_app(gateway_app.gateway, None, metrics=gateway_app.metrics)
+    gateway_app.open_again()
     async with gateway_app.client(None) as client:
         answers = await asyncio.gather(*(client.get("/ready") for _ in range(50)))
     assert {answer.status_code for answer in answers} == {200} and pings == [1]
@@ -395,14 +395,14 @@ async def test_metrics_for_strangers_are_rendered_once_for_many_callers(gateway_
     monkeypatch.setattr(
         gateway_app.metrics, "render", lambda *args, **options: rendered.append(1) or render(*args, **options)
     )
-    gateway_app.app = api.create_app(gateway_app.gateway, None, metrics=gateway_app.metrics, open_metrics=True)
+    gateway_app.open_again(open_metrics=True)
     async with gateway_app.client(None) as client:
         answers = await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
     assert {answer.status_code for answer in answers} == {200} and rendered == [1]
 
 
 async def test_bodies_for_administration_are_short(gateway_app):
-    body = {"name": "x", "source": "s" * (api.MAX_CONTROL_BYTES + 1)}
+    body = {"name": "x", "source": "s" * (MAX_CONTROL_BYTES + 1)}
     async with gateway_app.client("sk-admin") as client:
         answer = await client.post("/admin/v1/adapters", json=body)
     assert answer.status_code == 413

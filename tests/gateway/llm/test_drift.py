@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from engine.model.memory import pick_dtype
+from engine.model.memory.allocation import pick_dtype
 from lab.evaluation.drift import EXACT, bundled_text, measure
 
 MOST = {"auto": 0.1, "int8": 0.1, "int4": 0.75}

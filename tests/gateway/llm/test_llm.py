@@ -19,7 +19,7 @@ import torch
 from loralane import LLM, ApiError, AsyncLLM, EngineFailed, SamplingParams
 from transformers import AutoModelForCausalLM
 
-from engine.core import proposals
+from engine.core.plan import proposals
 from engine.serve.build import build_fake
 from engine.serve.local import LocalEngine
 from gateway.llm import async_llm, setup

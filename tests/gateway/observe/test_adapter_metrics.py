@@ -4,16 +4,17 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
-from engine.core.types import ProposalCount
+from engine.core.messages.requests import ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic, adapter_gauges
+from gateway.requests.charge import Charge
 
 
 def record(adapter, **fields):
     known = {
         "finish": "stop",
         "submitted": 1.0,
-        "refund": False,
+        "charge": Charge.DUE,
         "prompt_tokens": 3,
         "completion_tokens": 5,
         "proposals": {},
@@ -27,7 +28,7 @@ def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():
     traffic = AdapterTraffic(registry)
     for number in range(MAX_ADAPTERS + 2):
         traffic.finished(record(f"a{number}"))
-    traffic.finished(record("a0", finish="error", refund=True))
+    traffic.finished(record("a0", finish="error", charge=Charge.WAIVED))
     traffic.finished(record(None))
 
     def value(name, **labels):

@@ -6,7 +6,7 @@ from datetime import date
 import pytest
 from fakes import build_gateway_app
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.usage import Counts, RowName, UsageRow
 from gateway.observe.history import COARSE_POINTS, FINE_KEPT, FINE_SECONDS, History
 from gateway.observe.recent import KEPT, RecentRequestStore

@@ -2,11 +2,12 @@ import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
 from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import DEFAULT_GOALS, MAX_TENANTS, Metrics
+from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
@@ -243,7 +244,7 @@ async def test_refunded_and_refused_requests_charge_no_tokens(gateway_app):
 def test_tenants_beyond_the_bound_share_a_label():
     metrics = Metrics({BASE: DEFAULT_GOALS})
     for number in range(MAX_TENANTS + 5):
-        metrics.finished(record(tenant=f"t{number}", submitted=11.0, prompt_tokens=1, finish="stop"))
+        metrics.finished(record(tenant=f"t{number}", charge=Charge.DUE, prompt_tokens=1, finish="stop"))
     found = samples(metrics.render([EngineSnapshot(BASE, pb.EngineInfo(), None, {})], "redis").decode())
     prompts = {
         dict(labels)["tenant"]: value

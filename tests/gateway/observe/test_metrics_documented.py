@@ -15,7 +15,7 @@ from fakes import GatewayApp, build_gateway_app, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
-from engine.core.types import Lane, ProposalCount
+from engine.core.messages.requests import Lane, ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.batches.setup import BatchMetrics
 from gateway.batches.webhooks.setup import WebhookMetrics

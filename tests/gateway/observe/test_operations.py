@@ -15,7 +15,7 @@ from grpc_app import as_key, open_grpc_app, refused
 from prometheus_client import CollectorRegistry, Histogram
 from typer.testing import CliRunner
 
-from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
+from engine.core.messages.requests import Lane, LaneMode, Origin, Request, SamplingParams
 from gateway.cli.main import app as cli
 from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile

@@ -11,12 +11,13 @@ import grpc
 import pytest
 import structlog
 from fakes import BASE, GatewayApp, build_gateway_app
-from grpc_app import as_key, ask, keys, until
+from grpc_app import as_key, ask, until
 
-from engine.core.types import Lane, TokenEvent
+from engine.core.messages.requests import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
 from lab.traffic.traces import read_trace
@@ -199,7 +200,7 @@ async def test_the_callers_trace_is_told_if_its_header_is_valid(logged, sent, to
 )
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 async def test_grpc_is_logged_alike(logged, method, message, metadata, status, error):
-    server = GrpcServer(logged.gateway_app.gateway, keys(), grace_seconds=0.0)
+    server = GrpcServer(logged.gateway_app.services, grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = getattr(GenerationStub(channel), method)(message, metadata=metadata)
         with suppress(grpc.aio.AioRpcError):
@@ -239,6 +240,7 @@ def test_a_request_is_one_line_of_numbers():
         completion_tokens=5,
         cached={0: 4, 1: 2},
         submitted=10.5,
+        charge=Charge.DUE,
         admitted=10.75,
         first_token=11.0,
         last_token=13.0,

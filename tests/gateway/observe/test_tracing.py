@@ -12,13 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import pytest
 from fakes import GatewayApp, build_gateway_app
-from grpc_app import as_key, ask, keys
+from grpc_app import as_key, ask
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.process.lossy_log import write_last_lines
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig, TracesConfig
@@ -178,7 +178,7 @@ async def test_http_and_grpc_are_traced_with_nothing_private_in_it(kept, tmp_pat
     async with gateway_app.client() as client:
         await client.post(PATH, json=CHAT, headers={"traceparent": traceparent})
         await client.post(PATH, json={**CHAT, "model": "a private question"})
-    server = GrpcServer(gateway_app.gateway, keys(), grace_seconds=0.0)
+    server = GrpcServer(gateway_app.services, grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         message = ask("pirate", prompt="a private question")
         await GenerationStub(channel).Generate(message, metadata=as_key(traceparent=traceparent))

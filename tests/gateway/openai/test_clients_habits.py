@@ -9,8 +9,7 @@ import pytest
 from fakes import ACME, BASE, GatewayApp, build_gateway_app, ids_of, key_ring, tiny_tokenizer
 from httpx import Response
 
-from engine.core.types import FinishReason, TokenEvent
-from gateway.http.api import create_app
+from engine.core.messages.requests import FinishReason, TokenEvent
 from gateway.openai.parse import KNOWN
 from gateway.openai.unknown import MOST_NAMES, suggestion
 from gateway.text.chat_template import TemplateOptions, render
@@ -145,14 +144,7 @@ async def test_one_unknown_name_in_many_objects_counts_once(gateway_app):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_strict_tenant_is_refused_every_unknown_field(gateway_app, path):
     strict = replace(ACME, name="strict", unknown_fields="refuse")
-    keys = key_ring({"sk-acme": ACME, "sk-strict": strict})
-    gateway_app.app = create_app(
-        gateway_app.gateway,
-        keys,
-        metrics=gateway_app.metrics,
-        usage=gateway_app.usage,
-        operations=gateway_app.operations,
-    )
+    gateway_app.open_again(key_ring({"sk-acme": ACME, "sk-strict": strict}))
     body = {"model": BASE, "prompt": "hi"} if path == "/v1/completions" else {"model": BASE, "messages": [USER]}
     refused = await post(gateway_app, path, {**body, "chat_id": 1}, key="sk-strict")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_id")

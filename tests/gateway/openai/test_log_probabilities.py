@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import tiny_tokenizer
 
-from engine.core.types import Lane, TokenLogprobs
+from engine.core.messages.requests import Lane, TokenLogprobs
 from gateway.openai.logprobs import LOWEST_LOGPROB
 from gateway.openai.render import TURN_MEMBERS, Envelope, encode_json, encoded
 from gateway.openai.styles import Additions, ChatStyle, CompletionStyle

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request

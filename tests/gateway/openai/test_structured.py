@@ -6,8 +6,8 @@ import pytest
 from fakes import BASE, build_gateway_app
 from grpc_app import as_key, ask, open_grpc_app, refused
 
-from engine.core.grammars import Grammar, GrammarKind, allowed_tokens
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse

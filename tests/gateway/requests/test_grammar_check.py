@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 from fakes import BASE, build_gateway_app
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.job import DEATH_SECONDS, Key, Reason, Verdict, Verdicts, WorkerLimits
 from engine.grammar_check.pool import GrammarPool
 from engine.grammar_check.turns import QueueFull, TenantTurns
@@ -170,7 +170,7 @@ def test_no_worker_outlives_its_parent(tmp_path):
     """A parent that is killed takes its workers with it, one that is busy with a grammar too."""
     heavy = json.dumps(json.dumps(HEAVY))
     code = (
-        "import time; from engine.core.grammars import Grammar, GrammarKind\n"
+        "import time; from engine.core.messages.grammar import Grammar, GrammarKind\n"
         "from engine.grammar_check.pool import GrammarPool\n"
         "pool = GrammarPool()\n"
         "pool.submit('a', Grammar(GrammarKind.REGEX, 'a')).result()\n"

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.bucket import Bucket, CountMeter, Meter
 from gateway.core.budget import reserve

@@ -3,7 +3,7 @@ asked for again when a request goes on in another engine process."""
 
 import pytest
 
-from engine.core.types import FinishReason, Request, SamplingParams, TokenEvent
+from engine.core.messages.requests import FinishReason, Request, SamplingParams, TokenEvent
 from engine.executor.fake import fake_row
 from engine.rpc.stream import EngineUnavailable
 from gateway.requests import prompt_scores

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import CrashesEngines, GivenUp

@@ -1,5 +1,6 @@
 """Sampling parameters that a model recommends, where a request sets none, in every protocol; and special tokens."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,18 @@ async def test_a_request_that_sets_nothing_gets_the_models_values(gateway_app, p
 async def test_what_a_request_sets_is_its_own(gateway_app, path):
     params = (await sent(gateway_app, path, temperature=1.0, top_p=1.0)).params
     assert values(params) == QWEN | {"temperature": 1.0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", [{}, {"top_p": 1.0}], ids=["the model's", "the caller's"])
+async def test_a_response_says_how_it_was_sampled(gateway_app, given, stream):
+    async with gateway_app.client() as client:
+        answer = await client.post("/v1/responses", json={**BODIES["/v1/responses"], **given, "stream": stream})
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    said = [event["response"] for event in map(json.loads, lines) if "response" in event] or [answer.json()]
+    params = gateway_app.engine.requests[-1].params
+    assert {(one["temperature"], one["top_p"]) for one in said} == {(params.temperature, params.top_p)}
+    assert (params.temperature, params.top_p) == (0.7, given.get("top_p", 0.8))
 
 
 async def test_zeros_are_values_and_the_bound_of_answers_is_one(gateway_app):

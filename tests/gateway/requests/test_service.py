@@ -6,8 +6,16 @@ import pytest
 from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
 from msgspec.structs import replace as replace_fields
 
-from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refusal, SamplingParams, TokenEvent
+from engine.core.messages.grammar import Grammar, GrammarKind
+from engine.core.messages.requests import (
+    ErrorCode,
+    FinishReason,
+    Lane,
+    ProposalCount,
+    Refusal,
+    SamplingParams,
+    TokenEvent,
+)
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
@@ -688,6 +696,16 @@ async def test_an_error_while_settling_does_not_spoil_the_answer(gateway_app, mo
     _, [answer], _ = await answers(gateway_app, request())
     assert answer.text == "Hello, world!"
     assert gateway_app.gateway.active == 0
+
+
+async def test_the_end_of_all_requests_does_not_reach_one_that_is_being_settled(gateway_app):
+    async with gateway_app.gateway.generate(principal(), request()) as generation:
+        chunks = [chunk async for chunk in generation]
+        assert chunks[-1].usage is not None
+        gateway_app.limiter.delay = 0.02
+        asyncio.get_running_loop().call_soon(gateway_app.gateway.end_requests)
+    assert gateway_app.watcher.records[0].finish == "stop"
+    await gateway_app.assert_empty()
 
 
 async def test_merge_closes_every_stream_it_was_given():

@@ -11,7 +11,7 @@ from grpc_app import as_key, ask, open_grpc_app, refused
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.adapters.names import AdapterNames
 from gateway.core.errors import ApiError, Fault
 from gateway.pb import adapters_pb2 as adapters

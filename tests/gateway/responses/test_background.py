@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import gateway_worker
 import httpx
 import openai
 import pytest
-from fakes import BASE, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer
+from fakes import BASE, PATIENT, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
@@ -108,6 +109,21 @@ async def test_a_response_is_polled_until_it_is_complete(gateway_app):
     assert answer.output[0].id.startswith(f"msg_{made.id.removeprefix('resp_')}")
     assert list(gateway_app.limiter.ends.values()) == [[answer.usage.total_tokens]]
     assert answer.model == BASE
+
+
+@pytest.mark.parametrize(("model", "queued"), [(BASE, (0.7, 0.8)), ("auto", (None, None))])
+async def test_it_says_how_it_is_sampled_as_soon_as_its_model_is_known(model, queued, valkey, tmp_path):
+    served = {
+        "settings": replace(PATIENT, sampling_defaults={"temperature": 0.7, "top_p": 0.8}),
+        "others": {"small": FakeEngine()},
+        "routes": RouteTable({"auto": Split({"small": 1})}),
+    }
+    gateway_app = await build(valkey, tmp_path, served)
+    made = await begin(gateway_app, model=model)
+    assert (made.status, made.temperature, made.top_p) == ("queued", *queued)
+    answer = await ended(gateway_app, made.id)
+    assert (answer.status, answer.temperature, answer.top_p) == ("completed", 0.7, 0.8)
+    await drained(gateway_app)
 
 
 async def test_it_counts_if_it_is_refused_or_cancelled_after_tokenizing(gateway_app, monkeypatch):

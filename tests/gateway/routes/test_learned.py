@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import BASE, FakeEngine, build_gateway_app, tiny_tokenizer
 
-from engine.core.types import Lane, Pooling, PoolingKind
+from engine.core.messages.requests import Lane, Pooling, PoolingKind
 from engine.executor.fake import FAKE_HIDDEN
 from engine.pb import engine_pb2 as engine_pb
 from engine.rpc.stream import EngineUnavailable

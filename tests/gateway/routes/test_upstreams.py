@@ -24,7 +24,6 @@ from structlog.testing import capture_logs
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
-from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance, Verifier
@@ -86,7 +85,7 @@ async def make_place(tmp_path: Path, monkeypatch):
             table = RouteTable({ROUTE: policy}, upstreams={CLOUD: client}, billing=billing, observe=outcomes.append)
             app = await build_gateway_app(tmp_path, routes=table)
             owners = {"sk-acme": OPEN, "sk-closed": ACME, "sk-globex": GLOBEX, "sk-other": OTHER}
-            app.app = create_app(app.gateway, key_ring(owners), metrics=app.metrics)
+            app.open_again(key_ring(owners))
             places.append(Place(app, cloud, client, outcomes))
             places[-1].table = table
             return places[-1]
@@ -442,6 +441,7 @@ async def test_tool_calls_come_and_go_in_every_protocol(make_place, tmp_path):
         {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]}, "/v1/responses"
     )
     assert response.json()["output"][0]["arguments"] == '{"a": 1}'
+    assert (response.json()["temperature"], response.json()["top_p"]) == (None, None), "only the upstream knows them"
     tool = {"name": "add", "input_schema": {"type": "object"}}
     said = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     message = (await place.post(said, "/v1/messages")).json()

@@ -14,7 +14,7 @@ import pytest
 from fakes import ACME, BASE, TEMPLATE, FakeEngine, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
 from grpc_app import as_key, open_grpc_app
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as engine_pb
 from engine.rpc.stream import EngineUnavailable
 from gateway.batches.answers import LineName
@@ -25,7 +25,6 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Principal
 from gateway.core.usage import DeferredUsage
-from gateway.http.api import create_app
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.acceptance import Acceptance, Verifier
@@ -293,8 +292,7 @@ async def test_the_operator_s_verifier_judges_for_tenants_that_may_not_name_it(m
     verifier = Verifier("poet", "Is {answer} right?")
     room = await make_room(Cascade((SMALL, BASE), Acceptance(verifier=verifier)))
     room.app.engine.reply = lambda request: "yes" if request.adapter_hash else LARGE_SAYS
-    owners = key_ring({"sk-acme": replace(ACME, adapters=(ROUTE,))})
-    room.app.app = create_app(room.app.gateway, owners, metrics=room.app.metrics)
+    room.app.open_again(key_ring({"sk-acme": replace(ACME, adapters=(ROUTE,))}))
     assert answer_of(await room.chat())[1:] == (SMALL, "accepted")
     assert (await room.chat(model="poet")).status_code == 404
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.placement import ROUND_S, wanted_replicas
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys

@@ -7,7 +7,7 @@ import pytest
 from fakes import KEYS
 from grpc_app import NIGHT, as_key, ask, open_grpc_app, refused, until
 
-from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.pb import adapters_pb2
@@ -258,7 +258,7 @@ INVALID = {
 
 async def test_a_long_text_in_place_of_a_choice_is_not_quoted(api):
     refusal = await refused(api.generation.Generate(ask(speculation="always" * 1000), metadata=as_key()))
-    assert "6,000 characters" in str(refusal.details) and "always" not in str(refusal.details)
+    assert "1,024 characters" in str(refusal.details) and "always" not in str(refusal.details)
 
 
 @pytest.mark.parametrize("field", INVALID)

@@ -267,11 +267,10 @@ async def test_a_background_response_is_begun_and_cancelled(api):
     assert (await call(api, pb.JsonRequest(cancel_response=made["id"])))["status"] == "cancelled"
 
 
-async def test_without_a_store_responses_are_stateless(tmp_path):
+async def test_responses_are_stateless_where_the_operator_stores_none(tmp_path):
     async with open_grpc_app(tmp_path) as api:
         assert (await call(api, new("create_response")))["status"] == "completed"
         for fields in ({"store": True}, {"background": True}):
             refusal = await refused(call(api, new("create_response", **fields)))
             assert (refusal.reason, refusal.fields) == ("UNSUPPORTED_PARAMETER", list(fields))
-        assert (await refused(call(api, stored(UNKNOWN)))).code == "UNIMPLEMENTED"
         await api.assert_empty()

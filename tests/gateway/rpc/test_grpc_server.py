@@ -7,7 +7,7 @@ import grpc
 import pytest
 from fakes import BASE, write_adapter
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_app import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_app, refused, until
+from grpc_app import MAX_MESSAGE_BYTES, as_key, ask, open_grpc_app, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -126,7 +126,7 @@ async def test_health_watches_are_bounded(api, monkeypatch):
 
 
 async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
-    server = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600)
+    server = GrpcServer(api.gateway_app.services, grace_seconds=600)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -138,7 +138,7 @@ async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
 
 async def test_stopping_lets_running_calls_end(api):
     api.gateway_app.engine.go_on = asyncio.Event()
-    server = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600)
+    server = GrpcServer(api.gateway_app.services, grace_seconds=600)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = GenerationStub(channel).GenerateStream(ask(), metadata=as_key())
@@ -223,7 +223,7 @@ async def test_watching_adapters(api):
 
 
 async def test_a_watch_ends_with_its_client_or_the_server(api):
-    server, address = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600), "127.0.0.1:{}"
+    server, address = GrpcServer(api.gateway_app.services, grace_seconds=600), "127.0.0.1:{}"
     async with server as port, grpc.aio.insecure_channel(address.format(port)) as channel:
         admin, request = AdapterAdminStub(channel), pb.WatchAdaptersRequest()
         left, stays = (admin.Watch(request, metadata=as_key("admin")) for _ in range(2))
@@ -346,10 +346,10 @@ async def test_a_connection_has_bounded_calls_and_pings(api, monkeypatch):
     interval = {"grpc.http2.min_ping_interval_without_data_ms": 0}
     assert interval.keys() < dict(rpc_api.KEEPALIVE).keys()
     monkeypatch.setattr(rpc_api, "KEEPALIVE", tuple((dict(rpc_api.KEEPALIVE) | interval).items()))
-    async with GrpcServer(api.gateway_app.gateway, keys()) as port:
+    async with GrpcServer(api.gateway_app.services) as port:
         assert (await ping_in_a_row(port))[0] == NUM_PINGS
 
 
 async def test_a_port_in_use_is_an_error(api):
     with pytest.raises(OSError, match="cannot listen"):
-        await GrpcServer(api.gateway_app.gateway, keys(), port=api.port).start()
+        await GrpcServer(api.gateway_app.services, port=api.port).start()

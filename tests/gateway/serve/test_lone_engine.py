@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.core.types import Request, SamplingParams
+from engine.core.messages.requests import Request, SamplingParams
 from engine.rpc.client import EngineClient
 from engine.rpc.target import EngineTls
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, principal
 
-from engine.model.prepare import NoSpace, prepare_model
+from engine.model.folders.prepare import NoSpace, prepare_model
 from engine.process.files import filling, partial_prefix, partials, remove_abandoned
 from gateway.config.sections import GrpcConfig, HttpConfig, RedisConfig, TlsConfig
 from gateway.config.whole import demo_config
@@ -220,7 +220,7 @@ def test_no_folder_is_made_of_a_gguf_file_where_there_is_no_room(tmp_path, monke
     from rich.console import Console
 
     (tmp_path / "model.gguf").write_bytes(header([(64, 64)]))
-    monkeypatch.setattr("engine.model.prepare.SPACE_BYTES", 2**80)
+    monkeypatch.setattr("engine.model.folders.prepare.SPACE_BYTES", 2**80)
     with pytest.raises(NoSpace, match="--data-dir"):
         prepare_model(str(tmp_path / "model.gguf"), tmp_path / "data", Console())
 

@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 from certificates import Authority
-from fakes import GatewayApp, build_gateway_app, key_ring
+from fakes import GatewayApp, build_gateway_app
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -102,7 +102,7 @@ async def test_old_versions_are_refused_and_the_newest_is_spoken(gateway_app, au
 async def test_grpc_asks_the_same(gateway_app, authority, stranger, server):
     config = replace(server, client_ca=authority.file)
     certificate = Certificate(config, "grpc.tls")
-    async with GrpcServer(gateway_app.gateway, key_ring(), certificate=certificate, grace_seconds=0.0) as port:
+    async with GrpcServer(gateway_app.services, certificate=certificate, grace_seconds=0.0) as port:
         known = authority.issue("client", "alice@example.org")
         assert await is_serving(port, authority, known)
         for ours, shown in ((authority, None), (authority, stranger.issue("client", "alice")), (stranger, known)):
@@ -115,9 +115,8 @@ async def test_grpc_asks_the_same(gateway_app, authority, stranger, server):
 
 
 async def test_grpc_without_a_client_authority_asks_for_none(gateway_app, authority, server):
-    async with GrpcServer(
-        gateway_app.gateway, key_ring(), certificate=Certificate(server, "grpc.tls"), grace_seconds=0.0
-    ) as port:
+    certificate = Certificate(server, "grpc.tls")
+    async with GrpcServer(gateway_app.services, certificate=certificate, grace_seconds=0.0) as port:
         assert await is_serving(port, authority)
 
 
@@ -130,7 +129,7 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on(gateway_
     http, rpc = Certificate(config, "http.tls"), Certificate(config, "grpc.tls")
     async with (
         http_port(gateway_app.app, "127.0.0.1", 0, certificate=http) as port,
-        GrpcServer(gateway_app.gateway, key_ring(), certificate=rpc, grace_seconds=0.0) as grpc_port,
+        GrpcServer(gateway_app.services, certificate=rpc, grace_seconds=0.0) as grpc_port,
     ):
         assert (await version(port, first.client()), await is_serving(grpc_port, first)) == (200, True)
         config.key.write_text("half a renewal")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from gateway.text.chat_template import with_thinking
 from gateway.text.reasoning.grammar import after_reasoning
 from gateway.text.reasoning.harmony import CALL, CALL_OPENING, END, MARKS, MESSAGE, MOST_HEADER, HarmonyParser

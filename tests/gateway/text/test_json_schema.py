@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from fakes import tiny_tokenizer
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.grammar_check.json_schema import FOLLOWED, FREE, PATTERNS, followable
 from engine.grammar_check.source import objection
 from tests.grammar_walk import follows, walk

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.messages.grammar import Grammar, GrammarKind
 from gateway.text.chat_template import EFFORTS
 from gateway.text.marks import MOST_WHITE
 from gateway.text.reasoning.grammar import after_reasoning

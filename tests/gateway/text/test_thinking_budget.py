@@ -9,7 +9,7 @@ from grpc_app import as_key, open_grpc_app, refused
 from grpc_app import ask as grpc_ask
 from local_engines import Engines, ask, until
 
-from engine.core.types import FinishReason, ProposalCount, SamplingParams
+from engine.core.messages.requests import FinishReason, ProposalCount, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.resumption import ResumingStream

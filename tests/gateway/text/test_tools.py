@@ -4,11 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from fakes import BASE, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
+from fakes import BASE, GatewayApp, build_gateway_app, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.api import create_app
 from gateway.text.chat_template import render
 from gateway.text.tools.dialects import Hermes, Llama3, choose_dialect
 from gateway.text.tools.parser import ToolParser
@@ -196,8 +195,7 @@ async def test_an_answer_cut_off_in_a_call_says_so(gateway_app):
 async def test_tools_are_refused_where_the_template_knows_none(gateway_app, path, monkeypatch):
     template = tiny_tokenizer()._template
     monkeypatch.setattr(template, "chat_template", "{{ messages[0].content }}")
-    app = create_app(gateway_app.gateway, key_ring(), metrics=gateway_app.metrics)
-    gateway_app.app = app
+    gateway_app.open_again()
     async with gateway_app.client() as client:
         response = await client.post(path, json=CHAT)
         told = await client.post(

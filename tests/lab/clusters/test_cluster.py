@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.check import violations
 from engine.core.config import CoreConfig
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.messages.requests import Lane, Request, SamplingParams
+from engine.core.state.engine_state import EngineState
+from engine.core.watch.check import violations
 from gateway.routing.split import SplitMode
 from lab.clusters.compare import OURS, ROUTERS, Trial, run_trial
 from lab.clusters.report import WINDOW_S, cluster_table, recovery_seconds

@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from engine.core.config import LaneGoals
-from engine.model.parallel.stages import find_shard
-from engine.model.quantize import open_source
-from engine.model.spec import read_spec
+from engine.model.ranks.stages import find_shard
+from engine.model.spec.config import read_spec
+from engine.model.weights.quantize import open_source
 from engine.serve.explain import explain
 from gateway.config.whole import load_config
 from lab.devices.accelerators import FORMS

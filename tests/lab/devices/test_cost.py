@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from engine.core.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
-from engine.core.types import SamplingParams
+from engine.core.messages.requests import SamplingParams
+from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
 from lab.devices.cost import LiveSequence, StepWork, measure, read_device
 from lab.devices.device import FOLDER, device_names, find_device
 from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk

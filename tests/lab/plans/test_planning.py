@@ -15,12 +15,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
-from engine.core.step_time import share_read
-from engine.model.lora import target_names, target_path, target_widths
-from engine.model.parallel.stages import find_shard
-from engine.model.sizes import adapter_bytes_per_rank, count_weights
-from engine.model.spec import parse_spec
-from engine.model.weights import parameter_shapes
+from engine.core.predict.step_time import share_read
+from engine.model.layers.lora import target_names, target_path, target_widths
+from engine.model.ranks.stages import find_shard
+from engine.model.runner.sizes import adapter_bytes_per_rank, count_weights
+from engine.model.spec.config import parse_spec
+from engine.model.weights.reader import parameter_shapes
 from lab.devices.accelerators import ACCELERATORS, FORMS, device_of, fits, stored_bytes_per_rank, weight_bytes
 from lab.devices.cost import StepWork
 from lab.devices.links import LINKS

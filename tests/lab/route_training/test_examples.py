@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import BASE, build_gateway_app
 
-from engine.core.types import Pooling, PoolingKind
+from engine.core.messages.requests import Pooling, PoolingKind
 from engine.executor.fake import fake_vector
 from lab.route_training import asking
 from lab.route_training.asking import Asker, AskError, gather_all

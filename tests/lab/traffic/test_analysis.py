@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 import pytest
 
 from engine.core.config import CoreConfig
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from lab.devices.capacity import Demand, mixed_step_s, most_seqs, prefill_s, rate_within, serve
 from lab.devices.device import find_device
 from lab.plans.advice import advise, round_up

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from engine.core.types import Lane
+from engine.core.messages.requests import Lane
 from lab.traffic.synthetic import RANKS, Sizes, adapter_ranks, arrivals, with_adapters, with_batch_share, with_tenants
 from lab.traffic.traces import BLOCK_TOKENS, Arrival, cut, read_trace, scale_rate
 from lab.traffic.workload import Backlog, RequestMaker, Workload, backlog_arrivals

@@ -1,0 +1,48 @@
+"""Order of preemption: which sequences free the most pages at the least cost."""
+
+from __future__ import annotations
+
+from engine.core.state.engine_state import EngineState
+from engine.core.state.sequence import Sequence
+
+
+def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence]:
+    """Return the sequences in order of preemption: by cost in device seconds * (1 + preemptions) / freed pages, and
+    among equals the latest arrival first. Sequences that are nearly done or were preempted `max_preemptions` times come
+    last of all."""
+    return sorted(running, key=lambda seq: (_is_spared(state, seq), _score(state, seq), -seq.request.arrival))
+
+
+def _is_spared(state: EngineState, seq: Sequence) -> bool:
+    rules = state.config.scheduling
+    if seq.num_preemptions >= rules.max_preemptions:
+        return True
+    return seq.num_computed > rules.spare_progress * seq.expected_length
+
+
+def _score(state: EngineState, seq: Sequence) -> float:
+    return _cost(state, seq) * (1 + seq.num_preemptions) / _gain(state, seq)
+
+
+def _cost(state: EngineState, seq: Sequence) -> float:
+    """Return the device seconds that it takes to restore a sequence to its current state after a preemption: to compute
+    the tokens that the host will not have and to copy pages, with those of an adapter that only it uses."""
+    size, ledger = state.config.block_size, state.ledger
+    per_page = ledger.model.prices.page
+    per_token = ledger.prefill_price or 1.0
+    saved, copied = seq.num_saved, seq.num_saved
+    if state.config.scheduling.preemption == "swap" and state.host.num_pages and seq.shares_pages:
+        saved = seq.num_computed // size
+        copied = saved + (saved - seq.num_saved)
+    redo = (seq.num_computed - saved * size) * per_token + copied * per_page
+    adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
+    return redo + (adapter.num_pages * per_page if adapter and adapter.running == 1 else 0.0)
+
+
+def _gain(state: EngineState, seq: Sequence) -> int:
+    """Return the number of device pages that a preemption frees, at least 1 (for the slot): the pages that no other
+    sequence references, and those of the sequence's adapter if no other sequence runs with it."""
+    refs = state.pool.refs
+    own = sum(refs[page] == 1 for page in seq.pages)
+    adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
+    return max(1, own + (adapter.num_pages if adapter and adapter.running == 1 else 0))

@@ -1,0 +1,126 @@
+"""Grammars that answers must follow: which are needed, which are prepared (outside the core), and their memory.
+
+    WANTED --planned--> UNDER_WAY --GrammarReady--> READY
+
+A grammar is known while a live sequence needs it; the core does not interpret its text. A sequence whose grammar is not
+ready stays in the queue, and sequences behind it may start. The memory of a prepared grammar is charged to the tenant
+whose request had it prepared, until no live sequence needs it; `grammar_budget` divides memory between tenants by
+weight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.core.fairness.shares import Shares
+from engine.core.messages.grammar import Grammar
+
+LEAST_BYTES = 4 << 20
+"""Bytes charged for a grammar until its size is known, and the minimum charge afterwards, so that a bound on the memory
+also bounds the number of grammars. Typical grammars hold 1 MB when they are ready and grow slightly as answers follow
+them; hostile ones hold up to 40 MB."""
+
+
+class Stage(Enum):
+    WANTED = "wanted"
+    UNDER_WAY = "under way"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _GrammarEntry:
+    live: int = 0
+    """Number of sequences that need the grammar, waiting or running."""
+    stage: Stage = Stage.WANTED
+    tenant: str = ""
+    weight: float = 1.0
+    """Weight of the tenant that is charged for the memory, set when the preparation begins."""
+    num_bytes: int = 0
+    """Bytes charged to `tenant`."""
+
+
+class Grammars:
+    """All grammars that live requests need, with the stage of each one's preparation and the memory that tenants are
+    charged for it. Only `commit/step.py` and `commit/apply.py` change them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Grammar, _GrammarEntry] = {}
+        self._stages: Counter[Stage] = Counter()
+        """Number of known grammars in each stage."""
+        self.memory = Shares()
+        """Bytes that prepared grammars hold, by the tenant that is charged."""
+        self.forgotten: list[Grammar] = []
+        """Grammars that have lost their last sequence since the last plan: the executor may forget them."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def count(self, stage: Stage) -> int:
+        return self._stages[stage]
+
+    def live(self) -> dict[Grammar, int]:
+        """Return the number of sequences that need each grammar."""
+        return {grammar: entry.live for grammar, entry in self._known.items()}
+
+    def charges(self) -> dict[Grammar, int]:
+        """Return the bytes charged for each grammar whose preparation was started."""
+        return {grammar: entry.num_bytes for grammar, entry in self._known.items() if entry.stage is not Stage.WANTED}
+
+    def stage(self, grammar: Grammar) -> Stage:
+        return self._known[grammar].stage
+
+    def blocks(self, grammar: Grammar | None) -> bool:
+        """Return whether a sequence that needs this grammar has to wait for its preparation."""
+        return grammar is not None and self._known[grammar].stage is not Stage.READY
+
+    def use(self, grammar: Grammar | None) -> None:
+        """Count a new sequence that needs a grammar, and register a new grammar as WANTED. None is ignored."""
+        if grammar is None:
+            return
+        if grammar not in self._known:
+            self._known[grammar] = _GrammarEntry()
+            self._stages[Stage.WANTED] += 1
+        self._known[grammar].live += 1
+
+    def leave(self, grammar: Grammar | None) -> None:
+        """Record that a sequence that needs a grammar has ended. If no other needs its grammar, it is forgotten and, if
+        its preparation was started, no longer charged, and the next plan tells the executor. None is ignored."""
+        if grammar is None:
+            return
+        entry = self._known[grammar]
+        entry.live -= 1
+        if not entry.live:
+            del self._known[grammar]
+            self._stages[entry.stage] -= 1
+            if entry.stage is not Stage.WANTED:
+                self.memory.remove(entry.tenant, entry.num_bytes)
+                self.forgotten.append(grammar)
+
+    def begin(self, grammar: Grammar, tenant: str, weight: float) -> None:
+        """Record that the preparation of a WANTED grammar starts, and charge `LEAST_BYTES` to a tenant for it."""
+        entry = self._known[grammar]
+        self._move(entry, Stage.UNDER_WAY)
+        entry.tenant, entry.weight = tenant, weight
+        self._charge(entry, LEAST_BYTES)
+
+    def take_answer(self, grammar: Grammar, num_bytes: int = 0) -> bool:
+        """Record that the preparation of a grammar has ended, successfully or not: its stage becomes READY, and its
+        tenant is charged as much more as `num_bytes`, the memory that the grammar holds, exceeds `LEAST_BYTES`. Returns
+        False, and does nothing, if no preparation was under way or no sequence needs the grammar any more."""
+        entry = self._known.get(grammar)
+        if entry is None or entry.stage is not Stage.UNDER_WAY:
+            return False
+        self._move(entry, Stage.READY)
+        self._charge(entry, max(0, num_bytes - LEAST_BYTES))
+        return True
+
+    def _move(self, entry: _GrammarEntry, stage: Stage) -> None:
+        self._stages[entry.stage] -= 1
+        entry.stage = stage
+        self._stages[stage] += 1
+
+    def _charge(self, entry: _GrammarEntry, num_bytes: int) -> None:
+        entry.num_bytes += num_bytes
+        self.memory.add(entry.tenant, entry.weight, num_bytes)

@@ -1,0 +1,187 @@
+"""Serves the adapters that the configuration lists, until operators change them.
+
+The registry remembers, for each name, the source that a configuration gave it last (its seed). A gateway applies what
+its configuration lists only if that differs from the seed, so that what operators change lasts until the configuration
+changes. What operators load or unload before the configured source could be applied makes this source the seed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import structlog
+
+from gateway.adapters.loading import AdapterLoader
+from gateway.adapters.names import NameOwner
+from gateway.adapters.record import AdapterRecord, check_name
+from gateway.adapters.templates import AUTO, BASE, FIELD, configured_template, seed_of, source_of
+from gateway.adapters.waiting import WaitingSeeds
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.registry.log import writing
+from gateway.registry.store import RecordStore, StoreAway
+
+log = structlog.get_logger("adapters")
+
+
+ABSENT = Path()
+"""Stands for a template of which the configuration says nothing."""
+NO_TEMPLATES: Mapping[str, Path | None] = MappingProxyType({})
+
+
+class AdapterSeeding:
+    """Applies the adapters of the configuration to the registry of one base model."""
+
+    def __init__(self, loader: AdapterLoader, store: RecordStore[AdapterRecord], waiting: WaitingSeeds) -> None:
+        """`store` remembers the seeds of the registry that `loader` writes; `waiting` lists the adapters that could not
+        be loaded."""
+        self._loader = loader
+        self._owner = loader.owner
+        self._mirror = loader.mirror
+        self._store = store
+        self.waiting = waiting
+        self._configured: Mapping[str, str] = {}
+        self._templates = NO_TEMPLATES
+        """File of the chat template, by adapter name, where the configuration names one, or None for that in the
+        adapter's folder."""
+
+    async def seed(self, name: str, source: str) -> str:
+        """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
+        with the same source before, changes that operators have made since are kept. If it listed the adapter for
+        another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
+        writes it to the registry later.
+
+        Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
+        means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
+        """
+        self.waiting.expect(name, source)
+        is_unchanged = self._unchanged(name)
+        try:
+            await self._seed(name, source, is_unchanged)
+        except ApiError as error:
+            if error.fault is Fault.ADAPTER_CONFLICT or error.param == "lora_name":
+                raise
+            record, others = self._mirror.records.get(name), self._loader.names.others(self._owner)
+            is_tried = record is not None and record.source == source  # by the mirror
+            if is_tried and error.param == FIELD:  # the adapter is served with its former template
+                self._mirror.record_error(name, error)
+            if is_unchanged() and not is_tried and not any(other.catalog.knows(name) for other in others):
+                self.waiting.add(name, source, error.message)
+            return error.message
+        if is_unchanged():
+            self.waiting.drop(name)
+        return ""
+
+    def _unchanged(self, name: str) -> Callable[[], bool]:
+        """Return a function that returns whether neither the configuration nor an operator has given up an adapter or
+        given it another source since this call."""
+
+        def state() -> tuple[AdapterRecord | None, str | None]:
+            record = self._mirror.records.get(name)
+            return self.waiting.records.get(name), record.source if record else None
+
+        before = state()
+        return lambda: state() == before
+
+    async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
+        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises
+        ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
+        not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
+        check_name(name, "lora_name")
+        template = await self._template(name)
+        seed = seed_of(source, template)
+        try:
+            applied = await self._store.seed(name)
+            if applied != seed:
+                if template is None and applied is not None and source_of(applied) != applied:
+                    template = BASE  # until now, the configuration named one
+                await self._former(name)
+                folder = await self._loader.sources.fetch(source)  # may take minutes; operators may change the name
+                with self._loader.names.changing(name):
+                    await self._apply_seed(name, source, folder, is_unchanged, template, seed)
+        except (StoreAway, ApiError) as error:
+            if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
+                raise
+            if name not in self._mirror.records:
+                self._loader.names.check(self._owner, name, "lora_name")
+                async with self._loader.content(name, source, None, template=template) as found:
+                    if is_unchanged():
+                        self._loader.journal.keep(found, seed)
+        record = self._mirror.records.get(name)
+        if record and record.source == source and name not in self._mirror.served:
+            if name in self._mirror.errors:
+                raise invalid_request(self._mirror.errors[name], "lora_path")
+            await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
+
+    def configure(self, sources: Mapping[str, str], templates: Mapping[str, Path | None] = NO_TEMPLATES) -> None:
+        """Learn the source, by name, of each adapter that the configuration lists, and the file of its chat template if
+        that is configured, or None for the template in its folder. New ones are expected to be applied, by this gateway
+        or another; those that the configuration no longer lists are forgotten."""
+        for name in self.waiting.expected.keys() - sources.keys():
+            self.waiting.drop(name)
+        for name, source in sources.items():
+            is_same = templates.get(name, ABSENT) == self._templates.get(name, ABSENT)
+            if self._configured.get(name) != source or not is_same:
+                self.waiting.expect(name, source)
+        self._configured, self._templates = dict(sources), dict(templates)
+
+    async def unapplied(self, name: str) -> str:
+        """Return the seed of what the configuration wants of an adapter, if the registry does not have it yet. An
+        operator's change of the adapter then stores it. Raises ApiError: REGISTRY_UNAVAILABLE."""
+        source = self.waiting.expected.get(name)
+        if source is None:
+            return ""
+        seed = await self.seed_text(name, source)
+        with writing("adapter"):
+            return "" if await self._store.seed(name) == seed else seed
+
+    async def seed_text(self, name: str, source: str) -> str:
+        """Return the seed of an adapter that the configuration lists from `source`. A template that cannot be read
+        counts as empty."""
+        try:
+            return seed_of(source, await self._template(name))
+        except ApiError:
+            return seed_of(source, "")
+
+    async def _template(self, name: str) -> str | None:
+        """Return what the configuration says of an adapter's chat template, as `with_template` reads it. Raises
+        ApiError: INVALID_REQUEST, its file cannot be read."""
+        return await configured_template(self._templates[name]) if name in self._templates else None
+
+    async def _former(self, name: str) -> NameOwner | None:
+        """Return the registry of the other base model from which the configuration has moved an adapter here, if any.
+        Raises ApiError if the adapter cannot have the name; StoreAway."""
+        former = await self._loader.names.seeded_elsewhere(self._owner, name)
+        if former is None:
+            self._loader.names.check(self._owner, name, "lora_name")
+        return former
+
+    async def _apply_seed(
+        self,
+        name: str,
+        source: str,
+        folder: Path,
+        is_unchanged: Callable[[], bool],
+        template: str | None,
+        seed: str,
+    ) -> None:
+        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, with `template`
+        (see `with_template`), and write its record and `seed` if the name `is_unchanged` by then. If the configuration
+        has moved the adapter here from another base model, the record takes over the adapter's aliases, tenants, pin
+        and template, and the registry of the other base model then removes the adapter."""
+        previous, former = self._mirror.records.get(name), await self._former(name)
+        theirs = former.records[name] if former else None
+        if template is None and theirs is not None:
+            template = AUTO if theirs.own_template else theirs.chat_template or None
+        async with self._loader.content(name, source, previous, folder, template) as record:
+            if not is_unchanged():
+                return
+            if former is None or theirs is None:
+                await self._loader.put(record, previous, seed=seed)
+                return
+            kept = replace(record, aliases=theirs.aliases, tenants=theirs.tenants, pinned=theirs.pinned)
+            await self._loader.journal.put(kept, previous, seed=seed)
+        await former.give_up(theirs, self._owner.base_model)
+        log.info("adapter_moved", adapter=name, base_model=self._owner.base_model, from_base_model=former.base_model)

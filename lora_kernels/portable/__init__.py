@@ -1,1 +1,0 @@
-"""The kernels' operations in plain torch, for CPUs without numba."""

@@ -74,6 +74,7 @@ test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 
 test-all: test $(VENV)/llama-cpp/.setup  ## Run all tests, then 500 measured growth cases, rounds of mixed requests, an odd model and llama.cpp (some 50 minutes)
 	$(BIN)/python -m tests.fuzz.growth --cases 500
+	LORALANE_SETTLED_EXAMPLES=2000 $(BIN)/python -m pytest tests/gateway/requests/test_settled.py
 	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
 	$(BIN)/python -m tests.fuzz --engine odd --cases 2000
 	PYTHONPATH=$(VENV)/llama-cpp $(BIN)/python -m pytest tests/model/test_llama_cpp.py

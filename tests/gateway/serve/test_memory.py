@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from gateway.serve import memory
-from gateway.serve.memory import glibc, memory_kept_low
+from gateway.serve.memory import STEADY_LOOKS, MemoryKeeper, glibc, memory_kept_low
 
 BURST = """
 import asyncio, sys
@@ -28,6 +29,7 @@ def burst(kind):
 
 async def main(kind):
     freeze_memory()
+    await asyncio.to_thread(int)  # a gateway has threads
     keeper = MemoryKeeper(glibc())
     async with memory_kept_low() if "kept" in sys.argv else asyncio.timeout(None):
         before = keeper.resident()
@@ -53,6 +55,17 @@ def after_burst(*arguments: str) -> str:
 @pytest.mark.parametrize("kind", ["free", "garbage"])
 def test_memory_goes_back_after_a_burst(kind):
     assert after_burst(kind, "kept") == "True True"
+
+
+@pytest.mark.skipif(glibc() is None, reason="it is glibc that keeps memory")
+async def test_the_loop_does_not_walk_the_heaps(monkeypatch):
+    """With 200,000 free blocks, it took 42 ms, four times a second."""
+    keeper, walked = MemoryKeeper(glibc()), []
+    monkeypatch.setattr(keeper, "used", lambda: walked.append(threading.get_ident()) or 0)
+    monkeypatch.setattr(keeper, "resident", lambda: 100 * 2**20)
+    for _ in range(3 * STEADY_LOOKS):
+        await keeper.look()
+    assert 3 <= len(walked) <= 9 and threading.get_ident() not in walked
 
 
 @pytest.mark.skipif(glibc() is None, reason="it is glibc that keeps memory")

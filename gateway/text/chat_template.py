@@ -70,15 +70,25 @@ class TemplateOptions(Struct, frozen=True):
     """True means that the text ends with the last message, left open, so that the answer continues that message."""
     variables: Mapping[str, Any] = MappingProxyType({})
     """Template variables that the caller sets, such as `enable_thinking`."""
-    may_reason: bool = False
-    """True means that the variables which switch reasoning on only permit it: the caller leaves it to the model."""
+    own: Mapping[str, Any] = MappingProxyType({})
+    """The part of `variables` that the caller itself wrote in `chat_template_kwargs`."""
+    effort: str | None = None
+    """Value of `reasoning_effort` that says to an upstream what the caller asked for. None means that it asked for
+    nothing that this field can say."""
 
 
 DEFAULT_OPTIONS = TemplateOptions()
 
 
-def template_options(add: bool | None, resume: bool | None, variables: Mapping[str, Any] | None) -> TemplateOptions:
-    """Build the options from the fields `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`.
+def template_options(
+    add: bool | None,
+    resume: bool | None,
+    own: Mapping[str, Any] | None,
+    implied: Mapping[str, Any] = MappingProxyType({}),
+    effort: str | None = None,
+) -> TemplateOptions:
+    """Build the options from the fields `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`
+    (`own`), and from what other fields imply: variables, which `own` overrides, and the `effort` for upstreams.
 
     By default, a generation prompt is added unless the last message is continued.
 
@@ -89,9 +99,10 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
     if add and resume:
         message = "add_generation_prompt and continue_final_message exclude each other"
         raise invalid_request(message, "continue_final_message")
+    variables = {**implied, **(own or {})}
     if variables:
         _check_variables(variables)
-    return TemplateOptions(not resume if add is None else add, bool(resume), variables or {})
+    return TemplateOptions(not resume if add is None else add, bool(resume), variables, own or {}, effort)
 
 
 def parameters_of(tool: ToolSchema) -> Mapping[str, Any]:

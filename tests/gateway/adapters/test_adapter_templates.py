@@ -109,9 +109,10 @@ async def test_the_one_in_its_folder_is_read_again_with_its_content(gateway_app,
         ("", "must have 1 to"),
         ("x" * (MOST_CHARACTERS + 1), "must have 1 to"),
         ("{% for x %}", "no valid Jinja: line 1"),
+        ("{{ a }}\n{{ 9 ** 9 ** 9 }}", "line 2: the operator Pow of constants"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "no valid Jinja"),
     ],
-    ids=["no file", "empty", "long", "syntax", "deep"],
+    ids=["no file", "empty", "long", "syntax", "endless", "deep"],
 )
 async def test_one_that_cannot_be_used_is_refused_and_changes_nothing(gateway_app, template, why):
     await load(gateway_app, chat_template=OWN)

@@ -55,7 +55,8 @@ class AdapterMirror:
         self.tenants: dict[str, tuple[str, ...]] = {}
         """Tenants that may use an adapter, by the adapter's name. Adapters without restriction are not listed."""
         self.templates: dict[str, str] = {}
-        """Chat template of the version that `served` holds, by adapter name. Base models' templates are not listed."""
+        """Chat template by adapter name: that of the version that `served` holds, or that of the record if it holds
+        none. Base models' templates are not listed."""
         self.served: dict[str, VersionHold] = {}
         """Hold on the version that this gateway's engine serves to new requests, by adapter name."""
         self.errors: dict[str, str] = {}
@@ -175,12 +176,12 @@ class AdapterMirror:
         if not self.is_current(record):
             hold = self._versions.hold(record.version)
             if hold is None:
+                if name not in self.served:  # requests that wait for the version are rendered for it
+                    self._set_template(record)
                 self.start_loading(name)
                 return
             self._switch(name, hold)
-        self.templates.pop(name, None)
-        if record.chat_template:
-            self.templates[name] = record.chat_template
+        self._set_template(record)
         self.errors.pop(name, None)
         self._pin(record.version)
 
@@ -197,6 +198,11 @@ class AdapterMirror:
         aborted = await self._versions.release(hold, drain_seconds)
         self._pin(hold.adapter_hash)
         return aborted
+
+    def _set_template(self, record: AdapterRecord) -> None:
+        self.templates.pop(record.name, None)
+        if record.chat_template:
+            self.templates[record.name] = record.chat_template
 
     def _remove(self, name: str, drain_seconds: float | None) -> None:
         self._rename(name, None)

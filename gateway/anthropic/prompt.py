@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from gateway.anthropic.schema import (
     CHOICES,
     ROLES,
@@ -48,9 +46,7 @@ def chat_of(body: Prompted) -> Chat:
     resume = body.messages[-1].role == "assistant"
     if resume and "tool_calls" in messages[-1]:
         raise invalid_request("a tool_use needs a tool_result in the message after it", "messages")
-    options = template_options(None, resume, _variables(body))
-    if body.thinking is not None and body.thinking.type == "adaptive":  # as Claude Code always asks
-        options = replace(options, may_reason=True)
+    options = template_options(None, resume, None, _variables(body), _told_effort(body))
     return Chat(messages, shown, _rule(tools, choice), options)
 
 
@@ -63,6 +59,16 @@ def _variables(body: Prompted) -> dict[str, Any]:
     if body.thinking.type not in THINKING:
         raise invalid_request(f"thinking.type must be one of {', '.join(THINKING)}", "thinking.type")
     return variables | thinking_variables(body.thinking.type != "disabled")
+
+
+def _told_effort(body: Prompted) -> str | None:
+    """Return the reasoning effort that an upstream is told. Without thinking it is none, because Anthropic's efforts
+    have no value for that; `max` is `high`, which all servers know that know efforts. Whether thinking is on is not
+    told, because OpenAI's API has no field for it."""
+    effort = body.output_config.effort if body.output_config else None
+    if body.thinking is not None and body.thinking.type == "disabled":
+        return None
+    return "high" if effort == "max" else effort
 
 
 def _template_messages(body: Prompted) -> tuple[Message, ...]:

@@ -75,8 +75,8 @@ def _predicted(prediction: Prediction | None) -> str:
 def _chat(body: ChatRequest) -> Chat:
     tools = offered_tools(body.tools or (), body.tool_choice)
     rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    variables = _reasoning_variables(body) | (body.chat_template_kwargs or {})
-    options = template_options(body.add_generation_prompt, body.continue_final_message, variables)
+    implied, effort, own = _reasoning_variables(body), _told_effort(body), body.chat_template_kwargs
+    options = template_options(body.add_generation_prompt, body.continue_final_message, own, implied, effort)
     return Chat(chat_messages(body.messages), tools, rule, options)
 
 
@@ -90,6 +90,13 @@ def _reasoning_variables(body: ChatRequest) -> dict[str, Any]:
     if effort is None and reasoning.enabled is not None:
         return thinking_variables(reasoning.enabled)
     return effort_variables(effort)
+
+
+def _told_effort(body: ChatRequest) -> str | None:
+    """Return the reasoning effort that an upstream is told. OpenRouter's `reasoning` also has a switch: off is its
+    effort `none`, and on is no effort."""
+    reasoning = body.reasoning or ReasoningOptions()
+    return body.reasoning_effort or reasoning.effort or ("none" if reasoning.enabled is False else None)
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:

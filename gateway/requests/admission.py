@@ -176,10 +176,10 @@ class RequestIntake:
         params = tuple(self._fit(request, index, len(ids), seed) for index, ids in enumerate(prompt_ids))
         if not self._engine.ready:
             await self._wait_for_engine(self._settings.engine_wait if engine_wait is None else engine_wait)
-        picked = None if adapter is None else self._adapters.pick(adapter.name)
         budget = await self._budget(request, thinking)
         dialect = self.dialect if request.offering is not None else None
         prediction = await self._predicted(tenant, request, max(one.max_tokens for one in params))
+        picked = None if adapter is None else self._adapters.pick(adapter.name)  # last: no await follows it
         return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, dialect, prediction)
 
     async def _predicted(self, tenant: Tenant, request: GenerateRequest, max_tokens: int) -> tuple[int, ...]:

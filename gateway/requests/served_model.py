@@ -16,17 +16,21 @@ from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import ApiError, model_not_found
+from gateway.core.errors import ApiError, Fault, model_not_found, unavailable
 from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
 from gateway.requests.heartbeat import Heartbeat
+from gateway.requests.job import GenerationJob
 from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
 
 MOST_TEMPLATES = 32
 """Maximum number of adapters' chat templates of one base model that are kept ready. transformers keeps 128 compiled
 templates; one that it has dropped would be compiled on the event loop."""
+
+MOST_BUILDS = 3
+"""Maximum number of times that a request's job is built because the chat template of its adapter has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ class ServedModel:
         """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
         self.created = time.time()
         self._in_lane = {lane: Shares() for lane in Lane}
+        self._template = ""
+        """The adapter's chat template that renders chats. Empty means the base model's."""
+        self._own = self  # what `for_adapter` returns is a copy, which refers to the model itself
 
     @property
     def name(self) -> str:
@@ -98,14 +105,39 @@ class ServedModel:
     def for_adapter(self, name: str) -> ServedModel:
         """Return this model as requests of the adapter `name` see it: it renders chats with the adapter's chat
         template, and reads answers as that template wants. It is the model itself if the adapter has none of its
-        own."""
+        own. A load of the adapter may change its template later (see `build_job`)."""
         template = self.adapters.chat_template(name)
         if not template:
-            return self
-        seen = copy(self)
-        seen.tokenizer, seen.intake = self._voice(template)
+            return self._own
+        seen = copy(self._own)
+        seen._template = template
+        seen.tokenizer, seen.intake = self._own._voice(template)
         seen.__dict__.pop("speech", None)
         return seen
+
+    async def build_job(
+        self,
+        tenant: Tenant,
+        request: GenerateRequest,
+        adapter: AdapterRecord | None,
+        lane: Lane,
+        engine_wait: float | None = None,
+    ) -> tuple[ServedModel, GenerationJob]:
+        """Build the job of a request that `RequestIntake.check` has passed, and return it with this model as the
+        adapter in the job sees it. The job is built again if the adapter got another chat template meanwhile, because
+        a version must read a prompt that its own template wrote.
+
+        Raises what `RequestIntake.check` and `build_job` raise, and ApiError (ENGINE_UNAVAILABLE) if the template
+        changed during each of MOST_BUILDS attempts.
+        """
+        seen = self
+        for _ in range(MOST_BUILDS):
+            job = await seen.intake.build_job(tenant, request, adapter, lane, engine_wait)
+            if job.adapter is None or seen._template == self.adapters.chat_template(job.adapter.name):
+                return seen, job
+            seen = self.for_adapter(job.adapter.name)
+            seen.intake.check(tenant, request)  # the other template may know no tools, or no reasoning
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the chat template of the adapter keeps changing; try again")
 
     def _voice(self, template: str) -> tuple[Tokenizer, RequestIntake]:
         voice = self._voices.pop(template, None)

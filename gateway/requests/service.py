@@ -165,7 +165,7 @@ class Gateway:
         with self._tracked(principal, request, lane, run) as (record, model, adapter):
             model.intake.check(principal.tenant, request)
             async with self.frame.timer(request, lane, record) as timer, self.frame.admitting(request, record, run):
-                job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
+                model, job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
                 wanted = self._wanted(job, record, run)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
                 is_charged = run is None or run.is_charged
@@ -226,13 +226,15 @@ class Gateway:
         lane: Lane,
         record: RequestRecord,
         engine_wait: float | None,
-    ) -> GenerationJob:
-        job = await model.intake.build_job(principal.tenant, request, adapter, lane, engine_wait)
+    ) -> tuple[ServedModel, GenerationJob]:
+        """Return the request's job, and the model as the version in the job sees it. Raises what `build_job` raises."""
+        model, job = await model.build_job(principal.tenant, request, adapter, lane, engine_wait)
         if job.adapter is not None:
             record.adapter_hash = job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
+        average = math.ceil(self._outputs.average(record.tenant, record.served_name))
+        return model, replace(job, average_output=average)
 
     def _wanted(self, job: GenerationJob, record: RequestRecord, run: MemberRun | None) -> ReserveRequest:
         tokens = job.reserve_tokens() * (run.reserved_runs if run else 1)

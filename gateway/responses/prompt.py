@@ -30,8 +30,8 @@ def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()) if tool.is_function]
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)
-    variables = effort_variables(body.reasoning.effort if body.reasoning else None)
-    options = template_options(None, None, variables | (body.chat_template_kwargs or {}))
+    effort = body.reasoning.effort if body.reasoning else None
+    options = template_options(None, None, body.chat_template_kwargs, effort_variables(effort), effort)
     return Chat(_messages(body, history), offered, tool_rule(tools, choice, body.parallel_tool_calls), options)
 
 

@@ -179,7 +179,8 @@ def _chat(message: pb.Chat) -> Chat:
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
     rule = tool_rule(tools, choice, parallel)
-    options = template_options(None, None, effort_variables(message.reasoning_effort or None))
+    effort = message.reasoning_effort or None
+    options = template_options(None, None, None, effort_variables(effort), effort)
     return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule, options)
 
 

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from tokenizers.decoders import DecodeStream
 
 from engine.process.model_source import CHATS_BEGIN_WITH_BOS
-from gateway.core.errors import context_length_exceeded, unsupported_parameter
+from gateway.core.errors import context_length_exceeded, invalid_request, unsupported_parameter
 from gateway.core.in_thread import in_thread
 from gateway.core.json_bounds import has_more_values
 from gateway.text.chat_template import (
@@ -169,12 +169,15 @@ class Tokenizer:
         would get, beside those of the template.
 
         Raises:
-            ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
-                template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has more than
-                `most` tokens.
+            ApiError: INVALID_REQUEST, the template refuses these messages, cannot be used or is missing;
+                UNSUPPORTED_PARAMETER, the template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has
+                more than `most` tokens.
         """
         if not self._is_compiled:
-            await self._in_thread(tenant, self._compile)
+            try:
+                await self._in_thread(tenant, self._compile)
+            except ValueError as error:  # of an adapter that was loaded before such templates were refused
+                raise invalid_request(f"the chat template of this model cannot be used: {error}", "model") from error
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         render = partial(self.render_chat, messages, tools, options)
         is_long = has_more_values((messages, tools), RENDERED_VALUES)

@@ -18,8 +18,6 @@ from gateway.text.chat_template import (
     VARIABLES,
     Message,
     TemplateOptions,
-    effort_variables,
-    thinking_variables,
 )
 from gateway.text.tools.rule import ToolRule
 from gateway.upstreams.wire import LIMIT, Json
@@ -125,17 +123,11 @@ def _choosing(request: GenerateRequest) -> Json:
 
 def _rendering(options: TemplateOptions) -> Json:
     """Return the fields that decide how the upstream renders a chat: `reasoning_effort`, which OpenAI's API has, and
-    those of vLLM's and SGLang's."""
+    those of vLLM's and SGLang's that the caller wrote itself, because OpenAI's servers refuse these."""
     body: Json = {} if options.add_generation_prompt else {"add_generation_prompt": False}
-    variables, effort = dict(options.variables), options.variables.get("reasoning_effort")
-    implied = thinking_variables(True) if options.may_reason else {}
-    if effort in EFFORTS:
-        implied |= effort_variables(effort)
-    rest = {name: value for name, value in variables.items() if name not in implied or implied[name] != value}
-    if rest.keys() & implied.keys():  # the caller contradicts its own effort
-        return body | {VARIABLES: variables}
-    body |= {"reasoning_effort": effort} if effort in EFFORTS else {}
-    return body | ({VARIABLES: rest} if rest else {})
+    if options.effort in EFFORTS:
+        body["reasoning_effort"] = options.effort
+    return body | ({VARIABLES: dict(options.own)} if options.own else {})
 
 
 def _format(schema: Json) -> Json:

@@ -19,6 +19,7 @@ from gateway.cli import adapters as cli
 from gateway.core.errors import ApiError
 from gateway.pb import adapters_pb2, generation_pb2
 from gateway.requests import served_model
+from gateway.requests.grammars import Constraints
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.split import Split
 from gateway.text import tokenizer as tokenizer_module
@@ -42,7 +43,7 @@ async def gateway_app(tmp_path):
 async def load(gateway_app, **fields):
     """Load `pirate` again, as an operator does, and return the response."""
     async with gateway_app.client("sk-admin") as client:
-        return await client.post(ADAPTERS, json={"name": "pirate", "source": "pirate", "replace": True, **fields})
+        return await client.post(ADAPTERS, json={"name": "pirate", "source": "pirate", "replace": True} | fields)
 
 
 def text_of(ids) -> str:
@@ -108,9 +109,10 @@ async def test_the_one_in_its_folder_is_read_again_with_its_content(gateway_app,
         ("", "must have 1 to"),
         ("x" * (MOST_CHARACTERS + 1), "must have 1 to"),
         ("{% for x %}", "no valid Jinja: line 1"),
+        ("{{ a }}\n{{ 9 ** 9 ** 9 }}", "line 2: the operator Pow of constants"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "no valid Jinja"),
     ],
-    ids=["no file", "empty", "long", "syntax", "deep"],
+    ids=["no file", "empty", "long", "syntax", "endless", "deep"],
 )
 async def test_one_that_cannot_be_used_is_refused_and_changes_nothing(gateway_app, template, why):
     await load(gateway_app, chat_template=OWN)
@@ -147,6 +149,55 @@ async def test_it_is_compiled_in_a_thread(gateway_app, monkeypatch):
         assert (await prompt(gateway_app), await prompt(gateway_app)) == (RENDERED, RENDERED)
         assert await prompt(gateway_app, "poet") == RENDERED.replace("[", "(")
     assert len(threads) == 4 and threading.main_thread() not in threads
+
+
+@pytest.fixture
+def slow_grammars(monkeypatch):
+    """Return a function that sets what happens while the grammar of a request is checked."""
+    checked = Constraints.with_checked_grammar
+
+    def meanwhile(act):
+        async def slow(self, *args):
+            request = await checked(self, *args)
+            await act()
+            return request
+
+        monkeypatch.setattr(Constraints, "with_checked_grammar", slow)
+
+    return meanwhile
+
+
+@pytest.mark.parametrize(("before", "after"), [("model", OWN), (OWN, "model"), (OWN, OWN.replace("[", "("))])
+async def test_a_version_gets_prompts_of_its_own_template_if_it_changes_meanwhile(
+    gateway_app, slow_grammars, before, after
+):
+    await load(gateway_app, chat_template=before)
+    loads = [after]
+
+    async def change():
+        if loads:
+            await load(gateway_app, source="poet", chat_template=loads.pop())
+
+    slow_grammars(change)
+    assert await prompt(gateway_app) == {"model": PLAIN, OWN: RENDERED}.get(after, RENDERED.replace("[", "("))
+    assert gateway_app.engine.requests[-1].adapter_hash == gateway_app.adapters.records["pirate"].version
+
+
+async def test_the_other_template_is_asked_whether_it_knows_tools(gateway_app, slow_grammars):
+    slow_grammars(lambda: load(gateway_app, chat_template=OWN))
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    async with gateway_app.client() as client:
+        refused = await client.post("/v1/chat/completions", json={"model": "pirate", **HI, "tools": tools})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_a_template_that_changes_each_time_is_an_error(gateway_app, slow_grammars):
+    texts = iter(OWN + "!" * count for count in range(1, 9))
+    slow_grammars(lambda: load(gateway_app, chat_template=next(texts)))
+    async with gateway_app.client() as client:
+        response = await client.post("/v1/chat/completions", json={"model": "pirate", **HI})
+    assert (response.status_code, gateway_app.engine.requests) == (503, [])
+    assert "keeps changing" in response.json()["error"]["message"]
 
 
 @pytest.fixture
@@ -235,6 +286,11 @@ async def test_every_gateway_has_it_and_it_lasts(opened, tmp_path):
     assert there.chat_template("pirate") == OWN + "!", "the old version is served, and renders as before"
     engine.rejected = ""
     await until(lambda: not there.chat_template("pirate"))
+    engine.rejected = "the disk is slow"
+    write_adapter(tmp_path, "novel")
+    await here.load("novel", "novel", chat_template=OWN)
+    await until(lambda: "novel" in there._mirror.errors)
+    assert there.chat_template("novel") == OWN, "requests may wait for its first version, and are rendered for it"
     await here.unload("pirate")
     await here.load("pirate", "pirate")
     assert not here.chat_template("pirate")

@@ -1,0 +1,56 @@
+"""Chat templates whose constants would take too long to compile."""
+
+import pytest
+from fakes import tiny_tokenizer
+
+from gateway.core.errors import ApiError
+from gateway.serve.app import _load_tokenizer
+from gateway.serve.launch import StartError
+from gateway.text.chat_template import check_source, compile_template
+from gateway.text.template_constants import check_constants
+
+COSTLY = {
+    "{{ 9 ** 9 ** 9 }}": "operator Pow",
+    "{% if x %}{{ x + [9 ** 9 ** 9, x] }}{% endif %}": "operator Pow",
+    "{{ 'a' * 100000000 }}": "operator Mul",
+    "{{ [x] + ['a'] * (10000 * 10000) }}": "operator Mul",
+    "{{ 'a' * ('999999999'|int) }}": "operator Mul",
+    "{{ '%999999999d' % 1 }}": "operator Mod",
+    "{{ '%999999999d'|format(1) }}": "filter format",
+    "{{ 'a'|center(999999999) }}": "filter center",
+    "{{ 'a'|center(width=999999999) }}": "filter center",
+    "{{ 1|round(999999999, 'ceil') }}": "filter round",
+    "{{ '" + "a" * 9000 + "'|join('" + "b" * 9000 + "') }}": "filter join",
+    "{{ '\"'" + "|tojson" * 40 + " }}": "filter tojson",
+}
+USUAL = (
+    "{{ '-' * 80 ~ '\\n' * 2 }}{{ 1024 * 1024 }}{{ ' a '|trim|upper }}{{ ['a', 'b']|join(', ') }}"
+    "{{ {'a': 1}|tojson(4) }}"
+    "{% for m in messages %}{{ loop.index0 % 2 }}{{ 'a' * m }}{{ m ** 2 }}{% generation %}{{ m }}{% endgeneration %}"
+    "{% if m %}{% continue %}{% endif %}{% filter indent(9999999) %}{{ m }}{% endfilter %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("template", "what"), COSTLY.items(), ids=range(len(COSTLY)))
+def test_a_template_that_would_take_too_long_is_refused_before_it_is_compiled(template, what):
+    for check in (check_constants, check_source, compile_template):
+        with pytest.raises(ValueError, match=f"line 1: the {what} of constants"):
+            check(template)
+
+
+def test_what_templates_usually_compute_is_accepted():
+    check_source(USUAL)
+    compile_template(USUAL)
+
+
+async def test_a_models_template_that_would_take_too_long_stops_the_start(smollm2, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("a\n{{ 9 ** 9 ** 9 }}")
+    with pytest.raises(StartError, match=r"chat\.jinja, line 2: the operator Pow"):
+        await _load_tokenizer(smollm2, path)
+
+
+async def test_a_chat_of_an_adapter_that_has_one_already_is_refused():
+    tokenizer = tiny_tokenizer().with_template("{{ 'a' * 100000000 }}")
+    with pytest.raises(ApiError, match="cannot be used: line 1: the operator Mul"):
+        await tokenizer.encode_chat("acme", [{"role": "user", "content": "hi"}])

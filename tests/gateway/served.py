@@ -52,9 +52,9 @@ def served(
         gateway_app = await build_gateway_app(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with GrpcServer(gateway_app.services, grace_seconds=0.0) as grpc_port:
-            ready.set_result(Served(gateway_app, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
             room = gateway_app.gateway.wire
             servers.append(uvicorn.Server(guarded_config(wrap(gateway_app.app), protocol, room=room, lifespan="off")))
+            ready.set_result(Served(gateway_app, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

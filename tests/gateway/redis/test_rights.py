@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from file_fakes import build_files, walk
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.lock import Lock
 
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
@@ -22,6 +24,14 @@ from gateway.redis.eviction import EvictionWatch
 
 DOCUMENT = Path("docs/availability.md")
 WANTED = ReserveRequest("r", "acme", "k", 1, "pirate")
+
+
+@pytest.fixture(autouse=True)
+def locks_of_no_other_client(monkeypatch):
+    """redis-py keeps a lock's scripts as the first client of the process registers them, which may be another test's,
+    of redis-py itself, and loads scripts by SCRIPT."""
+    for name in ("lua_release", "lua_extend", "lua_reacquire"):
+        monkeypatch.setattr(Lock, name, None)
 
 
 def rights() -> list[str]:

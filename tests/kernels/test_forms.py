@@ -58,7 +58,7 @@ def weight_of(stored: Stored) -> Tensor | QuantizedWeight | Fp8Weight:
 
 
 def matrices(held: object) -> Iterator[Tensor]:
-    """Yield the tensors with two axes or more that a layer holds, in whatever it is made of."""
+    """Yield the tensors with two axes or more that an object holds, also in its attributes, lists and tuples."""
     if isinstance(held, Tensor):
         if held.ndim > 1:
             yield held

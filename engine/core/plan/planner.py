@@ -70,6 +70,11 @@ class Planner:
         self._budget.enter(lane)
         self._passed_over = 0
 
+    def in_turn(self, decodes: list[Sequence]) -> list[Sequence]:
+        """Return which of the current lane's running `decodes` are to advance, in order: all, unless they take turns
+        (see plan/turns.py)."""
+        return self._budget.in_turn(decodes)
+
     @property
     def takes_new(self) -> bool:
         """Return whether this plan can still start any waiting sequence of the current lane: the lane's budget is open

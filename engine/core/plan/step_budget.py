@@ -13,12 +13,12 @@ comparisons (stretch) need none. docs/scheduling.md has the complete rules.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from math import ceil, inf
 
-from engine.core.config import goal_of
 from engine.core.messages.features import StepFeatures
 from engine.core.messages.requests import AdapterHash, Lane
+from engine.core.plan.slack import slack_of, times_left
+from engine.core.plan.turns import take_turns
 from engine.core.policy.fair_share import LaneShares
 from engine.core.predict.chunk_sizes import chunk_that_fits
 from engine.core.state.engine_state import EngineState
@@ -47,7 +47,10 @@ class StepBudget:
         self._is_careful = timed and not self._model.is_warm
         """The model is cold, so that batch work starts with few tokens and takes more in each step."""
         self._margin = self._model.margin
-        self._slack = _slack(state, now) if self._timed else inf
+        self._turns = take_turns(state, now, owes_batch=self._owes_batch()) if self._timed else None
+        self._slack = inf
+        if self._timed:
+            self._slack = slack_of(state, now) if self._turns is None else self._turns.slack
         self._lane = Lane.INTERACTIVE
         self._limit = inf
         self._is_shared = False
@@ -102,10 +105,17 @@ class StepBudget:
         a measured step can correct that prediction."""
         return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
+    def in_turn(self, decodes: list[Sequence]) -> list[Sequence]:
+        """Return which of the running `decodes` of the current lane get tokens, in order: all, unless decodes take
+        turns (see plan/turns.py)."""
+        if self._turns is None or self._turns.decodes is None or self._lane is not Lane.INTERACTIVE:
+            return decodes
+        return self._turns.decodes
+
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
         """Add to the step up to `wanted` tokens of a sequence from position `start` on, and return how many fit, which
         may be 0. One `wanted` token at a position above 0 is a decode; anything else is a prompt."""
-        if wanted == 1 and start:
+        if wanted == 1 and start and not self._joins_crowd(seq):
             return self._grant_decode(seq, start + 1)
         share = self._share_for(wanted)
         wanted = min(wanted, ceil(self.tokens_left * share))
@@ -117,6 +127,11 @@ class StepBudget:
             self._prompting.add(seq.id)
             self._add(seq, start, granted, rank, 1)
         return granted
+
+    def _joins_crowd(self, seq: Sequence) -> bool:
+        """Return whether a sequence starts with its last token and is a heavy party's beside a light one: such starts,
+        of answers to a cached prompt, are then bounded like prompts."""
+        return self._turns is not None and seq.request.party in self._turns.heavy and seq.id not in self._state.running
 
     def _share_for(self, wanted: int) -> float:
         """Return the share of the remaining step, 0.5 or 1, that a prompt with `wanted` tokens left may take. A long
@@ -158,8 +173,9 @@ class StepBudget:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether the step has no chunk of several prompt tokens so far, so that it may have proposals."""
-        return not self._prefill
+        """Return whether the step has no chunk of several prompt tokens so far, and all decodes, so that it may have
+        proposals: a row that was left out surely yields a token, and a proposal only perhaps."""
+        return not self._prefill and (self._turns is None or self._turns.decodes is None)
 
     @property
     def bound(self) -> float:
@@ -171,9 +187,7 @@ class StepBudget:
     def row_price(self, seq: Sequence, context: int, more: int) -> float:
         """Return the predicted seconds that one more decode of a sequence at a context length in tokens adds to the
         step, beyond the work granted so far and `more` tokens. The sequence's adapter is in the step already."""
-        prices, tokens = self._model.prices, self._decodes + more + 1
-        linear = prices.decode + prices.context * context + prices.lora_row * self._rank(seq)
-        return linear + self._model.token_price(tokens) + self._model.experts_price(tokens)
+        return self._model.row_price(self._decodes + more + 1, context, self._rank(seq))
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """Undo the grant of `num_tokens` tokens from `start` on that will not be computed."""
@@ -279,16 +293,9 @@ class StepBudget:
             return max(fits, least * self._is_empty)
         if self._prompting or fits >= least:
             return fits
-        late = max(LATE_GOALS * self._state.config.interactive.itl_s, self._rules.full_chunk * self._one_decode)
+        late = max(LATE_GOALS * self._state.config.interactive.itl_s, self._rules.full_chunk * self._model.one_decode)
         in_time = chunk_that_fits(self._model, self.features, start, rank, late, scores=not seq.is_scored)
         return max(fits, min(least, in_time), 1)
-
-    @property
-    def _one_decode(self) -> float:
-        """Predicted seconds of a step with a single decode, including an adapter: if all observed steps had one, the
-        model cannot separate the adapter's cost from the constant cost of a step and may assign all of it to either."""
-        launched = float(self._model.is_launched(0.0, 1.0))
-        return self._model.predict(StepFeatures(decode_tokens=1.0, adapters=1.0, launched=launched))
 
     @property
     def _is_empty(self) -> bool:
@@ -308,7 +315,7 @@ class StepBudget:
         if not (ledger.wants_batch and ledger.tail and self._decodes):
             return limit
         tail = self._rules.itl_stretch * ledger.tail
-        return min(limit, tail if self._prompting else max(tail, self._rules.full_chunk * self._one_decode))
+        return min(limit, tail if self._prompting else max(tail, self._rules.full_chunk * self._model.one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
         """Return the seconds to which a prompt may extend the step if it is the only request of its party (its tenant,
@@ -316,7 +323,7 @@ class StepBudget:
         or if the lane's limit is as high. Such a request does not wait for the decodes of parties that crowd the lane:
         its prompt may extend the step to `full_chunk` decodes, as long as no decode of the other parties becomes
         late."""
-        longest = self._rules.full_chunk * self._one_decode
+        longest = self._rules.full_chunk * self._model.one_decode
         if self._limit >= longest:
             return 0.0
         if self._shares is None:
@@ -324,7 +331,7 @@ class StepBudget:
         crowd = self._shares.crowding
         if seq.request.party in crowd or not crowd or not self._shares.is_only_request(seq):
             return 0.0
-        left = _times_left(self._state, self._now, crowd)
+        left = times_left(self._state, self._now, crowd)
         return min(min(left, default=inf) / self._margin, longest)
 
     def _late_limit(self) -> float:
@@ -339,7 +346,9 @@ class StepBudget:
         if self._is_empty:
             if self._is_probe and not model.has_seen(1):
                 return 0.0
-            return min(rules.yield_bound_s / self._margin, max(self._one_decode * rules.yield_stretch, self._patience))
+            return min(
+                rules.yield_bound_s / self._margin, max(self._model.one_decode * rules.yield_stretch, self._patience)
+            )
         promise = min(self._slack, rules.yield_bound_s) / self._margin
         ledger, alone = self._state.ledger, self._before
         if self._owes_batch():
@@ -375,33 +384,3 @@ class StepBudget:
         rules, ledger = self._rules, self._state.ledger
         floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
         return ledger.batch_share < floor
-
-
-def _slack(state: EngineState, now: float) -> float:
-    """Return the seconds from `now` until the first interactive decode is late (at least 0), or until the step's end is
-    late for a request that arrives meanwhile: the lane's ITL goal if several parties use it, and otherwise, without
-    decodes, its TTFT goal. The time of the step's masks is left out."""
-    goals, left = state.config.interactive, _times_left(state, now)
-    if state.ledger.accounts.is_shared(Lane.INTERACTIVE, now):
-        # Another party's next request should not wait for a long step that one party's prompts fill.
-        left.append(goals.itl_s)
-    elif not left:
-        left.append(max(goals.ttft_s, goals.itl_s))
-    return max(0.0, min(left) - state.ledger.masks_s(state.running.values()))
-
-
-def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
-    """Return, for each running interactive decode, the seconds from `now` until its next token is late, without those
-    of the parties in `apart_from` and those that wait for slow masks, whose tokens no shorter step would make earlier.
-    A pending token will have been generated just before this step begins, so that the
-    next one is due a full ITL goal later."""
-    lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
-    return [
-        goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
-        for seq in state.running.values()
-        if seq.lane is lane
-        and seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
-        and not seq.waits_for_token
-        and not seq.masks_slowly
-        and (not apart_from or seq.request.party not in apart_from)
-    ]

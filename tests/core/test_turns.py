@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from engine.core.config import LaneGoals
 from engine.core.fairness.accounts import RECENT_S
 from engine.core.messages.requests import Lane
-from engine.core.plan import step_budget
+from engine.core.plan import limits
+from engine.core.plan.limits import Limits
 from engine.core.plan.next_step import plan_step
 from engine.core.watch.check import leftovers, violations
 from tests.core.virtual import DECODE, STEP, SteppedEngine
@@ -114,10 +115,8 @@ def test_rows_that_were_left_out_make_no_other_step_late():
     stepped = crowded()
     stepped.submit("chat", 30, 100, tenant="light")
     stepped.run_until(lambda: len(stepped.times.get("chat", ())) > 3)
-    budget = step_budget.StepBudget(stepped.state, stepped.clock.now, timed=True)
-    budget.enter(Lane.INTERACTIVE)
     assert min(seq.due for seq in stepped.state.running.values()) < stepped.clock.now
-    assert budget.bound > 0.9 * GOAL / stepped.ledger.model.margin
+    assert Limits(stepped.state, stepped.clock.now, timed=True).slack > 0.9 * GOAL
 
 
 def test_batch_work_keeps_its_floor_beside_turns():
@@ -150,7 +149,7 @@ def plans_alike(stepped, monkeypatch):
     now = stepped.clock.now
     plan = plan_step(stepped.state, stepped.engine.policy, now)
     with monkeypatch.context() as patch:
-        patch.setattr(step_budget, "take_turns", lambda *_, **__: None)
+        patch.setattr(limits, "take_turns", lambda *_, **__: None)
         return plan == plan_step(stepped.state, stepped.engine.policy, now)
 
 

@@ -127,8 +127,8 @@ class RequestFrame:
             yield
         except BaseException as error:
             if is_charged and not record.is_granted and _is_counted(error, request):
-                # Even a cancelled run waits for this, because the next run of its request asks whether it is counted.
-                refusal = await asyncio.shield(self._spawn(self._count_refused(self.reservation(record, run), record)))
+                # The next run of its request asks whether it is counted.
+                refusal = await self._to_its_end(self._count_refused(self.reservation(record, run), record))
                 if refusal is not None and isinstance(error, ApiError) and error.http_status != 429:
                     try:
                         raise refusal from error
@@ -168,7 +168,7 @@ class RequestFrame:
         finally:
             if record.deferred is not None:
                 record.deferred.add({(grant.day, grant.request.row): record.counts()})
-            await asyncio.shield(self._spawn(self._settle(grant, record)))
+            await self._to_its_end(self._settle(grant, record))
 
     def end_requests(self) -> None:
         """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE)."""
@@ -203,11 +203,20 @@ class RequestFrame:
         except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
 
-    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
+    async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
+        """Do `work` in a task of its own, and return its result. A cancellation meanwhile is raised only when the work
+        is done: a virtual model's next run relies on it, such as on the slot that a settlement frees."""
+        task, is_cancelled = asyncio.create_task(work), False
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        return task
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return task.result()
 
 
 def _nothing() -> Counts:

@@ -45,7 +45,7 @@ class Submission:
         """Submit the request and return one stream for each answer; further calls return the same streams.
 
         The first call records the submission. If the engine is not ready, a stream submits its answer when it
-        is read. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
+        is read. The charge falls due when an engine has the first answer. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
         must not fill the engine's queue. An answer with max_tokens 0 ends at once and is not sent to the engine, unless
         a vector or log probabilities of its prompt are wanted.
         """
@@ -65,6 +65,7 @@ class Submission:
         request = self._job.engine_request(self._record, index, self._clock())
         params = request.params
         if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
+            self._record.fall_due()
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         wait, session = self._settings.engine_wait, self._session()
@@ -81,6 +82,7 @@ class Submission:
         return f"{self._record.tenant}/{session}" if session else ""
 
     def _note_place(self, stream: PlacedStream) -> None:
+        self._record.fall_due()
         if stream.engine:
             self._record.engine = stream.engine
         if stream.reason:

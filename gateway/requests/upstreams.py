@@ -111,6 +111,7 @@ class UpstreamServer:
         without what the request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the
         output so far."""
         record.submit(self._frame.clock())
+        record.fall_due()
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:

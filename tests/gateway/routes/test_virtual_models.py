@@ -359,6 +359,36 @@ async def test_a_member_that_is_too_slow_before_its_reservation_counts_the_reque
     assert [asked.is_counted for asked in room.app.limiter.reserved] == [False, True]
 
 
+async def test_a_member_that_is_too_slow_while_its_failure_is_counted_counts_the_request_once(make_room, monkeypatch):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    limiter, reserve = room.app.limiter, room.app.limiter.reserve
+
+    async def reserve_slowly(wanted):
+        monkeypatch.setattr(limiter, "reserve", reserve)
+        await asyncio.sleep(0.2)  # four times the patience
+        return await reserve(wanted)
+
+    monkeypatch.setattr(limiter, "reserve", reserve_slowly)
+    room.engines[SMALL].ready = False
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
+    assert [asked.is_counted for asked in limiter.reserved] == [False, True]
+
+
+async def test_a_member_that_is_too_slow_while_it_is_settled_has_left_its_slot(make_room, monkeypatch):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    limiter, settle = room.app.limiter, room.app.limiter.settle
+    await limiter.configure([replace(ACME, limits=Limits(concurrent_requests=1))])
+
+    async def settle_slowly(grant, tokens):
+        monkeypatch.setattr(limiter, "settle", settle)
+        await asyncio.sleep(0.2)  # four times the patience
+        await settle(grant, tokens)
+
+    monkeypatch.setattr(limiter, "settle", settle_slowly)
+    room.engines[SMALL].fail_after = 0
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
+
+
 async def test_a_deadline_counts_from_the_arrival_and_ends_all_members(make_room):
     room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
     room.app.engine.go_on = asyncio.Event()

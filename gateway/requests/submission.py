@@ -10,10 +10,10 @@ import structlog
 from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
+from gateway.requests.settings import ServiceSettings
 
 log = structlog.get_logger("gateway")
 
@@ -44,10 +44,10 @@ class Submission:
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
 
-        The first call records the submission. If the engine is not ready, a stream submits its answer when it
-        is read. The charge falls due when an engine has the first answer. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
-        must not fill the engine's queue. An answer with max_tokens 0 ends at once and is not sent to the engine, unless
-        a vector or log probabilities of its prompt are wanted.
+        The first call records the submission; the charge falls due when an engine has an answer. If the engine is not
+        ready, a stream submits its answer when it is read. So does every stream after the first `max_choices`, which
+        only requests for vectors have: their prompts must not fill the engine's queue. An answer with max_tokens 0 ends
+        at once and is not sent to the engine, unless a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
             self._record.submit(self._clock())

@@ -65,7 +65,7 @@ def check_settled(world: World) -> None:
         assert not model.adapters._versions._users, "a request that pins an adapter"
     assert world.client._running.total == 0, "a place at the upstream"
     assert world.cloud.open == [], "a response that the gateway has not closed"
-    assert not world.gateway.frame._deadlines._running, "a timer"
+    assert not world.gateway._path._deadlines._running, "a timer"
     assert not world.gateway._routes._copies and not +world.gateway._routes._copying, "a shadow copy"
     for engine in world.engines:
         assert not engine.works, f"engine {engine.name} still computes {list(engine.works)}"

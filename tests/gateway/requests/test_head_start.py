@@ -21,7 +21,7 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.redis.client import StoreError
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest
 
 

@@ -31,7 +31,7 @@ from gateway.routes.acceptance import Acceptance, Verifier
 from gateway.routes.by_lane import ByLane
 from gateway.routes.cascade import Cascade
 from gateway.routes.fallback import Fallback
-from gateway.routes.policy import MemberState, Policy, Shadow
+from gateway.routes.policy import MemberState, Policy, Shadow, Step
 from gateway.routes.split import Split
 
 SMALL, JUDGE, ROUTE = "small", "judge", "auto"
@@ -347,6 +347,17 @@ async def test_a_stream_of_a_cascade_does_not_wait_for_ever(make_room):
     response = await room.chat(stream=True)
     assert (response.headers["x-loralane-model"], response.headers["x-loralane-reason"]) == (BASE, "slow")
     assert list(room.engines[SMALL].ends.values()) == ["aborted"]
+
+
+async def test_a_plan_that_ends_with_a_member_that_is_too_slow_ends_with_the_deadline(make_room, monkeypatch):
+    async def plan(policy, asked):
+        return [Step(SMALL, "small", Acceptance(), patience_s=0.05)]
+
+    room = await make_room(Cascade((SMALL, BASE)))
+    monkeypatch.setattr(Cascade, "plan", plan)
+    room.engines[SMALL].admit = asyncio.Event()
+    answer = await room.chat(stream=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
 async def test_a_member_that_is_too_slow_before_its_reservation_counts_the_request_once(make_room, monkeypatch):

@@ -64,7 +64,8 @@ class RunningRequests:
         """Start to read what a step gives out of its output, while a GPU still computes it: tokens, vectors and prompt
         logprobs. Only rank 0 samples. `share` means that the next step is launched before the host knows the tokens, so
         that the other ranks' devices get them here. See `_sample` for `catch_up`."""
-        sample, unsampled = None, ()
+        sample: Sample | None = None
+        unsampled: tuple[str, ...] = ()
         if batch.sample_ids:
             if self._loaded.ranks.rank == 0:
                 sample, unsampled = self._sample(output.logits, batch, catch_up)

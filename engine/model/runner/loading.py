@@ -201,6 +201,8 @@ def _make_arena(facts: ModelFacts, decoder: Decoder, ranks: Ranks, reserved: int
 def _make_readers(facts: ModelFacts, decoder: Decoder, backend: Backend) -> tuple[Pooler, PromptScorer]:
     """Return what reads vectors and prompt logprobs out of the residual stream of a step's rows."""
     spec, device = facts.spec, facts.device
-    pooler = Pooler(lambda rows: decoder.final_norm(rows, backend), spec.hidden_size, facts.config.max_seqs, device)
-    scorer = PromptScorer(lambda x, tokens, rows: decoder.logits(x, backend, tokens, rows), spec.vocab_size, device)
+    pooler = Pooler(lambda rows: decoder.head.hidden(rows, backend), spec.hidden_size, facts.config.max_seqs, device)
+    scorer = PromptScorer(
+        lambda x, tokens, rows: decoder.head.logits(x, backend, tokens, rows), spec.vocab_size, device
+    )
     return pooler, scorer

@@ -44,7 +44,7 @@ class Executor(Protocol):
         before all other methods."""
 
     def submit(self, plan: StepPlan) -> Launch:
-        """Start to execute a plan, in the order that `StepPlan` gives. The plan is queued after the previous plan; a
+        """Start to execute a plan, in the order that `StepPlan` says. The plan is queued after the previous plan; a
         chunk may begin with a token that the previous plan samples. This call waits for such tokens only if grammars
         need them, and only once the device has its next work. An exception, here or in `collect`, is a bug and ends the
         engine.

@@ -75,7 +75,7 @@ class StepBudget:
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
         """Add to the step up to `wanted` tokens of a sequence from position `start` on, and return how many fit, which
         may be 0. One `wanted` token at a position above 0 is a decode; anything else is a prompt."""
-        if wanted == 1 and start and (self._limits.turns is None or not self._joins_heavy(seq)):
+        if wanted == 1 and start and (seq.pages or not self._joins_heavy(seq)):
             return self._grant_decode(seq, start + 1)
         share = self._share_for(wanted)
         wanted = min(wanted, ceil(self.tokens_left * share))
@@ -89,11 +89,10 @@ class StepBudget:
         return granted
 
     def _joins_heavy(self, seq: Sequence) -> bool:
-        """Return whether an interactive sequence of a heavy party beside a light one starts with its last token. Such
-        starts, of answers to a cached prompt, are bounded like prompts."""
-        turns, is_interactive = self._limits.turns, self._time.lane is Lane.INTERACTIVE
-        is_heavy = turns is not None and is_interactive and seq.request.party in turns.heavy
-        return is_heavy and seq.id not in self._state.running
+        """Return whether a waiting interactive sequence is of a heavy party beside a light one. If it starts with its
+        last token, as an answer to a cached prompt does, it is bounded like a prompt."""
+        turns = self._limits.turns
+        return turns is not None and self._time.lane is Lane.INTERACTIVE and seq.request.party in turns.heavy
 
     def _share_for(self, wanted: int) -> float:
         """Return the share of the remaining step, 0.5 or 1, that a prompt with `wanted` tokens left may take. A long

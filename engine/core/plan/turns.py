@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Set
-from copy import copy
 from typing import NamedTuple
 
 from engine.core.fairness.accounts import Imbalance
@@ -48,16 +47,17 @@ def take_turns(state: EngineState, now: float, *, owes_batch: bool) -> Turns | N
     found = state.ledger.accounts.imbalance(Lane.INTERACTIVE, now)
     if found is None:
         return None
+    everyone = Turns(found.heavy, None, slack_of(state, now))
+    stretch = state.config.scheduling.itl_stretch if owes_batch else 1.0
+    running = [seq for seq in state.running.values() if seq.lane is Lane.INTERACTIVE]
+    # Usually, this says cheaply that even more decodes than there are would be in time.
+    if _Decodes(state, running).seconds * stretch <= BESIDE_PROMPTS * everyone.slack / state.ledger.model.margin:
+        return everyone
     light, heavy = _computable(state, found.heavy)
-    step = _Decodes(state, len(light) + len(heavy))
-    step.extend(light)
-    bound = _bound(state, now, found, step.seconds)
-    if owes_batch:
-        bound /= state.config.scheduling.itl_stretch
-    whole = step.copy()
-    whole.extend(heavy)
-    if whole.seconds <= bound:
-        return Turns(found.heavy, None, slack_of(state, now))
+    step = _Decodes(state, light)
+    bound = _bound(state, now, found, step.seconds) / stretch
+    if _Decodes(state, light + heavy).seconds <= bound:
+        return everyone
     chosen = list(light)
     for seq in _by_turn(state, heavy):
         step.extend([seq])
@@ -113,29 +113,29 @@ def _due(seq: Sequence) -> tuple[bool, float, float, str]:
 
 
 class _Decodes:
-    """The predicted duration of a step to which decodes are added one after the other."""
+    """The decodes of a step, and what they are predicted to take."""
 
-    def __init__(self, state: EngineState, most: int) -> None:
-        """The step has `most` decodes in the end."""
-        self._state, self._model = state, state.ledger.model
+    def __init__(self, state: EngineState, decodes: list[Sequence]) -> None:
+        self._state = state
+        self._count = self._context = self._rows = 0
+        self._masks_s = 0.0
         self._adapters: set[AdapterHash] = set()
-        self._count = 0
-        launched = float(self._model.is_launched(0.0, most))
-        self.seconds = self._model.predict(StepFeatures(launched=launched))
+        self.extend(decodes)
+
+    def extend(self, decodes: list[Sequence]) -> None:
+        self._count += len(decodes)
+        self._context += sum([len(seq.tokens) for seq in decodes])
+        self._masks_s += self._state.ledger.masks_s(decodes)
+        used = [adapter_hash for seq in decodes if (adapter_hash := seq.request.adapter_hash)]
+        if used:
+            adapters = self._state.adapters
+            self._rows += sum([adapters[adapter_hash].rank for adapter_hash in used])
+            self._adapters.update(used)
+
+    @property
+    def seconds(self) -> float:
         """Predicted seconds of the step, with the masks of its grammars."""
-
-    def copy(self) -> _Decodes:
-        other = copy(self)
-        other._adapters = set(self._adapters)
-        return other
-
-    def extend(self, decodes: Iterable[Sequence]) -> None:
-        adapters, mask_price = self._state.adapters, self._state.ledger.mask_price
-        for seq in decodes:
-            adapter_hash, rank, is_new = seq.request.adapter_hash, 0, False
-            if adapter_hash:
-                rank, is_new = adapters[adapter_hash].rank, adapter_hash not in self._adapters
-                self._adapters.add(adapter_hash)
-            self._count += 1
-            self.seconds += self._model.row_price(self._count, seq.num_tokens, rank, adds_adapter=is_new)
-            self.seconds += mask_price * seq.masks_in_step
+        model = self._state.ledger.model
+        launched = float(model.is_launched(0.0, self._count))
+        work = 0.0, self._count, self._context, 0.0, len(self._adapters), self._rows
+        return model.predict(StepFeatures(*work, launched=launched)) + self._masks_s

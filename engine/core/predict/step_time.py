@@ -176,12 +176,11 @@ class StepTimeModel:
         model cannot separate the adapter's cost from the constant cost of a step and may assign all of it to either."""
         return self.predict(StepFeatures(decode_tokens=1.0, adapters=1.0, launched=float(self.is_launched(0.0, 1.0))))
 
-    def row_price(self, tokens: float, context: float, rank: int, *, adds_adapter: bool = False) -> float:
+    def row_price(self, tokens: float, context: float, rank: int) -> float:
         """Return the predicted seconds that a decode at a context length in tokens adds to a step that has `tokens`
-        tokens with it. `rank` is that of its adapter, 0 without one; `adds_adapter` tells that no other token of the
-        step has that adapter."""
+        tokens with it, and its adapter, of this `rank` (0 without one)."""
         prices = self.prices
-        linear = prices.decode + prices.context * context + prices.lora_row * rank + prices.adapter * adds_adapter
+        linear = prices.decode + prices.context * context + prices.lora_row * rank
         return linear + self.token_price(tokens) + self.experts_price(tokens)
 
     def experts_s(self, tokens: float) -> float:

@@ -45,10 +45,6 @@ PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
 
-Handler = Callable[[Request], Awaitable[Response]]
-RouteEntry = tuple[str, str, Handler]
-"""Method, path and handler of an administrators' route."""
-
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
 DOCUMENTS = COMMON - PROBES

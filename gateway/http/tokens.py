@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.anthropic.calls import count_tokens
+from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
@@ -18,7 +19,6 @@ from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import parse
-from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.served_model import ServedModel
 from gateway.requests.types import Chat

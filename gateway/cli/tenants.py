@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, cast
 
 import typer
@@ -47,8 +47,8 @@ def create_tenant(
     name: Name,
     default_lane: Lane = None,
     highest_lane: Lane = None,
-    adapter: Adapters = None,
-    upstream: Upstreams = None,
+    adapters: Adapters = None,
+    upstreams: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -56,10 +56,9 @@ def create_tenant(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
+    settings = _settings(locals())
     with admin(url, key) as client:
-        tenant = client.create_tenant(
-            name, **_fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
-        )
+        tenant = client.create_tenant(name, **settings)
     show_answers(_tenant_table([tenant]), [tenant], False)
 
 
@@ -68,8 +67,8 @@ def set_tenant(
     name: Name,
     default_lane: Lane = None,
     highest_lane: Lane = None,
-    adapter: Adapters = None,
-    upstream: Upstreams = None,
+    adapters: Adapters = None,
+    upstreams: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -77,10 +76,9 @@ def set_tenant(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
+    settings = _settings(locals())
     with admin(url, key) as client:
-        tenant = client.change_tenant(
-            name, **_fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
-        )
+        tenant = client.change_tenant(name, **settings)
     show_answers(_tenant_table([tenant]), [tenant], False)
 
 
@@ -183,26 +181,12 @@ def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
     console.print(f"[green]{key_id}[/green] is deleted")
 
 
-def _fields(
-    default_lane: str | None,
-    highest_lane: str | None,
-    adapters: list[str] | None,
-    upstreams: list[str] | None,
-    weight: float | None,
-    unknown_fields: str | None,
-    classes: list[str] | None,
-) -> TenantSettings:
-    """Return the settings of a tenant that the command line gives."""
-    settings: dict[str, Any] = {
-        "default_lane": default_lane,
-        "highest_lane": highest_lane,
-        "adapters": adapters or None,
-        "upstreams": upstreams or None,
-        "weight": weight,
-        "unknown_fields": unknown_fields,
-        "classes": None if classes is None else dict(_class(text) for text in classes if text),
-    }
-    return cast(TenantSettings, {name: value for name, value in settings.items() if value is not None})
+def _settings(given: Mapping[str, Any]) -> TenantSettings:
+    """Return those of a command's arguments, by name, that are settings of a tenant and are not left out."""
+    settings = {name: given[name] for name in TenantSettings.__annotations__ if given.get(name) not in (None, [])}
+    if "classes" in settings:
+        settings["classes"] = dict(_class(text) for text in settings["classes"] if text)
+    return cast(TenantSettings, settings)
 
 
 def _class(text: str) -> tuple[str, ClassSettings]:

@@ -15,7 +15,8 @@ from gateway.api.adapters import ADAPTERS
 from gateway.api.operation import Operation
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Authenticator
-from gateway.http.edge import authenticate, read_body
+from gateway.http.body import read_body
+from gateway.http.caller import authenticate
 from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
 from gateway.openai.parse import parse

@@ -18,9 +18,10 @@ from gateway.core.routing import ModelQuery
 from gateway.core.shared_poll import SharedPoll
 from gateway.http.admin import AdminApi
 from gateway.http.batches import BatchesApi
+from gateway.http.caller import tenant_of
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import RequestMiddleware, tenant_of
+from gateway.http.edge import RequestMiddleware
 from gateway.http.files import FilesApi
 from gateway.http.generation import generation_routes
 from gateway.http.lists import check_parameters

@@ -13,7 +13,8 @@ from gateway.api import batches as api
 from gateway.batches.record import Batch, shown_batch
 from gateway.batches.service import BatchRequest
 from gateway.core.tenants import Principal
-from gateway.http.edge import read_body, tenant_of
+from gateway.http.body import read_body
+from gateway.http.caller import tenant_of
 from gateway.http.lists import parse_number
 from gateway.http.rows import routes_of
 from gateway.http.settings import PortSettings

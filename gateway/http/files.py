@@ -19,7 +19,8 @@ from gateway.core.errors import ApiError, invalid_request
 from gateway.files.record import FileRecord
 from gateway.files.service import check_purpose, keep_upload
 from gateway.files.upload import PIECE_BYTES
-from gateway.http.edge import header, hold_of, streamed_body, tenant_of
+from gateway.http.body import streamed_body
+from gateway.http.caller import header, hold_of, tenant_of
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import newest_first, parse_number
 from gateway.http.rows import routes_of

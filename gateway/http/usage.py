@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.api.usage import CSV, FORMATS, REPORT
 from gateway.core.errors import invalid_request
 from gateway.http.administration import Answers
-from gateway.http.edge import header
+from gateway.http.caller import header
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
 from gateway.usage.report import UsageAdmin, UsageSummary, parse_query

@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 from fakes import GatewayApp, build_gateway_app
 
-from gateway.http.guard import GuardedProtocol, guarded_config
+from gateway.http.guard import GuardedProtocol
+from gateway.http.server import guarded_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.process import run_loop
 

@@ -8,10 +8,10 @@ from gateway.api.common import GENERATION
 from gateway.api.operation import Operation
 from gateway.core.errors import Fault
 from gateway.http.console import CONSOLE, FILE
-from gateway.http.invocations import Invocation
 from gateway.http.openapi import answers
 from gateway.http.openapi.messages import message_operations
 from gateway.http.openapi.responses import response_operations
+from gateway.protocols.invocations import Invocation
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(

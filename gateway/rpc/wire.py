@@ -20,6 +20,7 @@ from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.prompt_scores import PromptScores
+from gateway.requests.streams import join_answers
 from gateway.requests.types import (
     DEFAULTED,
     Admitted,
@@ -28,7 +29,6 @@ from gateway.requests.types import (
     GenerationChunk,
     PromptInput,
     TokenUsage,
-    join_answers,
 )
 from gateway.text.chat_template import effort_variables, template_options
 

@@ -92,10 +92,10 @@ class EngineBackend:
             record.adapter_hash = job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        settings, _, clock, outputs = self._instruments
-        job = replace(job, average_output=math.ceil(outputs.average(record.tenant, record.served_name)))
-        submission = Submission(model.engine, job, record, clock, settings, engine_wait)
-        return EngineRun(model, job, record, submission, self._instruments)
+        tools = self._instruments
+        job = replace(job, average_output=math.ceil(tools.outputs.average(record.tenant, record.served_name)))
+        submission = Submission(model.engine, job, record, tools.clock, tools.settings, engine_wait)
+        return EngineRun(model, job, record, submission, tools)
 
 
 class EngineRun:

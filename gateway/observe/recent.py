@@ -55,7 +55,7 @@ def _recent(record: RequestRecord, now: float) -> RecentRequest:
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         ended=round(now, 3),
-        duration_seconds=record.duration_seconds,
-        ttft_seconds=record.ttft_seconds,
+        duration_seconds=record.times.duration_seconds,
+        ttft_seconds=record.times.ttft_seconds,
         tpot_seconds=record.tpot_seconds,
     )

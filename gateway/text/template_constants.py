@@ -7,11 +7,9 @@ environment that compiles, and has no option to turn that off.
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
-from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 
 MOST_FOLDED = 4_000_000
 """Maximum size of a constant that Jinja may compute, in characters or members. One of 4 million takes half a second."""
@@ -43,19 +41,11 @@ FOLDED = (
 """Expressions that Jinja computes if all their parts are constants."""
 
 
-def check_constants(template: str) -> None:
+def check_constants(environment: Environment, template: str) -> None:
     """Parse a chat template without compiling it. Raises ValueError, which names the line and the operation, if Jinja
     would compute a power, a remainder, a formatted text or a large constant of constants; and TemplateSyntaxError if
     the template is no valid Jinja."""
-    _size(_environment().parse(template))
-
-
-@cache
-def _environment() -> Any:
-    """Return an environment that knows the same tags as the one in which transformers compiles templates."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
-
-    return _compile_jinja_template("").environment
+    _size(environment.parse(template))
 
 
 def _size(node: nodes.Node) -> float | None:

@@ -16,6 +16,14 @@ COSTLY = {
     "{{ 'a' * ('999999999'|int) }}": "operator Mul",
     "{{ '%999999999d' % 1 }}": "operator Mod",
     "{{ '%999999999d'|format(1) }}": "filter format",
+    "{{ '%*d' % (999999999, 1) }}": "operator Mod",
+    "{{ ('%9999' ~ '99999d') % 1 }}": "operator Mod",
+    "{{ '%s%s' % ('a' * 1000000, 'a') }}": "operator Mod",
+    "{{ '%(a)s' * 1000 % {'a': 'a' * 10000} }}": "operator Mod",
+    "{{ 2 ** (2 ** 9) }}": "operator Pow",
+    "{{ (10 ** 11 * 10 ** 11) ** 2 }}": "operator Pow",
+    "{{ 'a' * ((1 / 0.0000000001)|int) }}": "operator Mul",
+    "{{ 'a' * ((0.1 ** -10)|int) }}": "operator Pow",
     "{{ 'a'|center(999999999) }}": "filter center",
     "{{ 'a'|center(width=999999999) }}": "filter center",
     "{{ 1|round(999999999, 'ceil') }}": "filter round",
@@ -25,6 +33,8 @@ COSTLY = {
 USUAL = (
     "{{ '-' * 80 ~ '\\n' * 2 }}{{ 1024 * 1024 }}{{ ' a '|trim|upper }}{{ ['a', 'b']|join(', ') }}"
     "{{ {'a': 1}|tojson(4) }}"
+    "{{ 2 ** 10 }}{{ 10 ** 11 }}{{ 1024 * 1024 * 1024 * 4 }}{{ 10 % 3 }}{{ -7 % 4 * 2 ** 3 }}"
+    "{{ '%02d' % 5 }}{{ '%.2f'|format(3.14159) }}{{ '%s: %s' % ('a', 'b') }}{{ '%(a)s'|format(a='b') }}"
     "{% for m in messages %}{{ loop.index0 % 2 }}{{ 'a' * m }}{{ m ** 2 }}{% generation %}{{ m }}{% endgeneration %}"
     "{% if m %}{% continue %}{% endif %}{% filter indent(9999999) %}{{ m }}{% endfilter %}{% endfor %}"
 )

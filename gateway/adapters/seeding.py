@@ -8,6 +8,7 @@ changes. What operators load or unload before the configured source could be app
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +43,8 @@ class AdapterSeeding:
         self._mirror = loader.mirror
         self._store = store
         self.waiting = waiting
-        self._configured: Mapping[str, str] = {}
+        self._configured: dict[str, str] = {}
+        """Source, by name, of each adapter that the configuration lists."""
         self._templates = NO_TEMPLATES
         """File of the chat template, by adapter name, where the configuration names one, or None for that in the
         adapter's folder."""
@@ -51,11 +53,29 @@ class AdapterSeeding:
         """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
         with the same source before, changes that operators have made since are kept. If it listed the adapter for
         another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
-        writes it to the registry later.
+        writes it to the registry later. If a gateway with another configuration changes the adapter meanwhile, this
+        starts anew.
 
         Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
         means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
         """
+        self._configured[name] = source
+        while True:
+            reason = await self._try(name, source)
+            if name in self.waiting.expected or not await self._is_due(name, source):  # a change ends the expectation
+                return reason
+
+    async def _is_due(self, name: str, source: str) -> bool:
+        """Return whether the configuration wants an adapter from `source`, and the registry has never had it so."""
+        record = self._mirror.records.get(name)
+        if self._configured.get(name) != source or (record is not None and record.source == source):
+            return False
+        with suppress(StoreAway, ApiError):  # of a template that cannot be read
+            return await self._store.seed(name) != seed_of(source, await self._template(name))
+        return False
+
+    async def _try(self, name: str, source: str) -> str:
+        """Seed an adapter as `seed` does, unless its record changes meanwhile."""
         self.waiting.expect(name, source)
         is_unchanged = self._unchanged(name)
         try:

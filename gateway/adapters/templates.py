@@ -14,7 +14,8 @@ from pathlib import Path
 from gateway.adapters.own_text import read_own_text
 from gateway.adapters.record import AdapterRecord
 from gateway.core.errors import ApiError, invalid_request
-from gateway.text.chat_template import check_source, read_template
+from gateway.text.chat_template import read_template
+from gateway.text.compiled_template import ChatTemplate
 
 FIELD = "chat_template"
 AUTO, BASE = "auto", "model"
@@ -45,7 +46,7 @@ def _check(template: str, is_own: bool) -> None:
     if not template.strip() or len(template) > MOST_CHARACTERS:
         raise _unusable(f"it must have 1 to {MOST_CHARACTERS} characters")
     try:
-        check_source(template)
+        ChatTemplate(template)
     except ValueError as error:
         raise _unusable(f"{'that of the adapter' if is_own else 'it'} is no valid Jinja: {error}") from error
 

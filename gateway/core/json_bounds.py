@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from gateway.core.errors import ApiError, invalid_request
@@ -53,8 +53,8 @@ def check_json(text: bytes, field: str | None = None) -> None:
 
 
 def has_more_values(document: Any, most: int) -> bool:
-    """Return whether a decoded document has more than `most` members in its lists, tuples and objects; a text counts as
-    one for each CHARACTERS_PER_VALUE. The work is bounded by `most`."""
+    """Return whether a decoded document has more than `most` members in its lists, tuples and objects; a text, also a
+    member's name, counts as one for each CHARACTERS_PER_VALUE. The work is bounded by `most`."""
     left, unseen = most, [document]
     while unseen and left >= 0:
         value = unseen.pop()
@@ -64,7 +64,8 @@ def has_more_values(document: Any, most: int) -> bool:
         inner = value.values() if isinstance(value, dict) else value
         left -= len(inner)
         if left >= 0:
-            unseen += (one for one in inner if isinstance(one, dict | list | tuple | str))
+            held = chain(value, inner) if isinstance(value, dict) else inner
+            unseen += (one for one in held if isinstance(one, dict | list | tuple | str))
     return left < 0
 
 

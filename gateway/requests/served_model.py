@@ -27,8 +27,7 @@ from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
 
 MOST_TEMPLATES = 32
-"""Maximum number of adapters' chat templates of one base model that are kept ready. transformers keeps 128 compiled
-templates; one that it has dropped would be compiled on the event loop."""
+"""Maximum number of adapters' chat templates of one base model that are kept ready, which means compiled."""
 
 MOST_BUILDS = 3
 """Maximum number of times that a request's job is built because the chat template of its adapter has changed."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
+from typing import Final, Literal
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -18,19 +19,28 @@ MOST_FIELDS = 25_000
 sessions of agents have some 15,000. To walk over so many takes 8 ms, and to parse them 1 ms."""
 MOST_NUMBERS = MOST_VALUES * INTEGERS_PER_VALUE
 """Maximum numbers in lists, as in a JSON body."""
+MOST_KEY_BYTES = 1024
+"""Maximum bytes of a key of a map. The longest are of metadata, with 64 characters. Each look at the map encodes and
+hashes the key: one of seven megabytes held the event loop for 13 ms."""
 FEW_BYTES = 50_000
 """Bytes of a message that is not counted, because so few hold the event loop for 3 ms at worst."""
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5
 """Wire types: how the value of a field is written."""
 GROUPS = (3, 4)
 SIZES: Mapping[int, int] = MappingProxyType({EIGHT_BYTES: 8, FOUR_BYTES: 4})
+_KEY: Final = "key"
+"""Stands for the key of a map among the fields that are looked at."""
 _NOT_LAST = bytes(range(128, 256))
 """Bytes of a varint that are not its last."""
 
 
+Inner = Mapping[int, Descriptor | Literal["key"] | None]
+
+
 def check_message(data: bytes, kind: Descriptor) -> None:
     """Check the encoded message of a type before it is parsed. Raises ApiError (INVALID_REQUEST): it has more than
-    `MOST_FIELDS` fields, or `MOST_NUMBERS` numbers in lists. A malformed message passes if its valid beginning does."""
+    `MOST_FIELDS` fields, `MOST_NUMBERS` numbers in lists, or a map with a key of more than `MOST_KEY_BYTES`. A
+    malformed message passes if its valid beginning does."""
     if len(data) > FEW_BYTES:
         with suppress(IndexError):  # it is cut off, which the parser refuses
             _walk(data, kind)
@@ -40,7 +50,7 @@ def _walk(data: bytes, kind: Descriptor) -> None:
     """Walk over all fields of an encoded message, also of those in it. Raises ApiError; IndexError, it is cut off."""
     fields = numbers = at = 0
     inner, end = _inner(kind), len(data)
-    outer: list[tuple[Mapping[int, Descriptor | None], int]] = []
+    outer: list[tuple[Inner, int]] = []
     """What surrounds the message at the current place: the fields that hold others, and where it ends."""
     while at < len(data):
         while at >= end:
@@ -55,7 +65,11 @@ def _walk(data: bytes, kind: Descriptor) -> None:
             number = key >> 3
             if number not in inner:
                 at += length
-            elif (found := inner[number]) is None:
+            elif (found := inner[number]) is _KEY:
+                at += length
+                if length > MOST_KEY_BYTES:
+                    raise invalid_request(f"the key of a map may have at most {MOST_KEY_BYTES} bytes")
+            elif found is None:
                 numbers += len(data[at : at + length].translate(None, _NOT_LAST))
                 at += length
                 if numbers > MOST_NUMBERS:
@@ -86,9 +100,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 @cache
-def _inner(kind: Descriptor) -> Mapping[int, Descriptor | None]:
-    """Return the fields of a message that hold others, by number: the type of a message, and None for a list of
-    numbers."""
+def _inner(kind: Descriptor) -> Inner:
+    """Return the fields of a message that are looked at, by number: the type of a message, None for a list of numbers,
+    and _KEY for the key of a map."""
     lists = (field for field in kind.fields if field.message_type is None and field.is_repeated)
     numbers = {field.number: None for field in lists if field.cpp_type != FieldDescriptor.CPPTYPE_STRING}
-    return {**numbers, **{field.number: field.message_type for field in kind.fields if field.message_type is not None}}
+    keys = {1: _KEY} if kind.GetOptions().map_entry else {}  # a number as a key is not written as LENGTH
+    messages = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+    return {**numbers, **keys, **messages}

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateError
 from msgspec import Struct
 
 from engine.process.small_files import read_small_text
 from gateway.api.generation import EFFORTS
 from gateway.core.errors import ApiError, invalid_request
-from gateway.text.template_constants import check_constants
 
 Message = dict[str, Any]
 """A chat message as templates read it: role, content, and fields for tool calls."""
@@ -137,101 +136,53 @@ def read_template(path: Path) -> str:
         raise ValueError(f"{path} is no UTF-8 text") from error
 
 
-def check_template(tokenizer: Any, path: Path) -> None:
-    """Check the chat template of a transformers tokenizer by rendering one message with it. Raises ValueError, naming
-    `path`, if the template is not valid Jinja or takes too long to compile; a template that refuses the message is
-    accepted."""
-    try:
-        check_constants(tokenizer.chat_template)
-    except (TemplateError, RecursionError):
-        pass  # met again below
-    except ValueError as error:
-        raise ValueError(f"{path}, {error}") from error
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"{path}, line {error.lineno}: {error.message}") from error
-    except REFUSALS:
-        pass  # The template is valid but refuses this message; for example, some require a system prompt.
+class Renders(Protocol):
+    """A template, with all that it may read beside a chat."""
 
-
-def check_source(template: str) -> None:
-    """Compile a chat template. Raises ValueError, which says where, if it is no valid Jinja or takes too long to
-    compile."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
-
-    try:
-        check_constants(template)
-        _compile_jinja_template(template)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"line {error.lineno}: {error.message}") from error
-    except (*REFUSALS, SyntaxError, MemoryError) as error:  # what Python cannot compile, such as too deep a nesting
-        raise ValueError(str(error) or type(error).__name__) from error
-
-
-def compile_template(template: str) -> None:
-    """Compile a chat template ahead of its first use, and replace the `ChainMap` of its globals by a `dict`: Jinja
-    copies the globals for each rendering, which takes 9 of the 30 us of a short chat with a `ChainMap`, and a tenth of
-    that with a `dict`. An invalid template is ignored. Raises ValueError if it takes too long to compile."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
-
-    with suppress(TemplateError):
-        check_constants(template)
-        compiled = _compile_jinja_template(template)  # transformers keeps it, and has no public way to it
-        compiled.globals = dict(compiled.globals)
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions, /
+    ) -> str: ...
 
 
 def render(
-    tokenizer: Any,
+    template: Renders,
     messages: Sequence[Message],
     tools: Sequence[ToolSchema] = (),
     options: TemplateOptions = DEFAULT_OPTIONS,
 ) -> str:
-    """Return the text of messages rendered with a transformers tokenizer's template, which runs in Jinja's sandbox.
+    """Return the text of messages rendered with a template, which runs in Jinja's sandbox.
 
     Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
     run again with tools that all have a description and parameters, and with other forms of the tool calls, because
     templates differ in what they can read.
 
     Raises:
-        ApiError: INVALID_REQUEST, the template refuses these messages or the model has no template.
+        ApiError: INVALID_REQUEST, the template refuses these messages.
     """
     try:
-        return _rendered(tokenizer, messages, tools, options)
+        return template(messages, tools, options)
     except REFUSALS as error:
         refusal = _refusal(error, options)
     given, whole = list(messages), [_whole(tool) for tool in tools]
     for adapted in (given, *([_with_calls(message, form) for message in messages] for form in (_object, _text))):
         if adapted != given or whole != list(tools):
             with suppress(*REFUSALS):
-                return _rendered(tokenizer, adapted, whole, options)
+                return template(adapted, whole, options)
     try:
         raise refusal
     finally:
         del refusal  # its traceback refers to this frame: a cycle would keep what the frame holds
 
 
-def _rendered(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions
-) -> str:
-    text = tokenizer.apply_chat_template(
-        list(messages),
-        list(tools) or None,
-        tokenize=False,
-        add_generation_prompt=options.add_generation_prompt,
-        continue_final_message=options.continue_final_message,
-        **options.variables,
-    )
-    return str(text)
-
-
-def with_thinking(message: Message) -> Message:
-    """Return an assistant's message with its reasoning copied to the field `thinking`, which gpt-oss's template reads.
-    A message with both text and tool calls is returned unchanged, because the template refuses `thinking` there."""
+def with_thinking(message: Message, *, with_calls: bool = False) -> Message:
+    """Return a message with its reasoning copied to the field `thinking`, which the templates of gpt-oss and LFM2 read.
+    Unless `with_calls`, a message with both text and tool calls is returned unchanged, because gpt-oss's template
+    refuses `thinking` there."""
     reasoning = message.get("reasoning_content")
-    if not reasoning or "thinking" in message or (message.get("content") and message.get("tool_calls")):
+    if not reasoning or "thinking" in message:
         return message
-    return {**message, "thinking": reasoning}
+    has_both = message.get("content") and message.get("tool_calls")
+    return message if has_both and not with_calls else {**message, "thinking": reasoning}
 
 
 def _whole(tool: ToolSchema) -> ToolSchema:

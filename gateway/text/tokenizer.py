@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import chain, groupby
@@ -24,12 +25,11 @@ from gateway.text.chat_template import (
     Message,
     TemplateOptions,
     ToolSchema,
-    check_template,
-    compile_template,
     read_template,
     render,
     with_thinking,
 )
+from gateway.text.compiled_template import ChatTemplate
 from gateway.text.encode_cache import EncodeCache
 from gateway.text.reasoning.harmony import CHANNEL
 from gateway.text.stored_tokenizer import follow_file
@@ -87,14 +87,16 @@ class Tokenizer:
         them."""
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
-        self._is_compiled = True
         self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
-        self._compile()
+        self._compiled: dict[str, ChatTemplate] = {}
+        """The templates for chats without tools and for those with tools, by their sources."""
+        for source in filter(None, {self.template, self.tool_template}):
+            with suppress(ValueError):  # each chat is told so
+                self._compile(source)
 
-    def _compile(self) -> None:
-        for template in filter(None, {self.template, self.tool_template}):
-            compile_template(template)
-        self._is_compiled = True
+    def _compile(self, source: str) -> ChatTemplate:
+        made = self._compiled[source] = ChatTemplate(source)
+        return made
 
     def with_template(self, template: str) -> Tokenizer:
         """Return a tokenizer that renders chats with another template, and shares everything else with this one. Its
@@ -103,7 +105,7 @@ class Tokenizer:
         other._template = copy(self._template)
         other._template.chat_template = template
         other._in_channels = CHANNEL in template
-        other._is_compiled = False
+        other._compiled = {}
         return other
 
     @classmethod
@@ -124,7 +126,10 @@ class Tokenizer:
         follow_file(tokenizer, folder)
         if chat_template is not None:
             tokenizer.chat_template = read_template(chat_template)
-            check_template(tokenizer, chat_template)
+            try:
+                ChatTemplate(tokenizer.chat_template)
+            except ValueError as error:
+                raise ValueError(f"{chat_template}, {error}") from error
         return cls(tokenizer)
 
     async def encode(
@@ -173,10 +178,10 @@ class Tokenizer:
                 UNSUPPORTED_PARAMETER, the template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has
                 more than `most` tokens.
         """
-        if not self._is_compiled:
+        if (source := self._source(tools)) not in self._compiled and source:
             try:
-                await self._in_thread(tenant, self._compile)
-            except ValueError as error:  # of an adapter that was loaded before such templates were refused
+                await self._in_thread(tenant, partial(self._compile, source))
+            except ValueError as error:  # the base model's, or one that was loaded before such were refused
                 raise invalid_request(f"the chat template of this model cannot be used: {error}", "model") from error
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         render = partial(self.render_chat, messages, tools, options)
@@ -203,10 +208,16 @@ class Tokenizer:
         """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, there is none
         or it refuses the messages; UNSUPPORTED_PARAMETER, it does not support tools, which the chat has."""
         self._check_tools(messages, tools)
-        if self._in_channels:
-            messages = [with_thinking(message) for message in messages]
-        text = render(self._template, messages, tools, options)
+        if not (source := self._source(tools)):
+            raise invalid_request("this model has no chat template; send it texts, to /v1/completions", "messages")
+        template = self._compiled.get(source) or self._compile(source)
+        chat = [with_thinking(message, with_calls=not self._in_channels) for message in messages]
+        text = render(partial(template.render, self._template.special_tokens_map), chat, tools, options)
         return text if text.startswith(self._chat_start) else self._chat_start + text
+
+    def _source(self, tools: Sequence[ToolSchema]) -> str:
+        """Return the chat template that renders a chat with these tools; empty: there is none."""
+        return self.tool_template if tools else self.template
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """Raise ApiError (UNSUPPORTED_PARAMETER) if the chat has tools, tool calls or their results but the template

@@ -75,6 +75,27 @@ def test_ids_give_their_text_again(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (("\u2581the",), "the"),
+        (("\u2581", "he"), "he"),
+        (("he", "\u2581the"), "he the"),
+        (("\u2581\u2581", "a"), " a"),
+        (("<s>", "\u2581the"), "the"),
+        (("a", "\u2581", "\u2581", "he"), "a  he"),
+    ],
+)
+def test_an_answer_loses_the_space_that_sentencepiece_drops(tmp_path, pieces, text):
+    """The texts are those of SentencePiece 0.2.3, where a model puts no space before a text but drops those that are
+    too many."""
+    tokenizer = loaded(tmp_path, (MODELS["drops"][0], BPE, {"add_dummy_prefix": False}))
+    ids = [tokenizer.token_id(piece) for piece in pieces]
+    assert tokenizer.decode(ids) == text
+    stream = tokenizer.detokenizer()
+    assert "".join(stream.push([token_id]) for token_id in ids) + stream.flush() == text
+
+
+@pytest.mark.parametrize(
     ("name", "bos", "eos"), [("llama", "<s>", "</s>"), ("gemma", "<bos>", "<eos>"), ("tekken", "<s>", "</s>")]
 )
 def test_special_tokens_are_found_in_texts_and_bos_is_put_before_them(tmp_path, name, bos, eos):

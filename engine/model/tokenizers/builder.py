@@ -115,7 +115,9 @@ def _cut_text(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     if cuts := list(_text_cuts(tokenizer, vocabulary)):
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     tokenizer.normalizer = normalizers.Sequence(list(_normalized(vocabulary)))
-    strip = [decoders.Strip(" ", 1, 0)] if vocabulary.adds_space else []
+    # If it drops spaces, SentencePiece strips one of each piece until there is text. A stream decodes from anywhere in
+    # an answer, though, and would lose spaces there.
+    strip = [decoders.Strip(" ", 1, 0)] if vocabulary.adds_space or vocabulary.drops_spaces else []
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
 

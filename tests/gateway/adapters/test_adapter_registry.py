@@ -509,6 +509,30 @@ async def test_an_operator_loads_another_adapter_while_a_retry_fetches(retrying)
     assert here.records["x"].source == "poet" and serves(here, "x", version)
 
 
+async def test_a_gateway_with_another_configuration_does_not_end_a_retry(retrying, cluster):
+    here, sources = retrying
+    there = await cluster.open()
+    assert await there.seed("x", "poet") == ""
+    await until(lambda: "x" in here.records)
+    sources.go.set()
+    await until(lambda: there.records["x"].source == "conf")
+    assert here.records["x"].source == "conf"
+    assert await here.seed("x", "conf") == "" and await here._store.seed("x") == "conf"
+
+
+async def test_a_seed_that_another_gateway_removes_is_applied_anew(retrying, cluster):
+    """The other gateway's operator knows nothing of the new source."""
+    here, sources = retrying
+    there = await cluster.open()
+    await there.load("x", "poet")
+    await until(lambda: "x" in here.records)
+    await there.unload("x")
+    await until(lambda: "x" not in here.records)
+    sources.go.set()
+    await until(lambda: "x" in there.records)
+    assert there.records["x"].source == here.records["x"].source == "conf"
+
+
 async def test_a_newly_configured_source_wins_over_a_retry_of_the_former_one(retrying):
     here, sources = retrying
     assert await here.seed("x", "poet") == ""

@@ -23,6 +23,7 @@ from gateway.requests.grammars import Constraints
 from gateway.requests.route_runner import RouteTable
 from gateway.routes.split import Split
 from gateway.text import tokenizer as tokenizer_module
+from gateway.text.compiled_template import ChatTemplate
 
 OWN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}<|assistant|>"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -135,13 +136,13 @@ async def test_answers_are_read_as_the_adapters_template_wants(gateway_app):
 
 
 async def test_it_is_compiled_in_a_thread(gateway_app, monkeypatch):
-    threads, compile_template = [], tokenizer_module.compile_template
+    threads = []
 
     def noted(template):
         threads.append(threading.current_thread())
-        compile_template(template)
+        return ChatTemplate(template)
 
-    monkeypatch.setattr(tokenizer_module, "compile_template", noted)
+    monkeypatch.setattr(tokenizer_module, "ChatTemplate", noted)
     monkeypatch.setattr(served_model, "MOST_TEMPLATES", 1)
     await load(gateway_app, chat_template=OWN)
     await gateway_app.adapters.load("poet", "poet", replace=True, chat_template=OWN.replace("[", "("))

@@ -13,12 +13,12 @@ from fakes import BASE
 from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, refused, until
 
 from gateway.core.errors import ApiError
+from gateway.pb import batches_pb2, limits_pb2, tenants_pb2
 from gateway.pb import generation_pb2 as pb
-from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import SERVICE as GENERATION
-from gateway.rpc.message_bounds import MOST_FIELDS, MOST_NUMBERS, check_message
+from gateway.rpc.message_bounds import MOST_FIELDS, MOST_KEY_BYTES, MOST_NUMBERS, check_message
 
 
 @pytest.fixture
@@ -77,6 +77,23 @@ def test_groups_are_refused():
     """A parser keeps those that it does not know, which took 30 ms for a million of them."""
     with pytest.raises(ApiError, match="groups"):
         check_message(b"\xfb\x01\xfc\x01" * 20_000, pb.GenerateRequest.DESCRIPTOR)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        batches_pb2.CreateBatchRequest(metadata={"k" * 60_000: ""}),
+        tenants_pb2.TenantFields(classes={"k" * 60_000: tenants_pb2.RequestClass()}),
+    ],
+    ids=["texts", "messages"],
+)
+def test_keys_of_maps_are_bounded(message):
+    """Each look at a map encodes and hashes its key: one of seven megabytes held up the event loop."""
+    data = message.SerializeToString()
+    with pytest.raises(ApiError, match=f"key of a map may have at most {MOST_KEY_BYTES} bytes"):
+        check_message(data, message.DESCRIPTOR)
+    long_value = batches_pb2.CreateBatchRequest(metadata={"k": "v" * 60_000})
+    check_message(long_value.SerializeToString(), long_value.DESCRIPTOR)
 
 
 async def test_a_message_of_too_many_values_is_refused_before_it_is_parsed(grpc_app, monkeypatch):

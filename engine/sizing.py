@@ -19,7 +19,7 @@ CPU_SEQS, CPU_TOKENS = 32, 256
 """Sizes for any CPU. A CPU computes some 25 tokens in the time in which it reads the weights (measured on two cores),
 and more cores raise both speeds, so that there is nothing to derive."""
 
-MEMORY_REACHED, FLOP_REACHED, STEP_OVERHEAD_S = 0.87, 0.6, 0.0008
+MEMORY_REACHED, FLOP_REACHED, HOST_OVERHEAD_S = 0.87, 0.6, 0.0008
 """Shares of a GPU's peak bandwidth and FLOP/s that steps reach, and seconds that the host adds to a step: the
 assumptions of lab/devices/profiles/h100-8b.json, which names their sources."""
 LEAST_SEQS, MOST_SEQS = 16, 512
@@ -160,8 +160,8 @@ def tokens_by_speed(gpu: Gpu, model: Model, itl_s: float) -> Size:
     goal in seconds. If the constant alone exceeds the goal, return the number of tokens that are computed in the time
     in which the weights are read."""
     any_step, token = any_step_s(gpu, model), token_s(gpu, model)
-    full = _multiple((FULL_STEP * any_step - STEP_OVERHEAD_S) / token)
-    goal = _multiple((max(itl_s, any_step) - STEP_OVERHEAD_S) / token)
+    full = _multiple((FULL_STEP * any_step - HOST_OVERHEAD_S) / token)
+    goal = _multiple((max(itl_s, any_step) - HOST_OVERHEAD_S) / token)
     if goal < full:
         return Size(min(goal, MOST_TOKENS), f"more would make a step longer than the ITL goal of {itl_s:g} s")
     least = min(LEAST_TOKENS, goal)
@@ -239,7 +239,7 @@ def _with_chosen(chosen: Chosen, seqs: Size, tokens: Size) -> StepSizes:
 
 def any_step_s(gpu: Gpu, model: Model) -> float:
     """Return the seconds that a step takes however few tokens it computes: to read the weights, and on the host."""
-    return model.weight_bytes / (gpu.bytes_per_s * MEMORY_REACHED) + STEP_OVERHEAD_S
+    return model.weight_bytes / (gpu.bytes_per_s * MEMORY_REACHED) + HOST_OVERHEAD_S
 
 
 def token_s(gpu: Gpu, model: Model) -> float:

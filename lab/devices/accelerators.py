@@ -18,7 +18,8 @@ from lora_kernels.quantized import INT4, INT8, Coding, find_coding
 
 BLOCK_SIZE = 16
 STEP_OVERHEAD_S = 0.002
-"""Seconds of a step that neither bandwidth nor arithmetic explain."""
+"""Seconds of a step that neither bandwidth nor arithmetic explain, fitted to the published throughputs below. They are
+more than `engine.sizing.HOST_OVERHEAD_S`, which counts only what this engine's host adds to a step."""
 EXCHANGE_S, LINK_REACHED = 30e-6, 0.2
 """Seconds that an all-reduce takes however little it sums, and the fraction of the links' bandwidth that it reaches.
 With these, the overhead above and the fractions of `engine.sizing`, 60 of 63 throughputs that TensorRT-LLM 0.17

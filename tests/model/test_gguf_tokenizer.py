@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.folders.gguf_tokenizer import write_gguf_tokenizer
+from engine.model.folders.gguf import write_gguf_tokenizer
 from engine.model.tokenizers.builder import build_tokenizer
 from engine.model.tokenizers.gguf import read_vocabulary
 from engine.model.tokenizers.pretokenizers import PRE_TOKENIZERS

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine.model.folders.gguf_tokenizer import write_gguf_tokenizer
 from engine.model.gguf.config import read_config
+from engine.model.tokenizers.builder import build_tokenizer, write_tokenizer
+from engine.model.tokenizers.gguf import read_vocabulary
 from engine.process.files import appearing
-from engine.process.model_source import GGUF_NAME, is_broken
+from engine.process.model_source import CHATS_BEGIN_WITH_BOS, GGUF_NAME, is_broken
 
 OnProgress = Callable[[str, float], object]
 """Called with the current activity and the fraction of the work that is done, from 0 to 1."""
@@ -39,3 +40,23 @@ def _write(file: Path, out: Path, on_progress: OnProgress) -> None:
     write_gguf_tokenizer(file, out)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     (out / GGUF_NAME).symlink_to(file.absolute())  # a link's own target may have another name than a part's
+
+
+def write_gguf_tokenizer(path: Path, out: Path) -> None:
+    """Write the tokenizer and the chat templates of a GGUF file into the folder `out`, as transformers reads them.
+    Raises ValueError, which names the file and the key, as `read_vocabulary` does."""
+    vocabulary = read_vocabulary(path)
+    settings: dict[str, object] = {CHATS_BEGIN_WITH_BOS: vocabulary.adds_bos}
+    if vocabulary.templates:
+        settings["chat_template"] = _templates(vocabulary.templates)
+    try:
+        write_tokenizer(build_tokenizer(vocabulary), vocabulary, out, **settings)
+    except ValueError as error:
+        raise ValueError(f"{path.name} {error}") from error
+
+
+def _templates(templates: Mapping[str, str]) -> object:
+    """Return chat templates as transformers reads them: one, or a list of named ones."""
+    if list(templates) == ["default"]:
+        return templates["default"]
+    return [{"name": name, "template": text} for name, text in templates.items()]

@@ -200,9 +200,7 @@ def _make_arena(facts: ModelFacts, decoder: Decoder, ranks: Ranks, reserved: int
 
 def _make_readers(facts: ModelFacts, decoder: Decoder, backend: Backend) -> tuple[Pooler, PromptScorer]:
     """Return what reads vectors and prompt logprobs out of the residual stream of a step's rows."""
-    spec, device = facts.spec, facts.device
-    pooler = Pooler(lambda rows: decoder.head.hidden(rows, backend), spec.hidden_size, facts.config.max_seqs, device)
-    scorer = PromptScorer(
-        lambda x, tokens, rows: decoder.head.logits(x, backend, tokens, rows), spec.vocab_size, device
-    )
+    spec, device, head = facts.spec, facts.device, decoder.head
+    pooler = Pooler(lambda rows: head.hidden(rows, backend), spec.hidden_size, facts.config.max_seqs, device)
+    scorer = PromptScorer(lambda x, tokens, rows: head.logits(x, backend, tokens, rows), spec.vocab_size, device)
     return pooler, scorer

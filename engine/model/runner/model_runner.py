@@ -42,6 +42,7 @@ class ModelRunner:
             loaded.arena, loaded.host_pages, loaded.host_adapters, loaded.fetcher, loaded.draft_model
         )
         self._steps = loaded.steps
+        self._speculates = loaded.facts.speculates
         self._clock = make_clock(loaded.facts.device)
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -125,7 +126,7 @@ class ModelRunner:
             unsampled=step.outputs.unsampled,
             masking=self._requests.masking(step),
             mask_seconds=0.0 if self.overlaps else self.loaded.grammars.take_seconds(),
-            forced=self._requests.forced(step) if self.facts.speculates else (),
+            forced=self._requests.forced(step) if self._speculates else (),
             drafted=drafted,
             draft_seconds=draft_seconds,
             load_seconds=self.loaded.arena.copies.finish(),

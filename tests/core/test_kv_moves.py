@@ -26,6 +26,7 @@ from engine.core.state.page_keys import page_keys
 from engine.core.state.sequence import Sequence
 from tests.core.memory import ADAPTERS, expected_tokens, make_engine, prompts, request, run, tokens_of
 from tests.core.test_engine_properties import CoreMachine
+from tests.examples import examples
 
 
 class HandMover:
@@ -177,7 +178,7 @@ class MovesMachine(CoreMachine):
             self.mover.check()
 
 
-MovesMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+MovesMachine.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 TestMoves = pytest.mark.slow(MovesMachine.TestCase)
 
 CONFIG = CoreConfig(num_pages=40, block_size=4, max_seqs=4, max_model_len=64, token_budget=8, host_pages=20)

@@ -74,6 +74,7 @@ LONGEST = (
     "tests/benchmarks/test_gpu_suite.py",
     "tests/lab/clusters/test_cluster.py",
     "tests/kernels/test_numba_backend.py",
+    "tests/core/test_pace.py",
     "tests/model/test_graphs.py",
     "tests/gateway/http/test_openapi.py",
     "tests/gateway/requests/test_resumption.py",

@@ -69,12 +69,12 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" passes arguments on)
 	@$(BIN)/loralane serve $(ARGS)
 
-test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+test: setup-dev  ## Run the tests of every change (ARGS="-k limiter" passes arguments on)
+	$(BIN)/python -m pytest -m "not nightly" -n auto --dist loadfile $(ARGS)
 
-test-all: test $(VENV)/llama-cpp/.setup  ## Run all tests, then 500 measured growth cases, rounds of mixed requests, an odd model and llama.cpp (some 50 minutes)
+test-all: setup-dev $(VENV)/llama-cpp/.setup  ## Run all tests, nightly ones and many examples included, then the fuzzers for longer and llama.cpp (hours)
+	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile nightly $(ARGS)
 	$(BIN)/python -m tests.fuzz.growth --cases 500
-	LORALANE_SETTLED_EXAMPLES=2000 $(BIN)/python -m pytest tests/gateway/requests/test_settled.py
 	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
 	$(BIN)/python -m tests.fuzz --engine odd --cases 2000
 	PYTHONPATH=$(VENV)/llama-cpp $(BIN)/python -m pytest tests/model/test_llama_cpp.py
@@ -133,10 +133,10 @@ test-peers: setup-dev  ## Run another server's public tests against a demo (ARGS
 	$(BIN)/python -m tests.peers $(ARGS)
 
 # These tests need no numbers from Triton's interpreter, which needs an older numpy, as test-gpu-versions has. Triton 3.9
-# alone compiles the kernels for sm_80, which takes as long as for sm_90.
+# alone compiles the kernels for sm_80, at night.
 test-jit: setup-dev  ## Run the tests of kernel launches with a GPU machine's Triton, if pip finds it, and .venv's torch
 	@if $(MAKE) -s $(JIT_VENV)/.setup; \
-	  then $(JIT_VENV)/bin/python -m pytest -n 0 -k "not 80-False" $(JIT_TESTS) $(ARGS); \
+	  then $(JIT_VENV)/bin/python -m pytest -n 0 -m "not nightly" $(JIT_TESTS) $(ARGS); \
 	  else echo "test-jit is left out: pip cannot install the Triton of configs/constraints-gpu.txt, see above"; fi
 
 $(JIT_VENV)/.setup: $(VENV)/.venv configs/constraints-gpu.txt

@@ -1,4 +1,4 @@
-"""What all test folders share: the order of tests, the `slow` marker, and the embedded model, prepared once a machine.
+"""What all test folders share: the order of tests, the markers of tiers, and the embedded model, prepared once.
 
 Folders follow the rooms of the code: tests/gateway/limiter tests gateway/limiter. Shared fixtures, by the conftest.py
 that defines them:
@@ -51,6 +51,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 from rich.console import Console
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -60,6 +61,7 @@ TESTS = Path(__file__).parent
 # A traceback in colours, with the variables of every frame, takes a second.
 plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+settings.register_profile("nightly")  # see `tests/examples.py`
 SERVERS = ("tests/e2e/", "tests/chaos/")
 """Folders whose tests start whole servers, of which only one may run at a time."""
 CLASSES = "tests/clients/"
@@ -72,6 +74,7 @@ LONGEST = (
     "tests/benchmarks/test_gpu_suite.py",
     "tests/lab/clusters/test_cluster.py",
     "tests/kernels/test_numba_backend.py",
+    "tests/core/test_pace.py",
     "tests/model/test_graphs.py",
     "tests/gateway/http/test_openapi.py",
     "tests/gateway/requests/test_resumption.py",
@@ -141,7 +144,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
-        if folder in SLOW_FOLDERS or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        is_slow = folder in SLOW_FOLDERS or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if is_slow or item.get_closest_marker("nightly"):
             item.add_marker("slow")
 
 

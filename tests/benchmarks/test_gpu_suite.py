@@ -60,6 +60,7 @@ def tiny(tmp_path_factory):
     return done.stdout, json.loads(document.read_text())
 
 
+@pytest.mark.nightly
 def test_every_section_runs_in_toy_size(tiny):
     text, document = tiny
     assert list(document["sections"]) == list(report.SECTIONS)
@@ -76,6 +77,7 @@ def test_narrow_products_are_timed_at_the_shape_of_k_and_v():
     assert narrow.layers * narrow.shape[0] * narrow.shape[1] * 2 > 100e6, "in 16 bits, more than a cache holds"
 
 
+@pytest.mark.nightly
 def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     sections = tiny[1]["sections"]
     checks = sections["A"]["tables"]["the kernels' own tests"]

@@ -12,16 +12,20 @@ from tests.chaos.job_trial import JobPlan, JobTrial, JobVerdict
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EVERYTHING = Together((KillGateway(), KillEngine(), KillStore()))
+PLANS = (
+    pytest.param(JobPlan((KillEngine(), KillGateway(), EVERYTHING), lines=150), id="completed"),
+    pytest.param(
+        JobPlan((KillStore(), KillGateway()), ending="cancelled", seed=1), id="cancelled", marks=pytest.mark.nightly
+    ),
+    pytest.param(
+        JobPlan((KillGateway(), KillStore()), lines=640, ending="expired", window="8s", seed=2, spread=0.01),
+        id="expired",
+        marks=pytest.mark.nightly,
+    ),
+)
 
 
-PLANS = {
-    "completed": JobPlan((KillEngine(), KillGateway(), EVERYTHING), lines=150),
-    "cancelled": JobPlan((KillStore(), KillGateway()), ending="cancelled", seed=1),
-    "expired": JobPlan((KillGateway(), KillStore()), lines=640, ending="expired", window="8s", seed=2, spread=0.01),
-}
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("plan", PLANS)
 async def test_every_line_is_answered_once(audited, plan):
     verdict = await verdict_of(audited, plan)
     assert not verdict.complaints, verdict

@@ -8,7 +8,7 @@ from tests.chaos.faults import Calm, catalogue
 from tests.chaos.load import Mix
 from tests.chaos.trial import attempt
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 LASTING = 0.3
 MIX = Mix(callers=8, longest=20)

@@ -11,7 +11,7 @@ from tests.chaos.faults import Harm
 from tests.chaos.load import Load, Mix
 from tests.chaos.patience import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 """One for each engine process that a request may lose (`gateway.requests.resumption.MOST_MOVES`): where engines start

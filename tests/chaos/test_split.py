@@ -11,7 +11,7 @@ from tests.chaos.load import Mix
 from tests.chaos.split_faults import ROLES, KillPart
 from tests.chaos.trial import attempt
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 MIX = Mix(callers=8, longest=20, longest_prompt=300)
 

@@ -30,6 +30,7 @@ from tests.core.memory import (
     tokens_of,
 )
 from tests.core.virtual import SteppedEngine
+from tests.examples import examples
 
 ROOMY = CoreConfig(
     num_pages=80, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, speculation=True, draft_block=3
@@ -60,7 +61,7 @@ def no_lookups():
 
 
 @given(config=configs, arrivals=arrivals, draft_block=st.integers(1, 6), lookups=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_answers_are_the_same_with_a_draft_model(config, arrivals, draft_block, lookups):
     """Whatever is accepted, preempted or aborted, and whatever else needs the pages."""
     plain, _ = serve(config, arrivals)

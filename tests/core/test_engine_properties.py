@@ -43,6 +43,7 @@ from tests.core.memory import (
     run_all,
     tokens_of,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -398,7 +399,7 @@ def _comparable(state):
     )
 
 
-CoreMachine.TestCase.settings = settings(max_examples=45, stateful_step_count=40, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=examples(45), stateful_step_count=40, deadline=None)
 TestCore = CoreMachine.TestCase
 
 

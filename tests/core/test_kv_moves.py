@@ -26,6 +26,7 @@ from engine.core.state.page_keys import page_keys
 from engine.core.state.sequence import Sequence
 from tests.core.memory import ADAPTERS, expected_tokens, make_engine, prompts, request, run, tokens_of
 from tests.core.test_engine_properties import CoreMachine
+from tests.examples import examples
 
 
 class HandMover:
@@ -177,7 +178,7 @@ class MovesMachine(CoreMachine):
             self.mover.check()
 
 
-MovesMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+MovesMachine.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
 TestMoves = pytest.mark.slow(MovesMachine.TestCase)
 
 CONFIG = CoreConfig(num_pages=40, block_size=4, max_seqs=4, max_model_len=64, token_budget=8, host_pages=20)
@@ -193,7 +194,8 @@ def asking(name="r", prompt=range(1, 18), seconds=10.0, **fields):
     return asked._replace(kv_source=KvSource("x", seconds, True), **fields)
 
 
-def test_a_request_waits_for_its_pages_and_computes_the_rest(mover):
+@pytest.mark.parametrize("end", [FetchEnd.CUT, FetchEnd.CORRUPT, FetchEnd.REFUSED, FetchEnd.GONE])
+def test_a_request_waits_for_its_pages_and_computes_the_rest(mover, end):
     engine, asked = mover.engine, asking()
     mover.know(asked)
     engine.inbox.put(Submit(asked))
@@ -202,11 +204,11 @@ def test_a_request_waits_for_its_pages_and_computes_the_rest(mover):
     mover.deliver(1, 3)
     engine.step()
     assert not engine.state.running, "one page may still come"
-    mover.end(1, FetchEnd.CUT)
+    mover.end(1, end)
     events = run(engine)
     assert tokens_of(events, "r") == expected_tokens(asked, 4)
     assert events[0].num_cached == 12 and engine.state.counters.cached_tokens == 12
-    assert engine.state.counters.kv_fetches[FetchEnd.CUT] == 1 and not engine.state.host.reserved
+    assert engine.state.counters.kv_fetches[end] == 1 and not engine.state.host.reserved
 
 
 def test_a_deadline_ends_the_wait_and_a_late_page_does_no_harm(mover):

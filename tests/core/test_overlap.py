@@ -23,6 +23,7 @@ from tests.core.memory import (
     told,
 )
 from tests.core.virtual import PLAN, PREFILL, STEP, SteppedEngine
+from tests.examples import examples
 
 ROOMY = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, eos_token_ids=(7,))
 
@@ -42,7 +43,7 @@ def chunks_of(stepped, name):
 
 
 @given(config=configs, arrivals=arrivals)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @pytest.mark.slow
 def test_requests_are_answered_alike_behind_and_beside_the_device(config, arrivals):
     """Whatever is preempted, swapped, aborted, stopped by a token or waits for its adapter on either way."""

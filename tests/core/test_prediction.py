@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.core.speculate.prediction import FAR, PREDICTION, Prediction
 from engine.core.speculate.proposer import Guess, PromptLookup
+from tests.examples import examples
 
 FILE = tuple(range(100, 160))
 
@@ -97,7 +98,7 @@ def test_a_token_that_is_replaced_is_proposed_replaced_until_it_is_not():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_most_of_an_edited_file_is_proposed(seed, pace):
     """A file of few kinds of tokens, in which single tokens are replaced, added or left out."""
     rng = Random(seed)

@@ -42,6 +42,7 @@ from tests.core.memory import (
     told,
 )
 from tests.core.virtual import SteppedEngine
+from tests.examples import examples
 
 ROOMY = CoreConfig(num_pages=80, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, speculation=True)
 
@@ -98,7 +99,7 @@ def forces(name, known):
     right=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     forces=st.sampled_from([None, forces]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_answers_are_the_same_with_proposals(config, arrivals, right, forces):
     """Whatever is forced, accepted, preempted, aborted, found in the prefix cache or stopped by a token in a chunk."""
     plain, _ = serve(config, arrivals)
@@ -323,7 +324,7 @@ def test_a_lookup_proposes_what_followed_the_longest_match(tokens, expected):
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 7))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_lookup_that_learns_by_and_by_proposes_the_same(tokens, pace):
     found = lookup(tokens, 8, pace)
     assert found == lookup(tokens, 8)

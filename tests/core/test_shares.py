@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.core.fairness.shares import Shares
+from tests.examples import examples
 
 TENANTS = {"light": 0.001, "usual": 1.0, "other": 1.0, "heavy": 1000.0}
 
@@ -39,7 +40,7 @@ def test_shares_follow_weights():
 
 
 @given(st.integers(1, 40), st.integers(40, 5000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_greedy_tenants_leave_every_newcomer_its_share_and_the_total_stays_bounded(tenants, capacity):
     shares = Shares()
     for number in range(tenants):
@@ -104,4 +105,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, deadline=None)
+TestTraffic.settings = settings(max_examples=examples(60), deadline=None)

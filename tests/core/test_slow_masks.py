@@ -12,10 +12,11 @@ from engine.core.state.slow_masks import SLICE_S
 from engine.core.watch.check import leftovers, violations
 from tests.core.memory import ADAPTERS, GRAMMARS, added, arrivals, configs, expected_tokens, make_engine
 from tests.core.test_grammars import School
+from tests.examples import examples
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configs, arrivals, st.booleans(), st.randoms(use_true_random=False))
 def test_every_request_ends_once_with_its_tokens_and_no_mask_is_lost(config, arrivals, overlaps, rng):
     """Requests come, are preempted and aborted, and their masks come at any time, or not at all."""

@@ -6,6 +6,7 @@ from tests.fuzz import mixed
 from tests.fuzz.answers import Tokens, counted, http_body
 
 
+@pytest.mark.nightly
 async def test_mixed_requests_leave_nothing_and_are_charged_as_answered():
     seen = await mixed.run(seed=1, requests=60, rounds=2, hostile=0.2)
     assert seen.failures == []

@@ -9,13 +9,14 @@ from kernel_cases import Shape, make_blocks
 
 from lora_kernels import reference
 from lora_kernels.layout import FP8_MAX, SIDE_A, SIDE_B, LoraTable, pack_adapter, plan_layout, quantise_rows
+from tests.examples import examples
 
 SHAPE = Shape(hidden=24, kv=7, inter=33)
 PAGE = 16 * 40
 
 
 @given(st.lists(st.integers(0, 40), min_size=14, max_size=14), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_weights_come_back_through_the_table(ranks, random):
     ranks = np.array(ranks, dtype=np.int32).reshape(2, 7)
     layout = plan_layout(ranks, SHAPE.widths, PAGE, fp8=True)

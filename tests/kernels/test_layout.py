@@ -21,6 +21,7 @@ from lora_kernels.layout import (
 )
 from lora_kernels.segments import plan_segments
 from lora_kernels.token_rows import TokenIds
+from tests.examples import examples
 
 SHAPE = Shape(hidden=24, kv=7, inter=33)
 PAGE = 16 * 40
@@ -51,7 +52,7 @@ def test_tiles_are_aligned_disjoint_and_inside_one_page(ranks):
 
 
 @given(ranks_of_two_layers, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_weights_come_back_through_the_table(ranks, random):
     layout = plan_layout(ranks, SHAPE.widths, PAGE)
     blocks = make_blocks(SHAPE, ranks, torch.Generator().manual_seed(0))
@@ -70,7 +71,7 @@ def test_weights_come_back_through_the_table(ranks, random):
 
 
 @given(ranks_of_two_layers)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_no_page_is_wasted_on_more_than_a_tile(ranks):
     layout = plan_layout(ranks, SHAPE.widths, PAGE)
     largest = RANK_TILE * int(SHAPE.widths.max()) + ALIGN

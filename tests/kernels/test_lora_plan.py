@@ -12,6 +12,7 @@ from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, prepare, record
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, plan_layout
 from lora_kernels.segments import plan_segments
+from tests.examples import examples
 
 SHAPE, PAGE, CPU = Shape(hidden=24, kv=7, inter=33), 1024, torch.device("cpu")
 TUNING = LoraTuning(narrow_rows=8, tile_rows=8, long_from=20, long_rows=16, long_ranks=32)
@@ -41,7 +42,7 @@ def rows_and_ranks(rows, listed, height, ranks):
 
 
 @given(st.lists(st.integers(-1, 4), max_size=90))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_every_row_and_rank_is_computed_once(table, slots):
     prepared = prepare(torch.zeros(8), table, plan_segments(np.array(slots, dtype=np.int32)), TUNING)
     wanted = [(slot, row, rank) for row, slot in enumerate(slots) if slot >= 0 for rank in range(RANKS[slot])]
@@ -59,7 +60,7 @@ def test_every_row_and_rank_is_computed_once(table, slots):
 
 
 @given(st.lists(st.integers(-1, 4), max_size=30))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_workspace_holds_the_same_in_one_list(table, slots):
     """Long segments have no launch of their own in a recorded step; one upload replaces the other."""
     workspace, plan = LoraWorkspace(30, CPU, max_rank=100), plan_segments(np.array(slots, dtype=np.int32))
@@ -75,7 +76,7 @@ def test_a_workspace_holds_the_same_in_one_list(table, slots):
 @example([4] * 90)
 @example([4] * 40 + [2] * 49 + [0])
 @example([4] * 19 + [2] * 17 + [0] * 19 + [3] * 17 + [4] * 18)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_workspace_of_steps_with_prompts_has_room_for_long_segments(table, slots):
     workspace = LoraWorkspace(90, CPU, max_rank=100, max_segments=5, tuning=TUNING)
     recorded = record(torch.zeros(8), table, workspace, 90, TUNING, has_long=True)

@@ -66,7 +66,7 @@ def test_the_driver_before_is_active_afterwards(folder):
     assert triton.runtime.driver._active is before
 
 
-@pytest.mark.parametrize(("capability", "fp8"), [(80, False), (90, True)])
+@pytest.mark.parametrize(("capability", "fp8"), [pytest.param(80, False, marks=pytest.mark.nightly), (90, True)])
 def test_every_kernel_goes_through_the_jit_front_end(folder, capability, fp8):
     with pretend(folder, capability) as cuda:
         launch_all(fp8=fp8, early=capability >= LEAST_EARLY)

@@ -32,6 +32,7 @@ def compiled(triton_cache):
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_every_kernel_fits_and_does_not_spill(compiled):
     assert complaints(compiled, HOPPER) == []
     lora = {

@@ -23,6 +23,7 @@ from engine.model.adapters.peft.settings import AdapterError
 from engine.model.adapters.peft.targets import TargetShapes
 from engine.model.layers.lora import target_widths
 from engine.model.spec.config import read_spec
+from tests.examples import examples
 from tests.model.test_peft_parity import GREEDY, PROMPTS, make_engine, run
 
 HEAD_DIM = 8
@@ -267,7 +268,7 @@ def test_links_and_what_is_no_file_are_refused(saved, shapes, tmp_path):
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=4),
     length=st.just(1.0) | st.floats(0, 1),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files_load_whole_or_are_refused(reach, flips, length, saved, shapes, tmp_path):
     data = bytearray(write_gguf(saved, tmp_path / "a.gguf").read_bytes())
     sound = bytes(data)

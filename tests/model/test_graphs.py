@@ -52,12 +52,22 @@ REPLAYS = (
     "keys_and_values_in_eight_bits",
     "adapters_of_experts",
 )
+NIGHTLY = {
+    "any_set_of_adapters_with_padding",
+    "an_engine_ahead_of_replays",
+    "any_mix_of_chunks_and_decodes",
+    "keys_and_values_in_eight_bits",
+    "adapters_of_experts",
+}
+"""The replays that take longest: 3 to 8 s of a processor each."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(tiny_llama, expert_folder):
-    """Check -> traceback or None."""
-    return run_interpreted("replay_worker.py", tiny_llama, expert_folder)
+def outcomes(request, tiny_llama, expert_folder):
+    """Check -> None, or why it failed or was not run."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    names = [item.callspec.params["name"] for item in items if "outcomes" in item.fixturenames]
+    return run_interpreted("replay_worker.py", tiny_llama, expert_folder, *names)
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +77,18 @@ def expert_folder(tmp_path_factory):
     return folder
 
 
-def run_interpreted(script, *models):
-    """Return what a script says of these models, in a process whose kernels are interpreted."""
+def run_interpreted(script, *arguments):
+    """Return what a script says, given these arguments, in a process whose kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, Path(__file__).parent / script, *models]
+    command = [sys.executable, Path(__file__).parent / script, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # after the log
 
 
-@pytest.mark.parametrize("name", REPLAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in REPLAYS]
+)
 def test_replays_say_what_single_launches_say(outcomes, name):
     assert outcomes[name] is None, outcomes[name]
 

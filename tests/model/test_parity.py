@@ -177,6 +177,7 @@ def random_prompts(smollm2):
     return [[rng.randrange(vocab) for _ in range(rng.randint(8, 48))] for _ in range(3)]
 
 
+@pytest.mark.nightly
 def test_bf16_is_as_close_as_hugging_faces_own(smollm2, prompts, random_prompts, reference):
     """On chats and on random prompts, by the mean and by the largest error, over many tokens in a roomy pool: fewer
     where the processor does not multiply in bf16, and takes two minutes for all of them."""

@@ -28,6 +28,7 @@ from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
+from tests.examples import examples
 
 NUM_PAGES = 120
 KINDS = {
@@ -130,7 +131,7 @@ ALWAYS_REFUSED = {"truncate", "drop_key", "huge_header", "link_out", "only_a_pic
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 def test_spoiled_folders_leave_nothing_behind(data, server, sound, tmp_path_factory):
     empty = server.footprint()
     try:
@@ -150,7 +151,7 @@ def test_spoiled_folders_leave_nothing_behind(data, server, sound, tmp_path_fact
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 def test_spoiled_gguf_files_leave_nothing_behind(data, server, sound, tmp_path_factory):
     file = write_gguf(sound["plain"], tmp_path_factory.mktemp("spoiled") / "adapter.gguf")
     content = bytearray(file.read_bytes())

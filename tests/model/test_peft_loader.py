@@ -31,6 +31,7 @@ from engine.model.adapters.peft.gguf import MAX_HEADER_BYTES
 from engine.model.adapters.peft.loader import LoadedAdapter, load_peft
 from engine.model.adapters.peft.settings import AdapterError
 from engine.model.adapters.peft.targets import NO_GGUF, TargetShapes
+from tests.examples import examples
 
 WIDTHS = np.array([[32, 32], [32, 16], [32, 16], [32, 32], [32, 48], [32, 48], [48, 32]], dtype=np.int32)
 
@@ -577,7 +578,7 @@ def load_or_refuse(folder: Path) -> LoadedAdapter | None:
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=3),
     length=st.just(1.0) | st.floats(0, 1),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_weights_load_whole_or_are_refused(part, flips, length, saved, tmp_path):
     whole = load_peft(saved, SHAPES)
     data = bytearray((saved / "adapter_model.safetensors").read_bytes())
@@ -607,7 +608,7 @@ FIELDS = st.sampled_from([*sorted(HANDLED), "modules_to_save", "use_dora", "othe
 
 
 @given(changes=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_configuration_loads_or_is_refused(changes, saved, tmp_path):
     shutil.copy(saved / "adapter_model.safetensors", tmp_path)
     shutil.copy(saved / "adapter_config.json", tmp_path)

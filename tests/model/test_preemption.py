@@ -20,6 +20,7 @@ from engine.engine import Engine
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.sample.draws import uniforms
+from tests.examples import examples
 
 VOCAB, BLOCK = 97, 4
 HOST_PAGES = 12
@@ -158,7 +159,7 @@ def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders):
     kinds = list(product(PREEMPTIONS, (False, True)))
     totals = {kind: Counter() for kind in kinds}
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=examples(6), deadline=None)
     @given(schedule=schedules())
     def check(schedule):
         undisturbed, calm = run(tiny_llama, adapter_folders, schedule, BIG_CORE)

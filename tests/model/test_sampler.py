@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.core.messages.requests import SamplingParams
 from engine.model.sample.draws import Filters, draw, draw_sorted, ranked, uniforms
 from engine.model.sample.sampler import Sampler
+from tests.examples import examples
 
 CPU = torch.device("cpu")
 OFF = (0, 1.0, 0.0)
@@ -111,7 +112,7 @@ def test_logits_are_left_as_they_were():
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_filtered_draws_equal_the_obvious_implementation(data):
     vocab = data.draw(st.integers(1, 700), "vocab")
     seed = data.draw(st.integers(0, 2**20), "seed")
@@ -177,7 +178,7 @@ def test_the_narrowest_filters_are_greedy(params):
     levels=st.sampled_from([1, 3, 1000]),
     shift=st.sampled_from([0, -50]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_ranked_is_the_sorted_order_with_ties_by_id(vocab, width, seed, levels, shift):
     scores = (random_logits(2, vocab, seed) * levels).round() / levels + shift
     scores[1, : vocab // 2] = -torch.inf
@@ -351,7 +352,7 @@ def slow_penalised(row: list[float], params: SamplingParams, prompt: list[int], 
     presence=st.sampled_from([0.0, 1.1, -2.0]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_penalties_follow_the_formula(prompt, generated, repetition, frequency, presence, seed):
     params = SamplingParams(
         temperature=0, repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence

@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 from gateway.batches.lease import ALL_TASKS, Lease
 from gateway.batches.record import ENDED, TIMES, BatchError, Tally
 from gateway.core.errors import ApiError, Fault
+from tests.examples import examples
 
 LEASE_MS = 10_000
 SHARD = 8
@@ -363,7 +364,9 @@ def test_any_history_of_batches(valkey_server, monkeypatch: pytest.MonkeyPatch):
     Machine.client, Machine.loop = client, loop
     Machine.store = MovedStore(client, lease_seconds=LEASE_MS / 1000, timeout=30.0)
     try:
-        run_state_machine_as_test(Machine, settings=settings(max_examples=35, stateful_step_count=50, deadline=None))
+        run_state_machine_as_test(
+            Machine, settings=settings(max_examples=examples(35), stateful_step_count=50, deadline=None)
+        )
     finally:
         loop.run_until_complete(client.aclose())
         loop.close()

@@ -64,6 +64,7 @@ def engine_process(address):
     raise AssertionError(f"no engine listens at {address}")
 
 
+@pytest.mark.nightly
 async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
     with pretended_cluster((2, 2, 2)) as cluster:
         async with running(on_ray(cluster.address)) as app:

@@ -15,6 +15,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.files import registry
 from gateway.files.record import BATCH, FileRecord, new_file_id
 from gateway.files.registry import UNBOUNDED, FileQuota, FileRegistry, FileUse, Reservation
+from tests.examples import examples
 
 TENANTS = ("acme", "globex")
 QUOTA = FileQuota(bytes=100, files=4)
@@ -182,5 +183,7 @@ def the_quota_machine(url: str) -> type[RuleBasedStateMachine]:
 def test_charges_are_exact_whatever_happens(valkey_server, monkeypatch):
     monkeypatch.setattr(registry, "CALL_SECONDS", 60.0)  # a busy machine is not without a store
     machine = the_quota_machine(valkey_server.connection_url)
-    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(40), stateful_step_count=30, deadline=None, database=None
+    )
     machine.TestCase().runTest()

@@ -37,26 +37,29 @@ def calling(arguments: str, count: int = 1) -> tuple[str, bytes]:
 MESSAGE, TOOL = '{"role":"user","content":""}', '{"type":"function","function":{"name":"f%d"}}'
 MOST = MOST_VALUES - 100
 BODIES = {
-    "arguments of millions of lists": calling(f'{{"a":{many("[]", 2_500_000)}}}'),
-    "arguments of many calls": calling(f'{{"a":{many("[]", MOST // 2)}}}', 100),
-    "an enum of objects": chat(many('{"a":1}', 900_000), guided_json={"enum": "HERE"}),
-    "a schema as text": chat(json.dumps(many("[]", 2_500_000)), guided_json="HERE"),
-    "template variables": chat(many("[]", 2_500_000), chat_template_kwargs={"a": "HERE"}),
-    "a wrong type": chat(many("[]", 2_500_000), timeout="HERE"),
-    "as many messages as allowed": chat(many(MESSAGE, MOST // 3), messages="HERE"),
-    "as many tools as allowed": chat(f"[{','.join(TOOL % i for i in range(MOST // 4))}]", tools="HERE"),
-    "hashes that collide": chat(json.dumps({str((2**61 - 1) * (i + 1)): 1 for i in range(25_000)}), logit_bias="HERE"),
-    "as many ids as allowed": filled(COMPLETION, many("65", MOST * INTEGERS_PER_VALUE), prompt="HERE"),
-    "a long text": filled(COMPLETION, json.dumps("a " * 4_000_000), prompt="HERE"),
-    "long numbers": chat(many("9" * 4000, 2000), stop_token_ids="HERE"),
-    "a long role": chat(json.dumps("r" * 8_000_000), messages=[{"role": "HERE", "content": ""}]),
-    "as many items as allowed": filled("/v1/responses", many(MESSAGE, MOST // 3), input="HERE"),
-    "as many blocks as allowed": filled("/v1/messages", many(MESSAGE, MOST // 3), messages="HERE"),
-    "an object for messages": filled(
+    "arguments of millions of lists": lambda: calling(f'{{"a":{many("[]", 2_500_000)}}}'),
+    "arguments of many calls": lambda: calling(f'{{"a":{many("[]", MOST // 2)}}}', 100),
+    "an enum of objects": lambda: chat(many('{"a":1}', 900_000), guided_json={"enum": "HERE"}),
+    "a schema as text": lambda: chat(json.dumps(many("[]", 2_500_000)), guided_json="HERE"),
+    "template variables": lambda: chat(many("[]", 2_500_000), chat_template_kwargs={"a": "HERE"}),
+    "a wrong type": lambda: chat(many("[]", 2_500_000), timeout="HERE"),
+    "as many messages as allowed": lambda: chat(many(MESSAGE, MOST // 3), messages="HERE"),
+    "as many tools as allowed": lambda: chat(f"[{','.join(TOOL % i for i in range(MOST // 4))}]", tools="HERE"),
+    "hashes that collide": lambda: chat(
+        json.dumps({str((2**61 - 1) * (i + 1)): 1 for i in range(25_000)}), logit_bias="HERE"
+    ),
+    "as many ids as allowed": lambda: filled(COMPLETION, many("65", MOST * INTEGERS_PER_VALUE), prompt="HERE"),
+    "a long text": lambda: filled(COMPLETION, json.dumps("a " * 4_000_000), prompt="HERE"),
+    "long numbers": lambda: chat(many("9" * 4000, 2000), stop_token_ids="HERE"),
+    "a long role": lambda: chat(json.dumps("r" * 8_000_000), messages=[{"role": "HERE", "content": ""}]),
+    "as many items as allowed": lambda: filled("/v1/responses", many(MESSAGE, MOST // 3), input="HERE"),
+    "as many blocks as allowed": lambda: filled("/v1/messages", many(MESSAGE, MOST // 3), messages="HERE"),
+    "an object for messages": lambda: filled(
         "/tokenize", json.dumps(dict.fromkeys(map(str, range(600_000)), 0)), messages="HERE"
     ),
-    "ids to decode": filled("/detokenize", many("65", MOST * INTEGERS_PER_VALUE), tokens="HERE"),
+    "ids to decode": lambda: filled("/detokenize", many("65", MOST * INTEGERS_PER_VALUE), tokens="HERE"),
 }
+"""Makes each body, of megabytes, when its test runs: all test processes collect this file."""
 
 
 @pytest.fixture
@@ -78,9 +81,15 @@ def holds(monkeypatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", BODIES)
-async def test_no_body_holds_up_the_loop(gateway_app, holds, name):
-    path, body = BODIES[name]
+@pytest.fixture
+def sent(request: pytest.FixtureRequest) -> tuple[str, bytes]:
+    """Return the path and the body of a request, made before the loop runs."""
+    return BODIES[request.param]()
+
+
+@pytest.mark.parametrize("sent", BODIES, indirect=True)
+async def test_no_body_holds_up_the_loop(gateway_app, sent, holds):
+    path, body = sent
     async with gateway_app.client() as client:
         answer = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), answer.text

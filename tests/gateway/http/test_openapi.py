@@ -17,6 +17,7 @@ from served import Served, served
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
+from tests.examples import examples
 
 NAMES = [BASE, "pirate", "captain", "poet"]
 KEYS = {"anyone": "", "tenant": "sk-acme", "admin": "sk-admin"}
@@ -89,7 +90,9 @@ def name_what_is_there(case) -> None:
                 place[name] = NAMES[len(place[name]) % len(NAMES)]
 
 
-@settings(max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(4), derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 def assert_promised(case, gateway, session):
     name_what_is_there(case)
     key = KEYS[WHO[case.operation.method.upper(), case.operation.path]]

@@ -17,6 +17,7 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def attempt(limiter: LocalLimiter, tokens: int) -> Grant | None:
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute", "tokens_per_day"])
 @given(st.integers(1, 8), st.integers(1, 2000), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_gateways_grant_by_themselves_is_bounded_by_what_was_left(name, replicas, limit, data):
     """Every gateway heard the same of Redis, at noon: together they grant at most what was left and what time adds.
 
@@ -96,7 +97,7 @@ def test_what_gateways_grant_by_themselves_is_bounded_by_what_was_left(name, rep
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(-3, 12), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_requests_at_once_stay_within_the_limit_when_gateways_grant_by_themselves(own, left, data):
     """Every gateway heard the same of Redis: how many requests were under way, its own among them.
 
@@ -129,7 +130,7 @@ def end(gateway: LocalLimiter, grant: Grant) -> None:
 
 
 @given(st.integers(1, 8), st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @pytest.mark.parametrize("name", FIELDS)
 def test_gateways_that_heard_nothing_of_redis_grant_a_share_each(name, replicas, limit):
     alone = gateways(replicas, Clock())

@@ -22,6 +22,7 @@ from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
 from gateway.redis.connect import connect_cluster
+from tests.examples import examples
 
 OPERATIONS = 20
 """Number of operations in one interleaving."""
@@ -207,7 +208,7 @@ ANY_SPEED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCh
 
 @example(60.0, [("change", Scope("t"), IN_SHADOW), RESERVE, RESERVE, ("settle", 1, 3), RESERVE, ("settle", 0, 9)])
 @given(leases, interleavings)
-@settings(max_examples=2_000 // OPERATIONS, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
+@settings(max_examples=examples(2_000 // OPERATIONS), deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
 def test_redis_holds_what_the_arithmetic_says_whatever_happens_in_whatever_order(valkey_server, lease_seconds, actions):
     async def run() -> None:
         async with Redis.from_url(valkey_server.connection_url) as client:
@@ -217,7 +218,7 @@ def test_redis_holds_what_the_arithmetic_says_whatever_happens_in_whatever_order
 
 
 @given(leases, interleavings)
-@settings(max_examples=20, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
 def test_a_cluster_holds_the_same(cluster_ports, lease_seconds, actions):
     async def run() -> None:
         async with connect_cluster(f"redis://127.0.0.1:{cluster_ports[0]}") as client:

@@ -16,6 +16,7 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
+from tests.examples import examples
 
 NEAR = Fraction(1, 10**4)
 """Floating point may decide a comparison this close either way, in tokens."""
@@ -110,7 +111,7 @@ class CheckedLimiter:
 @given(st.builds(Limits, limits, limits), steps)
 @example(Limits(None, 1000), [("reserve", 300)] * 5 + [("wait", 12_000_000), ("reserve", 300)])
 @example(Limits(None, 10), [("reserve", 10), ("wait", 30_000_000), ("settle", 0), ("reserve", 10), ("settle", 60)])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_limiter_does_what_exact_arithmetic_says(given_limits, actions):
     checked = CheckedLimiter(given_limits)
     try:
@@ -122,7 +123,7 @@ def test_a_limiter_does_what_exact_arithmetic_says(given_limits, actions):
 
 
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**5)), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_more_is_admitted_than_the_limit_and_what_time_adds(limit, arrivals):
     bucket, now, admitted = Bucket.empty(Limits(None, limit)), 0, 0
     for pause, tokens in arrivals:

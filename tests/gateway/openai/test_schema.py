@@ -14,6 +14,7 @@ from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.fields import REFUSED
 from gateway.openai.parse import parse
 from gateway.requests.types import Chat
+from tests.examples import examples
 
 USER = {"role": "user", "content": "hi"}
 REFUSAL = {"type": "refusal", "refusal": "no"}
@@ -417,7 +418,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*ChatRequest.__struct_fields__, *REFUSED]), json_values, max_size=6))
 def test_any_json_is_understood_or_refused(fields):
     for make in (chat, completion):

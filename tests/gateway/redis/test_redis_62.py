@@ -23,6 +23,7 @@ from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.connect import connect_server
+from tests.examples import examples
 from tests.gateway.limiter.test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
 from tests.gateway.redis.test_states import STATES, follow
 
@@ -57,7 +58,7 @@ def wait_for(path: Path) -> None:
 
 
 @given(leases, interleavings)
-@settings(max_examples=25, deadline=None, suppress_health_check=ANY_SPEED)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=ANY_SPEED)
 def test_it_holds_what_the_arithmetic_says(url, lease_seconds, actions):
     async def run() -> None:
         async with Redis.from_url(url) as client:

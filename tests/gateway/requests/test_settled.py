@@ -14,15 +14,14 @@ refunded   The engine or the upstream failed or refused, which is free.
 settled    The lease is settled before the caller's block is left, once: with nothing for a request that was never
            submitted or is refunded, else with prompt and tokens. If the limiter cannot book it, that is logged.
 
-Each run of a virtual model's member is such a request, with a charge of its own; a shadow copy has none. Set
-LORALANE_SETTLED_EXAMPLES for other and more examples than CI has, and to shrink those that fail.
+Each run of a virtual model's member is such a request, with a charge of its own; a shadow copy has none. With
+Hypothesis's profile `nightly`, other and more examples are tried than in CI, and those that fail are shrunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,9 +43,8 @@ from engine.core.messages.requests import ErrorCode, Lane, Pooling, SamplingPara
 from gateway.core.routing import ModelQuery
 from gateway.core.usage import DeferredUsage
 from gateway.requests.types import Chat, GenerateRequest
+from tests.examples import examples, is_nightly
 
-IS_THOROUGH = "LORALANE_SETTLED_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("LORALANE_SETTLED_EXAMPLES", "25"))
 STEPS = 40
 YES, NO = ids_of("y")[0], ids_of("n")[0]
 CHAT = Chat(({"role": "user", "content": "hi"},))
@@ -282,11 +280,11 @@ def test_any_history_of_requests(folder: Path):
 
     Machine.folder = folder
     how = settings(
-        max_examples=EXAMPLES,
+        max_examples=examples(25),
         stateful_step_count=STEPS,
         deadline=None,
-        derandomize=not IS_THOROUGH,
-        phases=[Phase.generate, Phase.shrink] if IS_THOROUGH else [Phase.generate],
+        derandomize=not is_nightly(),
+        phases=[Phase.generate, Phase.shrink] if is_nightly() else [Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     with patch("engine.rpc.link.ChannelFactory", WireChannels):

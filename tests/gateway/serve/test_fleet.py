@@ -1,4 +1,5 @@
-"""Several gateway processes on one pair of ports: real processes, a real Valkey, a fake engine."""
+"""Several gateway processes on one pair of ports: real processes, a real Valkey, a fake engine that takes 5 ms for a
+step. One that takes no time for a token would keep both cores busy with streams that only wait."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def launch(smollm2, tmp_path_factory):
         admin=AdminConfig((hash_key(key_of("admin")),)),
         gateways=PROCESSES,
     )
-    return Launch(config, smollm2, tmp_path_factory.mktemp("data"), ("engine.serve.server", "--fake"))
+    return Launch(config, smollm2, tmp_path_factory.mktemp("data"), ("tests.engine.poisonous_engine", "--fake"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -200,8 +201,7 @@ def ports_at(pid):
 
 
 async def read_until_lost(http, ports):
-    """Notes in `ports` who has which. A slow reader leaves the processor to the others: the fake engine takes no time
-    for a token, and twelve of these streams took most of two cores while the test waited for leases to end."""
+    """Note in `ports` which task has which port. A slow reader leaves the processor to the others."""
     async with http.stream("POST", "/v1/completions", json=completion(ENDLESS, stream=True)) as answer:
         ports[answer.extensions["network_stream"].get_extra_info("client_addr")[1]] = asyncio.current_task()
         async for _ in answer.aiter_bytes():

@@ -13,6 +13,7 @@ from gateway.serve.launch import StartError
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.dialects import Hermes, choose_dialect
 from gateway.text.tools.parser import ToolParser
+from tests.examples import examples
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
@@ -44,7 +45,7 @@ messages = st.builds(
 
 
 def test_a_chat_without_tools_reads_as_the_models_own_template_writes_it(own, demo):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     @given(st.lists(messages, min_size=1, max_size=6))
     def check(chat):
         assert demo.render_chat(chat) == own.render_chat(chat)

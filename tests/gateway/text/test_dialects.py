@@ -13,6 +13,7 @@ from gateway.text.tools.literals import python_to_json
 from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
 from gateway.text.tools.schemas import Schema
+from tests.examples import examples
 from tests.grammar_walk import follows
 
 WHEN = {"type": "object", "properties": {"day": {"type": "string"}, "sharp": {"type": "boolean"}}, "required": ["day"]}
@@ -195,7 +196,7 @@ SOUP = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(sorted(SPOKEN)), st.lists(st.sampled_from(SOUP), max_size=14), st.integers(1, 7))
 def test_what_is_read_does_not_depend_on_the_pieces(name, soup, size):
     answer = "".join(soup)
@@ -212,7 +213,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values, st.integers(1, 9))
 def test_python_literals_are_what_python_reads(value, size):
     literal = repr(value)

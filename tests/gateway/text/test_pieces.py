@@ -11,6 +11,7 @@ from tokenizers.trainers import BpeTrainer
 
 from gateway.text.encode_cache import ENTRY_BYTES, LARGEST, MAX_PIECES, EncodeCache
 from gateway.text.tokenizer import Tokenizer as TokenizerOfChats
+from tests.examples import examples
 from tests.gateway.fakes import tiny_tokenizer
 
 WORDS = [
@@ -92,7 +93,7 @@ def encoded(backend: Tokenizer, text: str) -> list[int]:
 @given(text=texts)
 @example(text="<word>yo")
 @example(text="({a})[im]x[")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ids_of_a_text_are_those_of_its_pieces(backend, text):
     cut = pieces_of(backend).cut(text)
     assert "".join(cut) == text

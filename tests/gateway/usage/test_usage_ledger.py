@@ -21,6 +21,7 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
 from gateway.redis.client import StoreError
 from gateway.usage.books import RedisUsageBooks
+from tests.examples import examples
 
 LONG_AGO, FAR_AHEAD = date(2000, 1, 1), date(3000, 1, 1)
 LIMITED = Tenant("t", limits=Limits(10**6, 10**12, 1000, 10**12))
@@ -236,7 +237,7 @@ WORK = ("work", 0, Counts(0, 10, 3, 2, 100))
 @example([RESERVE, WORK, ("renew", 0, False), ("forgotten", 0), WORK, ("settle", 0, False)])
 @example([("alone", 1, "free", "k1", "a", "batch", Counts(1, 9)), ("deliver", 1, True), ("deliver", 1, True)])
 @given(interleavings)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_books_are_the_sums_of_what_happened_whatever_the_order(valkey_server, actions):
     asyncio.run(replay(valkey_server.connection_url, actions))
 

@@ -161,17 +161,19 @@ class AccountRegistry:
     def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
         first."""
-        found = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
-        return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
+        records = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
+        return sorted(
+            records, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name)
+        )
 
     def key(self, prefix: str) -> AccountRecord:
         """Return the record of the only key whose hash begins with `prefix`. Raises ApiError (KEY_NOT_FOUND) if no key
         or several keys match, or `prefix` has less than MIN_PREFIX hex digits."""
-        found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
-        if len(found) != 1:
-            why = "is no key's" if not found else "is the beginning of several keys"
+        matches = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
+        if len(matches) != 1:
+            why = "is no key's" if not matches else "is the beginning of several keys"
             raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix[:80]!r} {why}", "key")
-        return found[0]
+        return matches[0]
 
     async def create_key(self, tenant: str, label: str = "") -> IssuedKey:
         self.tenant(tenant)

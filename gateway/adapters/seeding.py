@@ -106,9 +106,9 @@ class AdapterSeeding:
                 raise
             if name not in self._mirror.records:
                 self._loader.names.check(self._owner, name, "lora_name")
-                async with self._loader.content(name, source, None, template=template) as found:
+                async with self._loader.content(name, source, None, template=template) as content:
                     if is_unchanged():
-                        self._loader.journal.keep(found, seed)
+                        self._loader.journal.keep(content, seed)
         record = self._mirror.records.get(name)
         if record and record.source == source and name not in self._mirror.served:
             if name in self._mirror.errors:

@@ -97,7 +97,7 @@ class LineRunner:
     def _principal(self) -> Principal | KeyLapse:
         """Return the caller that the lines are charged to, or the reason why they must not run. Raises ApiError
         (REGISTRY_UNAVAILABLE) in the first UNHEARD_SECONDS after the claim if the key is unknown."""
-        found = self.holder
-        if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
+        holder = self.holder
+        if isinstance(holder, KeyLapse) and not holder.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
-        return found
+        return holder

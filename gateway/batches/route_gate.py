@@ -85,13 +85,13 @@ class RouteGate:
         chosen: asyncio.Task[EnginePlace] | None = None
         try:
             await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
-            chosen = next(one for one in tries if one.done())
+            chosen = next(attempt for attempt in tries if attempt.done())
             return chosen.result()
         finally:
-            for one in tries:
-                if one is not chosen:
-                    one.cancel()
-                    one.add_done_callback(_leave)
+            for attempt in tries:
+                if attempt is not chosen:
+                    attempt.cancel()
+                    attempt.add_done_callback(_leave)
 
 
 def _leave(entering: asyncio.Task[EnginePlace]) -> None:

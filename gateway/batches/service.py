@@ -125,8 +125,8 @@ class Batches:
 
     async def of_tenant(self, tenant: str) -> Sequence[Batch]:
         """Return the newest batches of any tenant, at most MAX_PAGE, newest first. For administrators."""
-        found, _ = await self._store.list(tenant, None, MAX_PAGE)
-        return found
+        batches, _ = await self._store.list(tenant, None, MAX_PAGE)
+        return batches
 
     async def newest(self) -> Sequence[Batch]:
         """Return the newest batches of all tenants, at most MAX_PAGE, newest first. For administrators."""

@@ -143,13 +143,13 @@ class Files:
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
-        found: list[FileRecord] = []
+        matches: list[FileRecord] = []
         for start in range(0, len(ids), AT_ONCE):
             records = await self.registry.read(tenant, ids[start : start + AT_ONCE])
-            found += [record for record in records if purpose in (None, record.purpose)]
-            if len(found) > limit:
+            matches += [record for record in records if purpose in (None, record.purpose)]
+            if len(matches) > limit:
                 break
-        return FilePage(found[:limit], len(found) > limit)
+        return FilePage(matches[:limit], len(matches) > limit)
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file's record and its content. If deleting the content fails, the sweeper does it later. Raises

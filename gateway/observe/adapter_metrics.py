@@ -94,11 +94,11 @@ def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) ->
     info = GaugeMetricFamily(
         "loralane_adapter_info", "1; `version` begins the adapter's content hash.", labels=["adapter", "version"]
     )
-    used = sorted(stats.adapters, key=lambda one: (-one.hits - one.loads, one.adapter))
-    for one in used[:MAX_ADAPTERS]:
-        for name in names.get(one.adapter, ()):
-            tier.add_metric([name, one.state], 1)
-            copies.add_metric([name], one.loads)
-            reads.add_metric([name], one.fetches)
-            info.add_metric([name, one.adapter[:VERSION_DIGITS]], 1)
+    used = sorted(stats.adapters, key=lambda entry: (-entry.hits - entry.loads, entry.adapter))
+    for entry in used[:MAX_ADAPTERS]:
+        for name in names.get(entry.adapter, ()):
+            tier.add_metric([name, entry.state], 1)
+            copies.add_metric([name], entry.loads)
+            reads.add_metric([name], entry.fetches)
+            info.add_metric([name, entry.adapter[:VERSION_DIGITS]], 1)
     yield from (tier, copies, reads, info)

@@ -52,9 +52,9 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
     async with AsyncExitStack() as stack:
         if address.service:
             names = {name.removeprefix("sentinel_"): options.pop(name) for name in SENTINEL_OPTIONS & options.keys()}
-            own = {name: value for name, value in options.items() if name.startswith("ssl_")} | names
+            ssl_options = {name: value for name, value in options.items() if name.startswith("ssl_")} | names
             is_tls = issubclass(kind, SSLConnection)
-            sentinels = Sentinels([_sentinel(*node, is_tls, own) for node in address.nodes], address.service)
+            sentinels = Sentinels([_sentinel(*node, is_tls, ssl_options) for node in address.nodes], address.service)
             stack.push_async_callback(sentinels.close)
             kind = following(kind, sentinels)
         pool = BlockingConnectionPool(connection_class=kind, retry=Retry(NoBackoff(), 1), **options)
@@ -125,15 +125,15 @@ class Sentinels:
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary, as the first Sentinel says that knows it. All are asked at once,
         because callers may have little time. Raises redis.ConnectionError if none knows it."""
-        asked = [asyncio.ensure_future(self._ask(client)) for client in self._clients]
+        questions = [asyncio.ensure_future(self._ask(client)) for client in self._clients]
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(questions):
                 with suppress(*FAILURES):
-                    if found := await answer:
-                        host, port = found
+                    if address := await answer:
+                        host, port = address
                         return host.decode(), int(port)
         finally:
-            for question in asked:
+            for question in questions:
                 question.cancel()
         raise redis.ConnectionError(f"no Sentinel knows a primary named {self._service!r}")
 

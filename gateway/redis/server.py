@@ -57,7 +57,7 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
         StoreStartError: the embedded server does not start, or the path of `data_dir` has white space.
     """
-    async with store_url(data_dir, url) as found, redis_client(found, cluster=cluster) as client:
+    async with store_url(data_dir, url) as address, redis_client(address, cluster=cluster) as client:
         yield client
 
 

@@ -106,16 +106,17 @@ class UsageTally:
 
     def report(self) -> UsageSummary:
         names, total = self._query.group_by, UsageSum()
-        for one in self._sums.values():
-            total.add(one.counts, one.amount)
+        for subtotal in self._sums.values():
+            total.add(subtotal.counts, subtotal.amount)
         lines = tuple(
-            self._group(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
+            self._group(dict(zip(names, group, strict=True)), subtotal)
+            for group, subtotal in sorted(self._sums.items())
         )
         return UsageSummary(self._query, self._billing.currency, lines, self._group({}, total))
 
-    def _group(self, group: Mapping[str, str], one: UsageSum) -> UsageGroup:
-        billing, counts = self._billing, one.counts
-        amount = one.amount if billing.prices else None
+    def _group(self, group: Mapping[str, str], subtotal: UsageSum) -> UsageGroup:
+        billing, counts = self._billing, subtotal.counts
+        amount = subtotal.amount if billing.prices else None
         return UsageGroup(group, counts, amount, billing.cost(counts.device_us), billing.cost_per_million(counts))
 
 

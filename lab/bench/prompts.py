@@ -78,7 +78,9 @@ class Samples:
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs
-        self._samples = [one for one in samples if fits is None or not one.messages or _is_within(one, lane)]
+        self._samples = [
+            sample for sample in samples if fits is None or not sample.messages or _is_within(sample, lane)
+        ]
         if not self._samples:
             raise SpecError(f"{lane.name}: no prompt of the data set has {fits} tokens; leave out in=, or widen it")
         self._lane = lane

@@ -182,9 +182,8 @@ class AccountRegistry:
         return await self._issue(KeyOwner(tenant, label))
 
     async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
-        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`). The old key
-        is disabled at once unless `keep` is set. Both count as one in limits and usage, so that a rotation neither
-        lifts the limits of a key nor forgets what it has used."""
+        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`), which is
+        disabled at once unless `keep` is set. Both count as one in limits and usage."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
         self.tenant(old.key.tenant)
@@ -201,9 +200,8 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
-        """Return the record to write for a configured tenant or key: the present record of this name, if there is one,
-        updated with the tenant, source and time of change of `record`, and with its key if that is now another
-        tenant's. What only operators change stays as it is: `disabled`, a key's label and what it continues."""
+        """Return the record to write for a configured tenant or key: the present record of this name, if any, updated
+        with what the configuration says. `disabled`, a key's label and what it continues stay as operators set them."""
         before = self.records.get(record.name, record)
         is_same = before.key and record.key and before.key.tenant == record.key.tenant
         key = before.key if is_same else record.key

@@ -66,9 +66,9 @@ class AdapterAdmin:
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry of the adapter `name` (no alias): that of `base_model` if that is given, else the first
-        registry that has the name, or the first in which an unloaded adapter of that name still drains, or the first of
-        all, which will report that there is none. Raises ApiError (INVALID_REQUEST) if there is no such base model."""
+        """Return the registry of the adapter `name` (no alias): of `base_model` if given, else the first that has the
+        name or drains an unloaded adapter of that name, else the first. Raises ApiError (INVALID_REQUEST) if there is
+        no such base model."""
         if base_model:
             return self._named(base_model)
         registries = list(self._registries.values())

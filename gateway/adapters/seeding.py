@@ -167,10 +167,9 @@ class AdapterSeeding:
         template: str | None,
         seed: str,
     ) -> None:
-        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, with `template`
-        (see `with_template`), and write its record and `seed` if the name `is_unchanged` by then. If the configuration
-        has moved the adapter here from another base model, the record takes over the adapter's aliases, tenants, pin
-        and template, and the registry of the other base model then removes the adapter."""
+        """Load an adapter that the configuration lists from `folder`, with `template` (see `with_template`), and write
+        its record and `seed` if the name `is_unchanged`. An adapter that moved here keeps its aliases, tenants, pin and
+        template, and leaves the other base model."""
         previous, former = self._mirror.records.get(name), await self._former(name)
         theirs = former.records[name] if former else None
         if template is None and theirs is not None:

@@ -150,10 +150,9 @@ class InputCheck:
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
-        """Check the file, until MAX_ERRORS errors, one line more than `max_lines` or the end of the processor time.
-        Blank lines are skipped; a file without others is an error. Return the result, and the packed index (empty if
-        there are errors) of the lines in the order in which they should run: by base model, adapter and prompt prefix.
-        Raises the file's exceptions."""
+        """Check the file, and return the result and the packed index of the lines in the order in which they should run
+        (by base model, adapter and prompt prefix), empty if there are errors. Blank lines are skipped. Raises the
+        file's exceptions."""
         budget = CpuBudget(self._parameters.max_cpu_seconds)
         for number, (offset, length, line) in enumerate(split_lines(file, self._parameters.max_line_bytes), 1):
             if length and (line is None or line.strip()):

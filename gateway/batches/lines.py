@@ -60,10 +60,12 @@ class LineRunner:
         return self.lease.seconds_left - self._age
 
     async def run(self, name: LineName, body: bytes, begun: Callable[[], None], deferred: DeferredUsage) -> LineAnswer:
-        """Run one line with the request body `body` and return its answer, under the ids in `name`. `begun` is called
-        when the engine has begun to run the request. What the line uses, however it ends, is written to `deferred` and
-        counted by the caller. A key that was deleted or disabled gives an error answer. Raises
-        ApiError, without an answer, if `Gateway.generate` does, the body is invalid, or the key is not known yet."""
+        """Run one line and return its answer, under the ids in `name`. `begun` is called once the engine begins;
+        usage goes to `deferred`. Raises ApiError, without an answer, if `Gateway.generate` does, the body is invalid or
+        the key is not yet known.
+
+        A key that was deleted or disabled gives an error answer.
+        """
         principal = self._principal()
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)

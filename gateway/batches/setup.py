@@ -53,9 +53,9 @@ async def open_batches(
     responses: Responses,
     disk: Disk | None = None,
 ) -> AsyncIterator[tuple[Files, Batches]]:
-    """Yield the operations on files and batches. While the context is entered, background tasks delete expired files
-    and stray objects and, unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are
-    stopped and the storage is closed. `disk` is the store's. None means that the store is not on this machine.
+    """Yield the operations on files and batches. Background tasks delete expired files and, unless `batches.workers` is
+    off, work on batches and deliver webhook events until the exit. `disk` is the store's; None means that the store is
+    elsewhere.
 
     Raises ConfigError if the storage cannot be opened, or it or the webhooks need a package that is not installed.
     """

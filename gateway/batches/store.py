@@ -216,11 +216,13 @@ class BatchStore:
         tally: Tally,
         usage: Mapping[RowKey, Counts] = NO_USAGE,
     ) -> bool:
-        """Commit the answers to `positions`, which are stored in the objects named `parts` (at least one), add `tally`
-        to the batch and charge `usage` to the tenant: all of them or none. Without positions, only the usage is
-        charged, and the name in `parts` stands for no object. Repeating the call with the same parts changes nothing.
-        False means that the lease is lost and nothing was committed. Raises ValueError, committing nothing, if a
-        position is outside the shard or was committed before."""
+        """Commit the answers to `positions`, stored in the objects `parts` (at least one), add `tally` and charge
+        `usage`: all or nothing. False means that the lease is lost. Raises ValueError if a position is outside the
+        shard or committed.
+
+        Without positions, only the usage is charged, and the name in `parts` stands for no object. Repeating the call
+        with the same parts changes nothing.
+        """
         counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
         keys, rows = self._usage.rows(lease.tenant, usage)
         args: list[Argument] = [len(parts), *parts, len(positions), *positions, len(COUNTS), *counts, *rows]

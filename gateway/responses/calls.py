@@ -86,10 +86,8 @@ def response_call(
     history: Sequence[InputItem] = (),
     keep: Keep | None = None,
 ) -> ResponseCall:
-    """Convert a parsed body to a call. `history` is the conversation that it continues; `keep` stores the response
-    (None: it is not stored). Tools that the model cannot call are skipped and named in the log. Raises ApiError:
-    INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is not supported, such as tools whose calls the
-    gateway cannot parse."""
+    """Convert a parsed body to a call that continues `history`; `keep` stores the response (None: it is not stored).
+    Tools that the model cannot call are skipped and logged. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
     if skipped := [f"{tool.type} {tool.name or ''}".strip()[:80] for tool in body.tools or () if not tool.is_function]:

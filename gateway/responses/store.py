@@ -171,10 +171,9 @@ class ResponseStore:
     async def finish(
         self, tenant: str, response_id: str, state: State, ending: bytes, output: bytes, num_parts: int
     ) -> bool:
-        """End a background response. `ending` has, as JSON, the fields that differ from those stored by `create`,
-        `output` the items of the answer, and `num_parts` is the number of these items and of the parts of their
-        content. Return False if the response has ended already or was deleted; nothing is changed then. Raises
-        ApiError: INSUFFICIENT_QUOTA, there is no room for an answer."""
+        """End a background response with the fields of `ending` and the items of `output`, both JSON, which have
+        `num_parts` items and parts in all. False means that it has ended already or was deleted. Raises ApiError:
+        INSUFFICIENT_QUOTA."""
         room = (len(ending) + len(output), UNBOUNDED if state == "failed" else self.limits.tenant_bytes)
         fields = ("ending", ending, "output", output, "answer_parts", num_parts)
         outcome = await self._do("finish", tenant, response_id, *room, state, *fields)

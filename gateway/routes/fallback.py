@@ -12,10 +12,8 @@ from gateway.routes.policy import Asked, Shadow, Step, check_members
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Tries the members in order. A member is passed over while its engine is away, or while interactive requests
-    would wait for it longer than `max_wait_s`; it is left for the next one if it fails before its first token, also
-    because the prompt is too long for it. If no member is both there and quick, slow ones are tried, then absent
-    ones."""
+    """Tries the members in order, also after a failure before the first token. Those whose engine is away, or where
+    interactive requests would wait longer than `max_wait_s`, come last: slow ones, then absent ones."""
 
     policy: ClassVar[str] = "fallback"
 

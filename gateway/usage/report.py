@@ -176,9 +176,8 @@ class UsageAdmin:
         self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageSummary:
-        """Read the rows that the query asks for and return their report. Rows are added up a few at a time, and the
-        lines are made in a thread, so that a report delays no tokens. Callers that render many lines must do that in a
-        thread, too. Raises ApiError: INVALID_REQUEST (more than MAX_LINES lines), LIMITER_UNAVAILABLE."""
+        """Return the report of the rows that the query asks for. It is made in a thread; callers that render many lines
+        must do that in one, too. Raises ApiError: INVALID_REQUEST (more than MAX_LINES lines), LIMITER_UNAVAILABLE."""
         tally = UsageTally(replace(query, key=self._counts_as(query.key)), self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:

@@ -72,9 +72,8 @@ class OwnTexts:
 
 
 class Samples:
-    """Takes prompts from a data set in its order, beginning at a random one and starting over at the end. Prompts whose
-    length is outside the lane's `in` are skipped; where the file has only lengths, these are clamped to `in`. Output
-    lengths are clamped to the lane's `out`. Raises SpecError if no prompt is left."""
+    """Takes prompts from a data set in its order, from a random one on and around. Prompts outside the lane's `in` are
+    skipped or, if only lengths are known, clamped; outputs are clamped to `out`. Raises SpecError if none is left."""
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs

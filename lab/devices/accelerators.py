@@ -129,9 +129,9 @@ def _keeps_groups(form: Form, width: int, ranks: int) -> bool:
 
 
 def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:
-    """Return the bytes of weights on each device of a stage, with one entry for each stage, as the engine divides them.
-    Each device has 1/`ranks` of every matrix of its stage's layers, but all of their routers. Those of the first stage
-    also have 1/`ranks` of embedding and output head, which stay in 16 bits."""
+    """Return the bytes of weights on each device of a stage, one entry for each stage. Each device has 1/`ranks` of
+    every matrix but all routers; those of the first stage also have 1/`ranks` of embedding and output head, in 16
+    bits."""
     layers, ends = _layer_bytes(shape, form, ranks), _end_bytes(shape, ranks)
     stage_bytes = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
     return [stage_bytes[0] + ends, *stage_bytes[1:]]

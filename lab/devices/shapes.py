@@ -190,9 +190,8 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(model: str) -> Shape:
-    """Return the shape of a model, which is its sizes without its weights: one of `SHAPES` by name, or that of a
-    Hugging Face folder, a config.json or a GGUF file. Raises ValueError if there is no such model or its files do not
-    say its sizes, and OSError if they cannot be read."""
+    """Return the shape of a model: one of `SHAPES` by name, or that of a Hugging Face folder, a config.json or a GGUF
+    file. Raises ValueError if there is none or its files do not say its sizes, and OSError."""
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model)

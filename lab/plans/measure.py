@@ -118,10 +118,9 @@ Lessons = list[tuple[RealEngine, Workload]]
 
 
 def lessons(real: RealEngine, seconds: float) -> Lessons:
-    """Return the closed loops to measure, of `seconds` seconds each, and the engine that runs each. There are loops of
-    prompts and answers, in the engine's own order and in that of `full_steps`, and loops that mostly decode, at each
-    power of 2 up to the maximum of concurrent requests, without and with adapters. One longer loop decodes with a long
-    context."""
+    """Return the closed loops to measure, of `seconds` seconds each, and the engine that runs each: prompts and answers
+    in the engine's order and in that of `full_steps`, decodes with and without adapters, and a longer loop with long
+    contexts."""
     full = full_steps(real)
     mixed = [(engine, loop) for loop in loops(real.core, seconds) for engine in (real, full)]
     attended, *_ = loops(real.core, ATTENDED_LOOPS * seconds, *ATTENDED)

@@ -119,11 +119,9 @@ def candidates(
     prices: Mapping[str, float],
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
-    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic: those with the
-    lowest cost first, or if a price is missing, those with the fewest devices; of equal ones, those of the smallest
-    engines, and of these, the ones with the shortest steps. `prices` has the price of a device an hour by its name, and
-    `measured` devices on which the model itself was measured. Raises ValueError if a request is longer than the model
-    allows."""
+    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic, as `ordered` sorts
+    them. `prices` is by a device's name, an hour; `measured` are devices that ran the model. Raises ValueError if a
+    request is too long."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "

@@ -129,10 +129,9 @@ def reliability(probabilities: Floats, suffices: Bools) -> list[tuple[float, flo
 
 
 def _projection(standard: Floats) -> Floats:
-    """Return a projection of rows to their principal components, [num_columns, num_components]. Each direction is
-    scaled so that the standard deviation of its projections is the square root of what it was, relative to the largest.
-    The L2 penalty thus shrinks small components, which are mostly noise, but less than without scaling, because they
-    also tell kinds of prompts apart."""
+    """Return a projection of rows to their principal components, [num_columns, num_components]. Directions are scaled
+    to the square root of their standard deviation, relative to the largest, so that the L2 penalty shrinks small ones
+    less."""
     count = min(COMPONENTS, len(standard) - 1, standard.shape[1])
     if not count:
         return np.zeros((standard.shape[1], 0))

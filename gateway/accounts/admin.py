@@ -72,7 +72,7 @@ def changed_tenant(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
             if field in values:
                 values[field] = tuple(values[field])
         if "classes" in values:
-            values["classes"] = {name: RequestClass(**own) for name, own in values["classes"].items()}
+            values["classes"] = {name: RequestClass(**settings) for name, settings in values["classes"].items()}
         return replace(tenant, **values)
     except (ValueError, TypeError) as error:
         raise invalid_request(str(error), next(iter(fields), None)) from error
@@ -97,7 +97,7 @@ def shown_tenant(account: AccountRecord) -> api.Tenant:
         upstreams=list(tenant.upstreams),
         weight=tenant.weight,
         unknown_fields=tenant.unknown_fields,
-        classes={name: api.RequestClass(**asdict(own)) for name, own in tenant.classes.items()},
+        classes={name: api.RequestClass(**asdict(settings)) for name, settings in tenant.classes.items()},
         disabled=account.disabled,
         created=account.created,
         updated=account.updated,

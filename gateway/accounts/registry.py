@@ -161,17 +161,19 @@ class AccountRegistry:
     def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
         first."""
-        found = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
-        return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
+        records = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
+        return sorted(
+            records, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name)
+        )
 
     def key(self, prefix: str) -> AccountRecord:
         """Return the record of the only key whose hash begins with `prefix`. Raises ApiError (KEY_NOT_FOUND) if no key
         or several keys match, or `prefix` has less than MIN_PREFIX hex digits."""
-        found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
-        if len(found) != 1:
-            why = "is no key's" if not found else "is the beginning of several keys"
+        matches = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
+        if len(matches) != 1:
+            why = "is no key's" if not matches else "is the beginning of several keys"
             raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix[:80]!r} {why}", "key")
-        return found[0]
+        return matches[0]
 
     async def create_key(self, tenant: str, label: str = "") -> IssuedKey:
         self.tenant(tenant)
@@ -180,9 +182,8 @@ class AccountRegistry:
         return await self._issue(KeyOwner(tenant, label))
 
     async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
-        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`). The old key
-        is disabled at once unless `keep` is set. Both count as one in limits and usage, so that a rotation neither
-        lifts the limits of a key nor forgets what it has used."""
+        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`), which is
+        disabled at once unless `keep` is set. Both count as one in limits and usage."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
         self.tenant(old.key.tenant)
@@ -199,9 +200,8 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
-        """Return the record to write for a configured tenant or key: the present record of this name, if there is one,
-        updated with the tenant, source and time of change of `record`, and with its key if that is now another
-        tenant's. What only operators change stays as it is: `disabled`, a key's label and what it continues."""
+        """Return the record to write for a configured tenant or key: the present record of this name, if any, updated
+        with what the configuration says. `disabled`, a key's label and what it continues stay as operators set them."""
         before = self.records.get(record.name, record)
         is_same = before.key and record.key and before.key.tenant == record.key.tenant
         key = before.key if is_same else record.key

@@ -66,9 +66,9 @@ class AdapterAdmin:
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry of the adapter `name` (no alias): that of `base_model` if that is given, else the first
-        registry that has the name, or the first in which an unloaded adapter of that name still drains, or the first of
-        all, which will report that there is none. Raises ApiError (INVALID_REQUEST) if there is no such base model."""
+        """Return the registry of the adapter `name` (no alias): of `base_model` if given, else the first that has the
+        name or drains an unloaded adapter of that name, else the first. Raises ApiError (INVALID_REQUEST) if there is
+        no such base model."""
         if base_model:
             return self._named(base_model)
         registries = list(self._registries.values())
@@ -91,8 +91,8 @@ class AdapterAdmin:
     async def statuses(self) -> list[AdapterStatus]:
         """Return the status of all adapters, sorted by name. If adapters of two base models have one name, the one that
         is not served has an error that says so."""
-        found = await asyncio.gather(*(registry.statuses() for registry in self._registries.values()))
-        together = [self._checked(status) for statuses in found for status in statuses]
+        answers = await asyncio.gather(*(registry.statuses() for registry in self._registries.values()))
+        together = [self._checked(status) for statuses in answers for status in statuses]
         return sorted(together, key=lambda status: status.name)
 
     def _checked(self, status: AdapterStatus) -> AdapterStatus:
@@ -115,12 +115,12 @@ class AdapterAdmin:
         URL is downloaded for that, and once more by the load. Raises ApiError like `to_load`."""
         folder = await self._sources.fetch(source)
         wanted = await asyncio.to_thread(_base_model_of, folder)
-        found = [registry for base, registry in self._registries.items() if wanted and self._is_named(base, wanted)]
-        if len(found) != 1:
-            told = f"the adapter's {CONFIG_FILE} says {wanted!r}" if wanted else "the adapter names none"
+        matches = [registry for base, registry in self._registries.items() if wanted and self._is_named(base, wanted)]
+        if len(matches) != 1:
+            reason = f"the adapter's {CONFIG_FILE} says {wanted!r}" if wanted else "the adapter names none"
             choices = ", ".join(self._registries)
-            raise invalid_request(f"set base_model to one of {choices}: {told}", "base_model")
-        return found[0]
+            raise invalid_request(f"set base_model to one of {choices}: {reason}", "base_model")
+        return matches[0]
 
     def _is_named(self, base: str, wanted: str) -> bool:
         """Return whether `wanted`, the path or id that an adapter's configuration gives for its base model, means the

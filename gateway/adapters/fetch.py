@@ -55,10 +55,13 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download PEFT's two files and the small ones of its tokenizer, or else the only GGUF file, from the repository
-    `repo` of the Hugging Face Hub at `endpoint` (None: the default one), at `revision` (None: the default branch).
-    Return the snapshot's folder below `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every
-    failure, or INSUFFICIENT_STORAGE. `bounds` and the disk's room are checked only before the download."""
+    """Download an adapter's files from a repository of the Hugging Face Hub at `endpoint` and `revision` (None: the
+    defaults), and return its folder below `cache`. Blocks. Raises ApiError: INVALID_REQUEST, with the reason, or
+    INSUFFICIENT_STORAGE.
+
+    The files are PEFT's two and the small ones of its tokenizer, or else the only GGUF file. `bounds` and the disk's
+    room are checked only before the download.
+    """
     from huggingface_hub import HfApi, snapshot_download  # Imported here: it takes a tenth of a gateway's start.
 
     source = repo if revision is None else f"{repo}@{revision}"
@@ -107,10 +110,11 @@ def _elsewhere(source: str, names: list[str]) -> str:
 
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
-    """Download PEFT's two files from below a URL, or the GGUF file that it names. Return their folder in `cache`, which
-    is named by the hash of their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the
-    reason if the download fails or exceeds the time or size of `bounds`, or INSUFFICIENT_STORAGE, and OSError if no
-    folder can be made in `cache`."""
+    """Download PEFT's two files from below a URL, or the GGUF file that it names, and return their folder in `cache`.
+    Blocks. Raises ApiError (INVALID_REQUEST, with the reason, or INSUFFICIENT_STORAGE), or OSError for the folder.
+
+    The folder is named by the hash of its content and reused if it exists.
+    """
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:

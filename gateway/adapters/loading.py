@@ -65,11 +65,9 @@ class AdapterLoader:
         template: str | None = None,
         seed: str = "",
     ) -> AdapterRecord:
-        """Load an adapter into the engine and write its record in place of `previous`, its present record (None: it has
-        none). Return the new record. If only the time of change would differ and there is no `seed` to store with it,
-        nothing is written, and `previous` itself is returned. Empty `tenants` keep those of `previous`, and a
-        `template` of None keeps that of `previous` (see `with_template`). Raises ApiError as `AdapterRegistry.load`
-        does."""
+        """Load an adapter into the engine, and return its new record, written in place of `previous`; an unchanged one,
+        without `seed`, is not written. Empty `tenants` and a `template` of None keep those of `previous`. Raises
+        ApiError as `AdapterRegistry.load` does."""
         async with self.content(name, source, previous, template=template) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -89,10 +87,9 @@ class AdapterLoader:
         folder: Path | None = None,
         template: str | None = None,
     ) -> AsyncIterator[AdapterRecord]:
-        """Load the adapter at `source` (fetched to `folder`, unless that is None) into the engine, and yield its
-        record: a copy of `previous` (None: a new record of `name`) with that source, with the version and sizes that
-        the engine reports, and with the `template` (see `with_template`). On exit, the hold on the version is released.
-        Raises ApiError if a step fails."""
+        """Load the adapter at `source` (fetched to `folder`, unless None) into the engine, and yield its record:
+        `previous` (None: a new one) with the engine's version and sizes and the `template`. The exit releases the
+        version. Raises ApiError."""
         folder, now = folder or await self.sources.fetch(source), self.clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)

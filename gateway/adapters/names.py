@@ -115,10 +115,9 @@ class AdapterNames:
                 raise _taken(name, other, param)
 
     async def seeded_elsewhere(self, owner: NameOwner, name: str) -> NameOwner | None:
-        """Find the base model from which the configuration has moved the adapter `name` to `owner`. Return the registry
-        of that other base model, which still has the adapter from an earlier configuration; None if no other base model
-        has the name. Raises ApiError (ADAPTER_CONFLICT), with the command that frees the name, if an operator gave the
-        name to another base model; StoreAway."""
+        """Return the registry of the other base model that the configuration moves the adapter `name` away from; None
+        if there is none. Raises ApiError (ADAPTER_CONFLICT), if an operator gave the name to another base model;
+        StoreAway."""
         for other in self.others(owner):
             record = other.records.get(name)
             if record is not None and record.source == await other.seed_of(name):

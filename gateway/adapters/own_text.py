@@ -88,20 +88,20 @@ def comparison_with(base: Path, template: Path | None) -> Comparison:
         return _vocabulary(base / TOKENIZER_FILE)
 
     def compare(folder: Path, rendered_with: str) -> tuple[str, ...]:
-        own = read_own_text(folder)
-        if own == OwnText():
+        text = read_own_text(folder)
+        if text == OwnText():
             return ()
         wanted = rendered_with or (_text_of(template) if template else theirs().template)
-        added = own.tokens - theirs().tokens
+        added = text.tokens - theirs().tokens
         known = vocabulary() if added else None
         missing = sorted(added - known) if known is not None else []
-        return (*_template_warning(own.template, wanted), *_token_warning(missing))
+        return (*_template_warning(text.template, wanted), *_token_warning(missing))
 
     return compare
 
 
-def _template_warning(own: str, base: str) -> tuple[str, ...]:
-    if not own or not base or own.strip() == base.strip():
+def _template_warning(template: str, base: str) -> tuple[str, ...]:
+    if not template or not base or template.strip() == base.strip():
         return ()
     return (
         "its folder has another chat template than the one that renders its chats: load it with the chat_template "
@@ -133,9 +133,9 @@ def _added_tokens(file: Path) -> list[_Token]:
     second."""
     try:
         content = read_small(file, MOST_TOKENIZER_BYTES)
-        if (found := ADDED_TOKENS.search(content)) is None:
+        if (match := ADDED_TOKENS.search(content)) is None:
             return []
-        listed = content[found.end() : found.end() + MOST_ADDED_BYTES].decode(errors="replace")
+        listed = content[match.end() : match.end() + MOST_ADDED_BYTES].decode(errors="replace")
         return msgspec.convert(json.JSONDecoder().raw_decode(listed)[0], list[_Token])
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return []

@@ -126,9 +126,9 @@ class AdapterSeeding:
                 raise
             if name not in self._mirror.records:
                 self._loader.names.check(self._owner, name, "lora_name")
-                async with self._loader.content(name, source, None, template=template) as found:
+                async with self._loader.content(name, source, None, template=template) as content:
                     if is_unchanged():
-                        self._loader.journal.keep(found, seed)
+                        self._loader.journal.keep(content, seed)
         record = self._mirror.records.get(name)
         if record and record.source == source and name not in self._mirror.served:
             if name in self._mirror.errors:
@@ -187,10 +187,9 @@ class AdapterSeeding:
         template: str | None,
         seed: str,
     ) -> None:
-        """Load an adapter that the configuration lists from `folder`, where its source was fetched to, with `template`
-        (see `with_template`), and write its record and `seed` if the name `is_unchanged` by then. If the configuration
-        has moved the adapter here from another base model, the record takes over the adapter's aliases, tenants, pin
-        and template, and the registry of the other base model then removes the adapter."""
+        """Load an adapter that the configuration lists from `folder`, with `template` (see `with_template`), and write
+        its record and `seed` if the name `is_unchanged`. An adapter that moved here keeps its aliases, tenants, pin and
+        template, and leaves the other base model."""
         previous, former = self._mirror.records.get(name), await self._former(name)
         theirs = former.records[name] if former else None
         if template is None and theirs is not None:

@@ -23,10 +23,8 @@ def statuses_of(
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` maps a name
-    to the version that new requests get, and `errors` maps a name to the reason why its version is not served;
-    `adapters` are the engine's statistics, one entry for each version. Blocks: looks whether the files of evicted
-    adapters are there."""
+    """Return the status of all names in `records`, sorted. `served` maps a name to the version that new requests get,
+    `errors` to the reason why none is served; `adapters` has one entry for each version. Blocks: it looks for files."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
         _status(

@@ -45,7 +45,7 @@ class StatusReader:
 
     async def one(self, name: str, missing: Callable[[str], ApiError]) -> AdapterStatus:
         """Return the status of the adapter `name` (no alias). Raises what `missing` returns if there is none."""
-        found = next((status for status in await self.all() if status.name == name), None)
-        if found is None:
+        status = next((status for status in await self.all() if status.name == name), None)
+        if status is None:
             raise missing(name)
-        return found
+        return status

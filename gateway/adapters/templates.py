@@ -26,14 +26,14 @@ MOST_CHARACTERS = 131_072
 """Maximum length of a template. Those of models have up to 20,000 characters."""
 
 
-async def with_template(record: AdapterRecord, folder: Path, asked: str | None) -> AdapterRecord:
-    """Return an adapter's record with the chat template that an operator has `asked` for: AUTO means the one in the
-    adapter's `folder`, BASE that of the base model, another text is the template itself, and None what the record says,
-    read again if that is AUTO. Raises ApiError (INVALID_REQUEST): there is no such template, or it cannot be used."""
-    is_own = record.own_template if asked is None else asked == AUTO
-    if asked == BASE or (asked is None and not is_own):
-        return replace(record, own_template=False, chat_template="" if asked else record.chat_template)
-    template = (await asyncio.to_thread(read_own_text, folder)).template if is_own else asked or ""
+async def with_template(record: AdapterRecord, folder: Path, choice: str | None) -> AdapterRecord:
+    """Return an adapter's record with the chat template of an operator's `choice`: AUTO means the one in the adapter's
+    `folder`, BASE that of the base model, another text is the template itself, and None what the record says, read
+    again if that is AUTO. Raises ApiError (INVALID_REQUEST): there is no such template, or it cannot be used."""
+    is_own = record.own_template if choice is None else choice == AUTO
+    if choice == BASE or (choice is None and not is_own):
+        return replace(record, own_template=False, chat_template="" if choice else record.chat_template)
+    template = (await asyncio.to_thread(read_own_text, folder)).template if is_own else choice or ""
     await asyncio.to_thread(_check, template, is_own)
     return replace(record, own_template=is_own, chat_template=template)
 

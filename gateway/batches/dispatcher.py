@@ -113,12 +113,14 @@ class Dispatcher:
     async def _keep_claiming(self) -> None:
         while True:
             try:
-                found = await self._claim_some()
+                has_claimed = await self._claim_some()
             except ApiError as error:
                 log.warning("batch_claims_wait", reason=error.reason)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
-            await self._pause(BUSY_SECONDS if found or self._has_enough else IDLE_SECONDS * random.uniform(0.5, 1.0))
+            await self._pause(
+                BUSY_SECONDS if has_claimed or self._has_enough else IDLE_SECONDS * random.uniform(0.5, 1.0)
+            )
 
     async def _keep_counting(self) -> None:
         while True:
@@ -138,11 +140,11 @@ class Dispatcher:
         gate of an engine wants more lines, shards. Return whether any work was claimed. Raises ApiError while Redis is
         away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
-        found = await self._claim_control_tasks()
+        has_claimed = await self._claim_control_tasks()
         self._drain_useless()
         while await self._claim_shard():
-            found = True
-        return found
+            has_claimed = True
+        return has_claimed
 
     async def _claim_shard(self) -> bool:
         """Claim and start a shard for an engine that wants more lines than this process's shards have waiting for it.
@@ -154,8 +156,11 @@ class Dispatcher:
         quota = shard_quota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
 
         def models(tenant: str) -> Mapping[str, bool]:
-            found = {model: model in wanting and quota.admits(model, tenant) for model in gates}
-            return {**found, "": found[next(iter(gates))]}  # lines of unknown models count as ones of the first
+            admissions = {model: model in wanting and quota.admits(model, tenant) for model in gates}
+            return {
+                **admissions,
+                "": admissions[next(iter(gates))],
+            }  # lines of unknown models count as ones of the first
 
         return bool(wanting) and await self._claim(["shard"], models)
 
@@ -163,13 +168,13 @@ class Dispatcher:
         """Claim and start tasks without lines, of each tenant as many as `task_quota` admits; return whether there were
         any. Does nothing for up to IDLE_SECONDS after a call, unless work has ended here since that call began: a claim
         looks at every open batch."""
-        found, now = False, asyncio.get_running_loop().time()
+        has_claimed, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
-            return found
+            return has_claimed
         self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)  # set first: work may end during a claim
         while await self._claim_control_task():
-            found = True
-        return found
+            has_claimed = True
+        return has_claimed
 
     async def _claim_control_task(self) -> bool:
         quota = task_quota((work.lease.task, work.lease.tenant) for work in self._works.values())
@@ -182,13 +187,13 @@ class Dispatcher:
         models: ModelFilter = lambda tenant: {},
         permits: TaskFilter = lambda kind, tenant: True,
     ) -> bool:
-        asked = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         skip = self._held_up() if "shard" in want else ()
         lease = await self._context.store.claim(self._owner, want, skip, models, permits)
         if lease is None:
             return False
-        work = self._work(lease, asked)
-        task = asyncio.create_task(self._do(work, asked), name=f"{lease.batch_id}-{lease.task_name}")
+        work = self._work(lease, sent_at)
+        task = asyncio.create_task(self._do(work, sent_at), name=f"{lease.batch_id}-{lease.task_name}")
         self._works[task] = work
         task.add_done_callback(self._ended)
         return True
@@ -269,11 +274,11 @@ def by_tenant_turns(slow: Iterable[Shard]) -> list[Shard]:
     """Return slow shards in turns of their tenants: first each tenant's shard with the shortest wait for limits, then
     each tenant's second, and so on. A tenant with many slow shards thus does not crowd out another's only one."""
     turns = Counter[str]()
-    found = []
+    pairs = []
     for shard in sorted(slow, key=lambda shard: shard.limit_window.seconds_to_next):
         turns[shard.lease.tenant] += 1
-        found.append((turns[shard.lease.tenant], shard))
-    return [shard for _, shard in sorted(found, key=itemgetter(0))]
+        pairs.append((turns[shard.lease.tenant], shard))
+    return [shard for _, shard in sorted(pairs, key=itemgetter(0))]
 
 
 async def _run_forever(loop: Callable[[], Awaitable[None]]) -> None:

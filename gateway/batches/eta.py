@@ -34,12 +34,12 @@ class EtaEstimator:
         if batch.status != "in_progress" or (model := self._model_of(batch)) is None:
             return None
         try:
-            now, found = await self._jobs.get()
+            now, jobs = await self._jobs.get()
             speed = batch_speed(await self._stats[model].get())
         except (ApiError, EngineUnavailable):
             return None
         # Batches of several models are counted in full: they may use this engine.
-        others = [_open_job(other, now) for other in found if self._model_of(other) in (model, None)]
+        others = [_open_job(other, now) for other in jobs if self._model_of(other) in (model, None)]
         others = [other for other in others if other.id != batch.id]
         return None if speed is None else eta_seconds(_open_job(batch, now), others, speed)
 
@@ -48,8 +48,8 @@ class EtaEstimator:
         if len(self._stats) == 1:
             return self._gateway.models.default.name
         homes = [self._homes(name) for name, _ in batch.model_lines]
-        found = {home for each in homes for home in each}
-        return found.pop() if all(homes) and len(found) == 1 and found <= self._stats.keys() else None
+        models = {home for each in homes for home in each}
+        return models.pop() if all(homes) and len(models) == 1 and models <= self._stats.keys() else None
 
     def _homes(self, name: str) -> Sequence[str]:
         """Return the names of the base models that may answer lines for the base model or virtual model `name`. Empty

@@ -139,8 +139,8 @@ READERS: Mapping[str, BodyParser] = {
 class InputCheck:
     """Checks one input file and collects its index. An object is used for one `run`."""
 
-    def __init__(self, asked: CheckParameters) -> None:
-        self._asked = asked
+    def __init__(self, parameters: CheckParameters) -> None:
+        self._parameters = parameters
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
@@ -150,17 +150,16 @@ class InputCheck:
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
-        """Check the file, until MAX_ERRORS errors, one line more than `max_lines` or the end of the processor time.
-        Blank lines are skipped; a file without others is an error. Return the result, and the packed index (empty if
-        there are errors) of the lines in the order in which they should run: by base model, adapter and prompt prefix.
-        Raises the file's exceptions."""
-        budget = CpuBudget(self._asked.max_cpu_seconds)
-        for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
+        """Check the file, and return the result and the packed index of the lines in the order in which they should run
+        (by base model, adapter and prompt prefix), empty if there are errors. Blank lines are skipped. Raises the
+        file's exceptions."""
+        budget = CpuBudget(self._parameters.max_cpu_seconds)
+        for number, (offset, length, line) in enumerate(split_lines(file, self._parameters.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
             if budget.is_spent:
                 self._errors.append(too_slow(budget.limit, number))
-            if budget.is_spent or len(self._errors) >= MAX_ERRORS or len(self._ids) > self._asked.max_lines:
+            if budget.is_spent or len(self._errors) >= MAX_ERRORS or len(self._ids) > self._parameters.max_lines:
                 break
             budget.pause_if_due()
         if not self._ids and not self._errors:
@@ -170,8 +169,8 @@ class InputCheck:
         model = self._models.pop() if len(self._models) == 1 else None
         in_order = sorted(self._lines, key=_order)
         lines = Counter(name for name, *_ in in_order)
-        found = CheckResult(total=len(in_order), model=model, model_lines=list(lines.items()))
-        return found, pack_index(line[3:] for line in in_order)
+        result = CheckResult(total=len(in_order), model=model, model_lines=list(lines.items()))
+        return result, pack_index(line[3:] for line in in_order)
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:
@@ -183,14 +182,14 @@ class InputCheck:
         """Check one line (None: it is too long), and note its id and model. Return the name of its base model or of its
         virtual model, what will serve it and the beginning of its prompt. Raises LineError."""
         if line is None:
-            raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
+            raise LineError("line_too_long", f"a line has at most {self._parameters.max_line_bytes} bytes")
         request = self._decoded(line)
         self._note_id(request.custom_id)
         if request.method != "POST":
             raise LineError("invalid_method", "method must be POST", "method")
-        if request.url != self._asked.endpoint:
+        if request.url != self._parameters.endpoint:
             shown = request.url[:MAX_QUOTED]
-            raise LineError("invalid_url", f"url is {shown!r}; this batch is for {self._asked.endpoint}", "url")
+            raise LineError("invalid_url", f"url is {shown!r}; this batch is for {self._parameters.endpoint}", "url")
         return self._understood(request.body)
 
     def _decoded(self, line: bytes) -> BatchLine:
@@ -212,20 +211,20 @@ class InputCheck:
             shown = custom_id[:MAX_QUOTED]
             raise LineError("duplicate_custom_id", f"custom_id {shown!r} is that of an earlier line", "custom_id")
         self._ids.add(digest)
-        if len(self._ids) > self._asked.max_lines:
-            raise LineError("too_many_lines", f"a batch has at most {self._asked.max_lines} lines")
+        if len(self._ids) > self._parameters.max_lines:
+            raise LineError("too_many_lines", f"a batch has at most {self._parameters.max_lines} lines")
 
     def _understood(self, text: Raw) -> tuple[str, Target, bytes]:
         try:
-            body, request = READERS[self._asked.endpoint](text, self._asked.tenant.unknown_fields)
+            body, request = READERS[self._parameters.endpoint](text, self._parameters.tenant.unknown_fields)
             if body.stream:
                 raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
-            target = resolve(request.model, self._asked.catalogs, self._asked.tenant)
+            target = resolve(request.model, self._parameters.catalogs, self._parameters.tenant)
         except ApiError as error:
             param = f"body.{error.param}" if error.param else "body"
             raise LineError(error.code or "invalid_request", error.message, param) from error
         self._models.add(_named(request.model))
-        catalog, name = self._asked.catalogs[target.model], request.model.model
+        catalog, name = self._parameters.catalogs[target.model], request.model.model
         return name if name in catalog.virtual else catalog.bases[0], target, _beginning(request)
 
 
@@ -285,7 +284,9 @@ def _beginning(request: GenerateRequest) -> bytes:
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))
     if isinstance(prompt, str):
         return _bytes(prompt)
-    return _tools(prompt) + _bytes("\n".join(f"{one['role']} {one['content']}" for one in prompt.messages[:2]))
+    return _tools(prompt) + _bytes(
+        "\n".join(f"{message['role']} {message['content']}" for message in prompt.messages[:2])
+    )
 
 
 def _tools(chat: Chat) -> bytes:

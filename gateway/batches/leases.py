@@ -80,12 +80,12 @@ class LeaseKeeper:
         return len(self._held)
 
     @contextmanager
-    def holding(self, lease: Lease, asked: float, work: LeasedWork) -> Iterator[None]:
+    def holding(self, lease: Lease, sent_at: float, work: LeasedWork) -> Iterator[None]:
         """Have `keep` renew a lease while the body runs. Calls `work.on_lease_lost` if the lease is lost or runs out,
-        and `work.end` if its batch is ending. Leaving the body does not release the lease. `asked` is when the claim
+        and `work.end` if its batch is ending. Leaving the body does not release the lease. `sent_at` is when the claim
         was sent, on the loop's clock: the term counts from then."""
         held = self._held[id(work)] = HeldLease(lease, work, self.give_up)
-        held.extend(asked + self._seconds)
+        held.extend(sent_at + self._seconds)
         try:
             yield
         finally:
@@ -113,7 +113,7 @@ class LeaseKeeper:
         """Renew all held leases once. Calls `on_lease_lost` or `end` of the work whose lease is lost or whose batch is
         ending. If Redis is away, only logs that, once per outage; the leases then run out, which stops their work."""
         held = tuple(self._held.values())
-        asked = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         try:
             standings = await self._store.renew([each.lease for each in held]) if held else {}
         except ApiError as error:
@@ -123,9 +123,9 @@ class LeaseKeeper:
             return
         self._away = False
         for each in held:
-            self._heard(each, standings[each.lease], asked)
+            self._heard(each, standings[each.lease], sent_at)
 
-    def _heard(self, held: HeldLease, standing: str, asked: float) -> None:
+    def _heard(self, held: HeldLease, standing: str, sent_at: float) -> None:
         if id(held.work) not in self._held:  # the work ended while the renewal was under way
             return
         if standing == "lost":
@@ -133,4 +133,4 @@ class LeaseKeeper:
         elif standing == "ending":
             held.work.end()
         else:
-            held.extend(asked + self._seconds)
+            held.extend(sent_at + self._seconds)

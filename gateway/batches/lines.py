@@ -60,10 +60,12 @@ class LineRunner:
         return self.lease.seconds_left - self._age
 
     async def run(self, name: LineName, body: bytes, begun: Callable[[], None], deferred: DeferredUsage) -> LineAnswer:
-        """Run one line with the request body `body` and return its answer, under the ids in `name`. `begun` is called
-        when the engine has begun to run the request. What the line uses, however it ends, is written to `deferred` and
-        counted by the caller. A key that was deleted or disabled gives an error answer. Raises
-        ApiError, without an answer, if `Gateway.generate` does, the body is invalid, or the key is not known yet."""
+        """Run one line and return its answer, under the ids in `name`. `begun` is called once the engine begins;
+        usage goes to `deferred`. Raises ApiError, without an answer, if `Gateway.generate` does, the body is invalid or
+        the key is not yet known.
+
+        A key that was deleted or disabled gives an error answer.
+        """
         principal = self._principal()
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
@@ -97,7 +99,7 @@ class LineRunner:
     def _principal(self) -> Principal | KeyLapse:
         """Return the caller that the lines are charged to, or the reason why they must not run. Raises ApiError
         (REGISTRY_UNAVAILABLE) in the first UNHEARD_SECONDS after the claim if the key is unknown."""
-        found = self.holder
-        if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
+        holder = self.holder
+        if isinstance(holder, KeyLapse) and not holder.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
-        return found
+        return holder

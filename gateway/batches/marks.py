@@ -20,9 +20,8 @@ async def under_mark(
     *,
     stays: Callable[[BaseException], bool] = lambda error: False,
 ) -> AsyncIterator[Suspicion | None]:
-    """Mark a line, or the lease's task, in Redis while the body runs: the mark remains if this process dies. Yield what
-    other processes have recorded of it, or None, without a mark, if the lease is lost. On exit the mark is removed,
-    also after an exception or a cancellation, unless `stays(exception)` is true: it then remains for good.
+    """Mark a line, or the lease's task, in Redis while the body runs, so that the mark stays if this process dies or
+    `stays(exception)` is true. Yield what other processes have recorded of it, or None if the lease is lost.
 
     `position` is that of the line; None means the task itself. Raises ApiError on enter if Redis is away.
     """

@@ -39,10 +39,9 @@ class LimitAttempt:
 
 
 class LimitWindow:
-    """Bounds how many lines of a shard may ask the tenant's limits at the same time, for each base model apart, because
-    an admitted line may wait for that model's engine. The bound begins at FIRST_WINDOW and grows by one with each
-    admitted line. After a limit has refused a line, no line asks until the wait is over, and the bound is one again.
-    Lines that wait here hold no place in the engine.
+    """Bounds how many lines of a shard ask the tenant's limits at the same time, for each base model apart. The bound
+    grows by one with each admitted line, and is one again after a refusal, when none asks
+    until the wait is over. Lines that wait hold no place.
 
     If the tenant's share of a base model's batch lane is full, only this tenant's lines for that model pause, and the
     bound keeps its size."""

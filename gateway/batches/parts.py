@@ -158,15 +158,15 @@ class AnswerBuffer:
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`. While `work` raises ApiError, try again every RETRY_SECONDS, and let no line
         begin (`wait_for_room`). Each reason is logged once."""
-        told = ""
+        last_reason = ""
         while True:
             try:
                 return await work()
             except ApiError as error:
                 self._room.clear()
-                if error.reason != told:
-                    told = error.reason
-                    log.warning("batch_part_waits", batch=self._lease.batch_id, reason=told)
+                if error.reason != last_reason:
+                    last_reason = error.reason
+                    log.warning("batch_part_waits", batch=self._lease.batch_id, reason=last_reason)
                 await asyncio.sleep(RETRY_SECONDS)
 
 

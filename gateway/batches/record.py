@@ -144,8 +144,8 @@ def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
 def window_seconds(window: str) -> int:
     """Parse a completion window like 24h, 90s, 30m or 7d into seconds. Raises ApiError (INVALID_REQUEST) for other
     text, for 0 and for more than 30d."""
-    found = WINDOW.fullmatch(window)
-    seconds = int(found[1]) * UNIT_SECONDS[found[2]] if found else 0
+    match = WINDOW.fullmatch(window)
+    seconds = int(match[1]) * UNIT_SECONDS[match[2]] if match else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
         message = "completion_window must be like 24h, 90s, 30m or 7d, and at most 30d"
         raise invalid_request(message, "completion_window")

@@ -38,10 +38,12 @@ class UpstreamGate:
 
 
 class RouteGate:
-    """Admits this process's lines for one virtual model. A line waits at the gates of all members at once and takes the
-    first place that it gets, so that an engine which is away or busy holds up no line that another member may answer.
-    The policy then chooses the member, and may escalate to another one: an engine may thus have more lines waiting than
-    its own gate admits, by at most those that the gates of the other members do."""
+    """Admits this process's lines for one virtual model. A line waits at the gates of all members and takes the first
+    place that it gets. The policy may choose another member, whose engine may then hold more lines than its gate
+    admits.
+
+    An engine that is away or busy thus holds up no line that another member may answer.
+    """
 
     def __init__(self, gates: Callable[[Tenant | None], Sequence[LineGate]], tenant: Tenant | None = None) -> None:
         """`gates` returns those of the members that may answer a tenant's lines now (None: any tenant's), at least one,
@@ -85,13 +87,13 @@ class RouteGate:
         chosen: asyncio.Task[EnginePlace] | None = None
         try:
             await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
-            chosen = next(one for one in tries if one.done())
+            chosen = next(attempt for attempt in tries if attempt.done())
             return chosen.result()
         finally:
-            for one in tries:
-                if one is not chosen:
-                    one.cancel()
-                    one.add_done_callback(_leave)
+            for attempt in tries:
+                if attempt is not chosen:
+                    attempt.cancel()
+                    attempt.add_done_callback(_leave)
 
 
 def _leave(entering: asyncio.Task[EnginePlace]) -> None:

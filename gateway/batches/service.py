@@ -70,10 +70,9 @@ class Batches:
         self._max_open = max_open
 
     async def create(self, principal: Principal, request: BatchRequest) -> Batch:
-        """Create a batch from an uploaded file, which is pinned until the batch has ended, and return it. Its lines are
-        charged to the principal's key. Raises ApiError: INVALID_REQUEST (a field, or the file's purpose is not BATCH),
-        FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many open batches, or bytes of files), INSUFFICIENT_STORAGE. No batch
-        was created then."""
+        """Create a batch from an uploaded file, pinned until its end. Lines are charged to the principal's key. Raises
+        ApiError, creating nothing: INVALID_REQUEST (a field, or the file's purpose is not BATCH), FILE_NOT_FOUND,
+        INSUFFICIENT_QUOTA (open batches, or bytes of files), INSUFFICIENT_STORAGE."""
         request.check()
         tenant = principal.tenant.name
         await self._check_room(tenant)
@@ -125,8 +124,8 @@ class Batches:
 
     async def of_tenant(self, tenant: str) -> Sequence[Batch]:
         """Return the newest batches of any tenant, at most MAX_PAGE, newest first. For administrators."""
-        found, _ = await self._store.list(tenant, None, MAX_PAGE)
-        return found
+        batches, _ = await self._store.list(tenant, None, MAX_PAGE)
+        return batches
 
     async def newest(self) -> Sequence[Batch]:
         """Return the newest batches of all tenants, at most MAX_PAGE, newest first. For administrators."""

@@ -53,9 +53,9 @@ async def open_batches(
     responses: Responses,
     disk: Disk | None = None,
 ) -> AsyncIterator[tuple[Files, Batches]]:
-    """Yield the operations on files and batches. While the context is entered, background tasks delete expired files
-    and stray objects and, unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are
-    stopped and the storage is closed. `disk` is the store's. None means that the store is not on this machine.
+    """Yield the operations on files and batches. Background tasks delete expired files and, unless `batches.workers` is
+    off, work on batches and deliver webhook events until the exit. `disk` is the store's; None means that the store is
+    elsewhere.
 
     Raises ConfigError if the storage cannot be opened, or it or the webhooks need a package that is not installed.
     """
@@ -83,7 +83,7 @@ def _store(redis: Redis, config: Config) -> BatchStore:
         lease_seconds=config.batches.lease_s,
         retention_seconds=config.batches.retention_days * 86_400,
         prefix=config.redis.key_prefix,
-        told=config.batches.webhooks,
+        webhook_tenants=config.batches.webhooks,
         usage_days=config.billing.retention_days,
     )
 
@@ -124,8 +124,8 @@ def with_route_gates(gates: Mapping[str, Gate], gateway: Gateway) -> Mapping[str
     homes: dict[str, LineGate] = {**gates, "": upstreams}
 
     def of(model: str, tenant: Tenant | None) -> list[LineGate]:
-        found = [homes[home] for home in gateway.batch_homes(model, tenant)]
-        return found or [upstreams]  # a line that no member may answer only gets its error
+        members = [homes[home] for home in gateway.batch_homes(model, tenant)]
+        return members or [upstreams]  # a line that no member may answer only gets its error
 
     routes = {model: RouteGate(partial(of, model)) for model in gateway.virtual_models}
     return {**gates, **routes}

@@ -316,9 +316,8 @@ class Shard:
             self._models.leave(position)
 
     async def _wait(self, failure: ApiError, seconds: float, position: int) -> None:
-        """Back off before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the
-        tenant refused the line, all lines of the shard wait for `seconds`, and a long wait drains the shard. If the
-        lane was full, the shard's lines of the same base model wait. After any other failure, only this line waits."""
+        """Back off before the next attempt of the line at `position`. If a limit of the tenant refused it, all lines of
+        the shard wait for `seconds`; if the lane was full, those of its base model; else only this one."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:

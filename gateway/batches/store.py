@@ -83,7 +83,7 @@ class BatchStore:
         retention_seconds: float = 30 * 86_400.0,
         timeout: float = 5.0,
         prefix: str = "loralane:",
-        told: Collection[str] = (),
+        webhook_tenants: Collection[str] = (),
         usage_days: int = 400,
     ) -> None:
         """
@@ -92,10 +92,10 @@ class BatchStore:
             retention_seconds: how long the record of a batch is kept after its end.
             timeout: time limit of one call, in seconds.
             prefix: prefix of all keys.
-            told: tenants that are told by webhook: the end of a batch adds an event to their outbox.
+            webhook_tenants: tenants that are notified by webhook: the end of a batch adds an event to their outbox.
             usage_days: days for which the limiter keeps a day's usage, to which commits add.
         """
-        self._told = frozenset(told)
+        self._webhook_tenants = frozenset(webhook_tenants)
         self._calls = RedisCalls.without_breaker(client, prefix, timeout)
         self._usage = UsageTerms(self._calls, usage_days)
         self._lease_ms = int(lease_seconds * 1000)
@@ -138,8 +138,8 @@ class BatchStore:
                 rank = -1 if after is None else await client.zrevrank(everything, after)
                 if rank is None:
                     raise invalid_request("after is no batch of yours", "after")
-                found = await client.zrevrange(everything, rank + 1, rank + count)
-            ids = [batch_id.decode() for batch_id in found]
+                entries = await client.zrevrange(everything, rank + 1, rank + count)
+            ids = [batch_id.decode() for batch_id in entries]
             pages = await self._read(tenant, ids)
             forgotten = [batch_id for batch_id, words in zip(ids, pages, strict=True) if not words]
             if not forgotten:
@@ -183,10 +183,12 @@ class BatchStore:
         """
         first, more = 0, True
         while more:
-            now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
-            candidates = parse_candidates(found)
-            wanted = [one for one in candidates if one.id not in skip]
-            for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
+            now, entries = await self._run("look", [self._index], [first, first + PAGE - 1])
+            candidates = parse_candidates(entries)
+            wanted = [candidate for candidate in candidates if candidate.id not in skip]
+            for tenant, group in groupby(
+                self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda candidate: candidate.tenant
+            ):
                 batches, wanted_models = list(group), models(tenant)
                 kinds = " ".join(kind for kind in want if permits(kind, tenant))
                 if not kinds or (wanted_models and not any(wanted_models.values())):
@@ -214,11 +216,13 @@ class BatchStore:
         tally: Tally,
         usage: Mapping[RowKey, Counts] = NO_USAGE,
     ) -> bool:
-        """Commit the answers to `positions`, which are stored in the objects named `parts` (at least one), add `tally`
-        to the batch and charge `usage` to the tenant: all of them or none. Without positions, only the usage is
-        charged, and the name in `parts` stands for no object. Repeating the call with the same parts changes nothing.
-        False means that the lease is lost and nothing was committed. Raises ValueError, committing nothing, if a
-        position is outside the shard or was committed before."""
+        """Commit the answers to `positions`, stored in the objects `parts` (at least one), add `tally` and charge
+        `usage`: all or nothing. False means that the lease is lost. Raises ValueError if a position is outside the
+        shard or committed.
+
+        Without positions, only the usage is charged, and the name in `parts` stands for no object. Repeating the call
+        with the same parts changes nothing.
+        """
         counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
         keys, rows = self._usage.rows(lease.tenant, usage)
         args: list[Argument] = [len(parts), *parts, len(positions), *positions, len(COUNTS), *counts, *rows]
@@ -236,8 +240,8 @@ class BatchStore:
     async def begin_trial(self, lease: Lease, position: int | None = None) -> Suspicion | None:
         """Mark a line, or the task itself if `position` is None, as running alone in this process. Return what other
         processes recorded; None, without a mark, means that the lease is lost."""
-        found = await self._mark(lease, position, "begin")
-        return Suspicion(*found) if found else None
+        fields = await self._mark(lease, position, "begin")
+        return Suspicion(*fields) if fields else None
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
         """Remove this lease's mark of a line, or of the task itself if `position` is None: the process survived."""
@@ -275,15 +279,17 @@ class BatchStore:
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
         """Return Redis's time in Unix seconds and, in no order, the up to `most` batches with the earliest deadlines
         that may have work left."""
-        now, found = await self._run("look", [self._index], [0, most - 1])
-        return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in parse_candidates(found)])
+        now, entries = await self._run("look", [self._index], [0, most - 1])
+        return int(now) / 1e6, await self._batches(
+            [(candidate.tenant, candidate.id) for candidate in parse_candidates(entries)]
+        )
 
     async def newest(self, most: int) -> Sequence[Batch]:
         """Return up to `most` of the newest batches of all tenants, newest first, without those whose record has
         expired."""
         async with self._client() as client:
-            found = await client.zrevrange(self._newest, 0, most - 1)
-        batches = await self._batches(tuple(entry.decode().split("/")) for entry in found)
+            entries = await client.zrevrange(self._newest, 0, most - 1)
+        batches = await self._batches(tuple(entry.decode().split("/")) for entry in entries)
         return sorted(batches, key=lambda batch: batch.created_at, reverse=True)
 
     async def count(self) -> int:
@@ -311,12 +317,12 @@ class BatchStore:
         """Lease a task from one tenant's batches, tried in this order, or return None. Removes batches without work
         from the index. `args` are those of `claim.lua`; `now` is Redis's time in Unix seconds."""
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
-        keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
-        words, *found = await self._run("claim", keys, args)
-        gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
+        keys = [key for batch in batches for key in self._keys(tenant, batch.id, *kinds)]
+        words, *parts = await self._run("claim", keys, args)
+        gone = [batch for word, batch in zip(words, batches, strict=False) if batch.is_over(word, now)]
         if gone:
-            await self._leave_index([index_entry(one.tenant, one.id) for one in gone])
-        return read_lease(words[-1].decode(), *found) if found else None
+            await self._leave_index([index_entry(batch.tenant, batch.id) for batch in gone])
+        return read_lease(words[-1].decode(), *parts) if parts else None
 
     async def _leave_index(self, entries: Sequence[str]) -> None:
         async with self._client() as client:
@@ -340,7 +346,7 @@ class BatchStore:
         """Return the kinds of Redis keys, besides `batch`, that the scripts which end a batch need: `webhooks` is among
         them if the tenant is notified by webhook."""
         kinds = ("batchwork", "batchholders", "batchesopen")
-        return (*kinds, "webhooks") if lease.tenant in self._told else kinds
+        return (*kinds, "webhooks") if lease.tenant in self._webhook_tenants else kinds
 
     async def _mark(self, lease: Lease, position: int | None, *how: str) -> Any:
         return await self._of(

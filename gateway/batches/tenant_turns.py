@@ -50,8 +50,13 @@ class TenantClaimOrder:
         """Return candidates in the order in which to look for tasks: by urgency class (the most urgent first), then by
         how long ago their tenant's work was claimed (longest first), then by deadline. `now` is in Unix seconds."""
 
-        def place(one: Candidate) -> tuple[int, int, str, float]:
-            return urgency(one.deadline - now), self._last.get(one.tenant, 0), one.tenant, one.deadline
+        def place(candidate: Candidate) -> tuple[int, int, str, float]:
+            return (
+                urgency(candidate.deadline - now),
+                self._last.get(candidate.tenant, 0),
+                candidate.tenant,
+                candidate.deadline,
+            )
 
         return sorted(candidates, key=place)
 
@@ -61,10 +66,10 @@ def index_entry(tenant: str, batch_id: str) -> str:
     return f"{tenant}/{batch_id}"
 
 
-def parse_candidates(found: Sequence[bytes]) -> list[Candidate]:
+def parse_candidates(entries: Sequence[bytes]) -> list[Candidate]:
     """Parse index entries, each followed by its deadline, as `look.lua` returns them."""
-    places = [entry.decode().partition("/") for entry in found[::2]]
-    return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]
+    places = [entry.decode().partition("/") for entry in entries[::2]]
+    return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, entries[1::2], strict=True)]
 
 
 class TenantQuota:

@@ -52,10 +52,8 @@ class TaskHistory:
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes], task: str) -> TaskHistory:
-        """Read a task's history from the fields of its batch's Redis hash: how many processes may have died of the
-        task, and, by the position of each marked line of the batch, in how many trials alone its process died or it
-        failed by a bug. `task` is the task's name in Redis: a shard's zero-padded number, or a kind such as
-        `finalize`."""
+        """Read a task's history from its batch's Redis hash: how many processes may have died of the task and, by the
+        position of each marked line, the failed trials of the line alone. `task` is the task's name in Redis."""
         marks = {name[5:]: len(value.split()) for name, value in fields.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}
         return cls(len(fields.get(f"lost:{task}".encode(), b"").split()), lines)

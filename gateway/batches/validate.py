@@ -45,15 +45,15 @@ class StoredFile:
 
 def main() -> None:
     os.nice(NICENESS)
-    asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckParameters)
-    end_process_beyond(asked.max_cpu_seconds)
+    parameters = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckParameters)
+    end_process_beyond(parameters.max_cpu_seconds)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        found, index = InputCheck(asked).run(StoredFile(asked.url))
+        result, index = InputCheck(parameters).run(StoredFile(parameters.url))
     except StorageFailed:
         traceback.print_exc()
         sys.exit(STORAGE_STATUS)
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n" + index)
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n" + index)
     sys.stdout.buffer.flush()
 
 

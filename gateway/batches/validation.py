@@ -62,22 +62,22 @@ class Validator:
         Raises ValidationDied if that process died. The task is not released then, so that the attempt counts.
         """
         try:
-            found, index = await self._found(lease)
-            if found.errors and self._may_be_unheard(lease, found):
+            result, index = await self._result(lease)
+            if result.errors and self._may_be_unheard(lease, result):
                 await self.store.release(lease, RETRY_SECONDS)
-            elif found.errors:
-                await self.store.invalid(lease, found.errors)
+            elif result.errors:
+                await self.store.invalid(lease, result.errors)
             else:
                 name = lease.batch.index_name(lease.fence)
                 await self.files.storage.write(name, _once(index), SpaceUse.RESULT, len(index))
-                await self.store.validated(lease, found.total, found.model, found.model_lines)
+                await self.store.validated(lease, result.total, result.model, result.model_lines)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)
             is_full = error.fault is Fault.INSUFFICIENT_STORAGE
             with suppress(ApiError):  # else the lease runs out
                 await self.store.release(lease, FULL_SECONDS if is_full else RETRY_SECONDS)
 
-    async def _found(self, lease: Lease) -> tuple[CheckResult, bytes]:
+    async def _result(self, lease: Lease) -> tuple[CheckResult, bytes]:
         """Pin and check the input. Return the result and the packed index, which is empty if there are errors. Raises
         ApiError only if a later attempt may succeed (others become errors in the result), and ValidationDied."""
         batch = lease.batch
@@ -88,9 +88,9 @@ class Validator:
             if error.http_status >= 500:
                 raise
             return CheckResult(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
-        return await check_in_process(self._asked(lease, source, tenant))
+        return await check_in_process(self._parameters(lease, source, tenant))
 
-    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant) -> CheckParameters:
+    def _parameters(self, lease: Lease, source: FileRecord, tenant: Tenant) -> CheckParameters:
         return CheckParameters(
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
@@ -101,9 +101,9 @@ class Validator:
             max_cpu_seconds=self.max_cpu_seconds,
         )
 
-    def _may_be_unheard(self, lease: Lease, found: CheckResult) -> bool:
+    def _may_be_unheard(self, lease: Lease, result: CheckResult) -> bool:
         age = lease.batch.window_s - lease.seconds_left
-        return age < UNHEARD_SECONDS and any(error.code == Fault.MODEL_NOT_FOUND.row.code for error in found.errors)
+        return age < UNHEARD_SECONDS and any(error.code == Fault.MODEL_NOT_FOUND.row.code for error in result.errors)
 
 
 def _encodable(catalog: Catalog) -> Catalog:
@@ -114,7 +114,7 @@ def _encodable(catalog: Catalog) -> Catalog:
     )
 
 
-async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
+async def check_in_process(parameters: CheckParameters) -> tuple[CheckResult, bytes]:
     """Check an input file in a separate process, which is killed if the caller is cancelled. Return the result and the
     packed index. Raises ApiError (STORAGE_UNAVAILABLE), or ValidationDied if the process fails otherwise."""
     process = await asyncio.create_subprocess_exec(
@@ -124,21 +124,21 @@ async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        answer, complaint = await _exchange(process, msgspec.json.encode(asked) + b"\n")
+        answer, complaint = await _exchange(process, msgspec.json.encode(parameters) + b"\n")
         status = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if status == -signal.SIGXCPU:
-        return CheckResult(errors=[too_slow(asked.max_cpu_seconds)]), b""
+        return CheckResult(errors=[too_slow(parameters.max_cpu_seconds)]), b""
     if status:
         log.error("batch_validation_failed", status=status, error=complaint[-SHOWN_BYTES:].decode(errors="replace"))
         if status == STORAGE_STATUS:
             raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
         raise ValidationDied(f"the process that checked the input ended with status {status}")
-    found, _, index = answer.partition(b"\n")
-    return msgspec.json.decode(found, type=CheckResult), index
+    result, _, index = answer.partition(b"\n")
+    return msgspec.json.decode(result, type=CheckResult), index
 
 
 async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:

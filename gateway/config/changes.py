@@ -20,7 +20,7 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 def merge_live_sections(running: Config, read: Config) -> Config:
     """Return a copy of `running` with the sections LIVE of `read`, and the lanes and adapters of base models that both
     have. Raises ConfigError if that is not valid."""
-    models = {name: _live_from(read.models.get(name, own), own) for name, own in running.models.items()}
+    models = {name: _live_from(read.models.get(name, settings), settings) for name, settings in running.models.items()}
     return replace(running, models=models, **{name: getattr(read, name) for name in LIVE})
 
 
@@ -88,8 +88,8 @@ def _items(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return (name, value) for the fields of a dataclass or the items of a mapping, None for any other value. A
     tenant's keys are given by their ids."""
     if isinstance(value, TenantConfig):
-        own = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
-        return [*own, ("keys", [key_id(key) for key in value.keys])]
+        items = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
+        return [*items, ("keys", [key_id(key) for key in value.keys])]
     if is_dataclass(value):
         return _fields(value)
     return list(value.items()) if isinstance(value, Mapping) else None

@@ -98,9 +98,9 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"
         yield "draft model", f"{engine['draft_bytes'] / GIB:.2f} GiB of weights, {held}"
-    found, reasons = Capacity(**engine["capacity"]), engine["reasons"]
-    yield from capacity_rows(config, found, preloaded_ranks(config))
-    yield "engine.max_seqs", f"{found.max_seqs}: {reasons['max_seqs']}"
+    capacity, reasons = Capacity(**engine["capacity"]), engine["reasons"]
+    yield from capacity_rows(config, capacity, preloaded_ranks(config))
+    yield "engine.max_seqs", f"{capacity.max_seqs}: {reasons['max_seqs']}"
     yield "engine.token_budget", f"{engine['token_budget']}: {reasons['token_budget']}"
     host = f"{engine['host_adapter_gb']:g}: {reasons['host_adapter_gb']}"
     yield "engine.host_adapter_gb", f"{host}; others are read from disk on demand"
@@ -131,7 +131,7 @@ def _tenant(entry: TenantConfig, weights: float) -> str:
 
 def _upstream(config: Config, name: str, upstream: UpstreamConfig) -> str:
     tenants = [entry.tenant for entry in config.tenants.values()]
-    senders = [one.name for one in tenants if any(upstream.permits(name, one, lane) for lane in Lane)]
+    senders = [tenant.name for tenant in tenants if any(upstream.permits(name, tenant, lane) for lane in Lane)]
     return f"{upstream.model} at {upstream.url}; may get data of: {', '.join(senders) or 'no configured tenant'}"
 
 

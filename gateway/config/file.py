@@ -33,7 +33,7 @@ class Problems:
     """Collects the problems of a configuration, so that all of them can be reported at once."""
 
     def __init__(self) -> None:
-        self._found: list[str] = []
+        self._lines: list[str] = []
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -41,12 +41,12 @@ class Problems:
         try:
             yield
         except ConfigError as error:
-            self._found += str(error).splitlines()
+            self._lines += str(error).splitlines()
 
     def raise_all(self) -> None:
         """Raise ConfigError with one recorded problem per line; do nothing if there are none."""
-        if self._found:
-            raise ConfigError("\n".join(dict.fromkeys(self._found)))
+        if self._lines:
+            raise ConfigError("\n".join(dict.fromkeys(self._lines)))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -139,15 +139,15 @@ def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
 
 def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], where: str) -> Any:
     """Resolve each item of a mapping or a list; one that references an unset variable becomes `Unresolved`."""
-    found: dict[Any, Any] = {}
+    items: dict[Any, Any] = {}
     is_list = isinstance(value, list)
     for key, item in enumerate(value) if isinstance(value, list) else value.items():
         place = f"{where}[{key}]" if is_list else f"{where}.{key}" if where else str(key)
         try:
-            found[key] = resolve(item, env, place)
+            items[key] = resolve(item, env, place)
         except ConfigError as error:
-            found[key] = Unresolved(str(error))
-    return list(found.values()) if is_list else found
+            items[key] = Unresolved(str(error))
+    return list(items.values()) if is_list else items
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
@@ -175,11 +175,11 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
     """
     section = as_mapping(value, where)
     hints = get_type_hints(cls)
-    own = [field for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
-    problems, values, names = Problems(), {}, [field.name for field in own]
+    own_fields = [field for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
+    problems, values, names = Problems(), {}, [field.name for field in own_fields]
     with problems.noting():
         check_keys(section, names, where)
-    for field in own:
+    for field in own_fields:
         with problems.noting():
             if field.name in section:
                 values[field.name] = convert(section[field.name], hints[field.name], f"{where}.{field.name}", base)
@@ -200,12 +200,12 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
 def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
     """Return the results of `read(name, item)` for the entries of a section, by name. Raises ConfigError with the
     problems of all entries."""
-    problems, found = Problems(), {}
+    problems, results = Problems(), {}
     for name, item in section.items():
         with problems.noting():
-            found[name] = read(name, item)
+            results[name] = read(name, item)
     problems.raise_all()
-    return found
+    return results
 
 
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
@@ -223,8 +223,8 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
         return tuple(convert(item, get_args(kind)[0], f"{where}[{index}]", base) for index, item in enumerate(value))
 
     if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
-        entries, one = as_mapping(value, where), get_args(kind)[1]
-        return read_each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
+        entries, item_kind = as_mapping(value, where), get_args(kind)[1]
+        return read_each(entries, lambda name, item: convert(item, item_kind, f"{where}.{name}", base))
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):

@@ -198,8 +198,8 @@ def _model(name: str, value: Any, lanes: Any, base: Path, engine: EngineParts) -
         if "source" not in section:
             raise ConfigError(f"{where}.source: is required")
     with problems.noting():
-        own = {key: section[key] for key in OWN_KEYS if key in section}
-        parts["model"] = build(ModelConfig, own, where, base, name=name)
+        model_section = {key: section[key] for key in OWN_KEYS if key in section}
+        parts["model"] = build(ModelConfig, model_section, where, base, name=name)
     with problems.noting():
         parts["engine"], parts["engines"] = engine(section.get("engine"), f"{where}.engine")
     with problems.noting():
@@ -214,9 +214,9 @@ def _model(name: str, value: Any, lanes: Any, base: Path, engine: EngineParts) -
     return ModelSettings(**parts)
 
 
-def _merged(common: Any, own: Any, where: str) -> dict[str, Any]:
+def _merged(common: Any, particular_lanes: Any, where: str) -> dict[str, Any]:
     """Return the section `lanes` of a model: its own values, and those of the file's section `lanes` for the others."""
-    shared, section = as_mapping(common, "lanes"), as_mapping(own, where)
+    shared, section = as_mapping(common, "lanes"), as_mapping(particular_lanes, where)
     return {
         lane: {**(shared.get(lane) or {}), **as_mapping(section.get(lane), f"{where}.{lane}")}
         for lane in dict.fromkeys((*shared, *section))

@@ -83,8 +83,8 @@ def home_of(member: str, models: Mapping[str, ModelSettings]) -> str | None:
     """Return the name of the base model that serves a member; None means that it is no model of this gateway."""
     if member in models:
         return member
-    found = (name for name, settings in models.items() if member in settings.preload)
-    if (owner := next(found, None)) is not None:
+    owners = (name for name, settings in models.items() if member in settings.preload)
+    if (owner := next(owners, None)) is not None:
         return owner
     base, colon, _ = member.rpartition(":")
     return base if colon and base in models else None
@@ -98,5 +98,5 @@ def virtual_names(routes: Mapping[str, Policy], models: Mapping[str, ModelSettin
 
 
 def _home(members: Sequence[str], models: Mapping[str, ModelSettings]) -> str:
-    found = filter(None, (home_of(member, models) for member in members))
-    return next(found, next(iter(models)))
+    homes = filter(None, (home_of(member, models) for member in members))
+    return next(homes, next(iter(models)))

@@ -39,13 +39,13 @@ def _positive(**values: float) -> None:
 
 
 def _url_prefix(value: str) -> None:
-    found = URL_PREFIX.fullmatch(value)
-    if not found:
+    match = URL_PREFIX.fullmatch(value)
+    if not match:
         shown = USERINFO.sub("//***@", value.partition("?")[0])
         raise ValueError(f"urls must be like s3://bucket/folder/, with the slash at the end, not {shown!r}")
-    if found["scheme"] in LOCAL_SCHEMES:
+    if match["scheme"] in LOCAL_SCHEMES:
         raise ValueError(f"urls cannot hold {value!r}: name the folder in roots")
-    if found["scheme"] in WEB_SCHEMES:
+    if match["scheme"] in WEB_SCHEMES:
         raise ValueError(f"urls cannot hold {value!r}: a web server can redirect to anywhere; use an object store")
 
 

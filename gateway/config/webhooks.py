@@ -52,9 +52,9 @@ class WebhookConfig:
         """The decoded signing key. Raises ValueError if `secret` is not valid."""
         least, most = SECRET_BYTES
         try:
-            found = b64decode(self.secret.removeprefix(SECRET_PREFIX), validate=True)
+            secret = b64decode(self.secret.removeprefix(SECRET_PREFIX), validate=True)
         except binascii.Error:
-            found = b""
-        if not self.secret.startswith(SECRET_PREFIX) or not least <= len(found) <= most:
+            secret = b""
+        if not self.secret.startswith(SECRET_PREFIX) or not least <= len(secret) <= most:
             raise ValueError(f"secret must be {SECRET_PREFIX} and {least} to {most} bytes in base64")
-        return found
+        return secret

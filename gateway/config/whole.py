@@ -144,8 +144,10 @@ class Config:
     @property
     def pricing(self) -> BillingConfig:
         """The section `billing`, with the upstreams' prices before the others."""
-        own = [upstream.price.for_usage(name) for name, upstream in self.upstreams.items() if upstream.price]
-        return replace(self.billing, prices=(*own, *self.billing.prices))
+        upstream_prices = [
+            upstream.price.for_usage(name) for name, upstream in self.upstreams.items() if upstream.price
+        ]
+        return replace(self.billing, prices=(*upstream_prices, *self.billing.prices))
 
     def ray_of(self, model: str) -> RayConfig | None:
         """Return how Ray runs the engines of a base model; None means that it runs none."""

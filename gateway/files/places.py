@@ -93,8 +93,8 @@ class Folder:
                 folder.rmdir()
 
     def list(self, prefix: str) -> list[str]:
-        found = (Path(folder) / name for folder, _, names in os.walk(self._root / prefix) for name in names)
-        return [path.relative_to(self._root).as_posix() for path in found]
+        paths = (Path(folder) / name for folder, _, names in os.walk(self._root / prefix) for name in names)
+        return [path.relative_to(self._root).as_posix() for path in paths]
 
     def _within(self, folder: Path, work: Callable[[], T]) -> T:
         """Create `folder` and return the result of `work`; try again (TRIES in all) if another process removes the

@@ -120,17 +120,17 @@ class FileRegistry:
 
     async def find(self, tenant: str, file_id: str) -> FileRecord:
         """Return the record of a file that exists and has not expired. Raises ApiError: FILE_NOT_FOUND."""
-        found = await self._do("read", tenant, file_id)
-        if not found:
+        reply = await self._do("read", tenant, file_id)
+        if not reply:
             raise file_not_found(file_id)
-        return decode(found[0])
+        return decode(reply[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
         """Return the ids of a tenant's files, perhaps expired or deleted, that follow the file `after` (all if it is
         empty), sorted by when their uploads began: `newest_first` or oldest first. None means that there is no file
         `after`, nor was it among the last 1,000 that ended."""
-        found = await self._do("ids", tenant, after, int(newest_first))
-        return None if found is None else [item.decode() for item in found]
+        reply = await self._do("ids", tenant, after, int(newest_first))
+        return None if reply is None else [item.decode() for item in reply]
 
     async def read(self, tenant: str, ids: Sequence[str]) -> list[FileRecord]:
         """Return the records of those of the files `ids` (at most AT_ONCE) that exist and have not expired, in that
@@ -182,13 +182,13 @@ def refuses_writes(error: ApiError) -> bool:
     return isinstance(error.__cause__, StoreError) and error.__cause__.is_refusal
 
 
-def _removed(found: Any, file_id: str) -> FileRecord:
+def _removed(reply: Any, file_id: str) -> FileRecord:
     """Return the record in the result of the scripts `remove` and `removable`, or raise its ApiError."""
-    if found == ABSENT:
+    if reply == ABSENT:
         raise file_not_found(file_id)
-    if found == PINNED:
+    if reply == PINNED:
         raise ApiError(Fault.FILE_IN_USE, f"a batch still needs {file_id}; cancel it first", "file_id")
-    return decode(found)
+    return decode(reply)
 
 
 def too_many_bytes(quota: FileQuota) -> ApiError:

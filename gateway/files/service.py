@@ -89,9 +89,8 @@ class Files:
     async def receiving(
         self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
     ) -> AsyncGenerator[Upload, None]:
-        """Receive, charge and store the content of a file whose name and purpose may come after it. Yield the complete
-        upload for `keep_upload`. On exit, an upload that was not kept is deleted and refunded. `expected`, a minimum of
-        the size in bytes, is charged first, so that an upload over the quota fails early.
+        """Receive, charge and store a file's content; yield the complete upload for `keep_upload`. An upload that was
+        not kept is deleted and refunded. `expected`, a minimum of the size in bytes, is charged first.
 
         Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, INSUFFICIENT_STORAGE.
         """
@@ -136,20 +135,19 @@ class Files:
         limit: int = MAX_PAGE,
         newest_first: bool = True,
     ) -> FilePage:
-        """Return at most `limit` of a tenant's files, sorted by the time their uploads began (`newest_first`, else
-        oldest first): those with the purpose (None: any) that follow the file `after` (None: from the beginning).
-        `after` may be deleted, as by a caller that deletes what it lists. Raises ApiError (INVALID_REQUEST) if there is
-        no such `after`."""
+        """Return at most `limit` of a tenant's files with the purpose (None: any) after the file `after`, which may be
+        deleted, by upload time: `newest_first`, else oldest first. Raises ApiError (INVALID_REQUEST) if there was no
+        such `after`."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
-        found: list[FileRecord] = []
+        matches: list[FileRecord] = []
         for start in range(0, len(ids), AT_ONCE):
             records = await self.registry.read(tenant, ids[start : start + AT_ONCE])
-            found += [record for record in records if purpose in (None, record.purpose)]
-            if len(found) > limit:
+            matches += [record for record in records if purpose in (None, record.purpose)]
+            if len(matches) > limit:
                 break
-        return FilePage(found[:limit], len(found) > limit)
+        return FilePage(matches[:limit], len(matches) > limit)
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file's record and its content. If deleting the content fails, the sweeper does it later. Raises

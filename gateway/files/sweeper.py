@@ -101,11 +101,11 @@ async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the upload tokens in the names of files' objects, grouped by tenant."""
-    found: dict[str, list[str]] = defaultdict(list)
+    tokens: dict[str, list[str]] = defaultdict(list)
     for name in names:
         tenant, _, token = name.removeprefix(OBJECTS).partition("/")
-        found[tenant].append(token)
-    return found
+        tokens[tenant].append(token)
+    return tokens
 
 
 def _slices(tokens: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -79,10 +79,10 @@ class LimitAdmin:
         self._tenants(scope.tenant)
         return replace(scope, key=self._counts_as(scope.key)) if scope.kind == "key" else scope
 
-    def _tenants(self, asked: str) -> Sequence[str]:
-        if asked and asked not in self._limiter.tenants:
-            raise tenant_not_found(asked)
-        return [asked] if asked else self._limiter.tenants
+    def _tenants(self, tenant: str) -> Sequence[str]:
+        if tenant and tenant not in self._limiter.tenants:
+            raise tenant_not_found(tenant)
+        return [tenant] if tenant else self._limiter.tenants
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -187,9 +187,9 @@ class FailoverLimiter:
         return await self._shared.outstanding() + await self._local.outstanding()
 
     async def trouble(self) -> str:
-        found = await self._shared.trouble()
-        self._report(found)
-        return found
+        trouble = await self._shared.trouble()
+        self._report(trouble)
+        return trouble
 
     async def warning(self) -> str:
         return await self._shared.warning()

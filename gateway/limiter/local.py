@@ -62,7 +62,7 @@ class LocalLimiter:
         self._leases: dict[str, dict[Scope, BucketCharge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
         """Number of running requests of this gateway that Redis admitted, by scope."""
-        self._own: dict[Scope, int] = {}
+        self._own_counts: dict[Scope, int] = {}
         """Number of this gateway's own requests among the running requests that the bucket in `_live` reports, by
         scope."""
 
@@ -117,7 +117,7 @@ class LocalLimiter:
         self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
         self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
         self._refused = Counter({key: count for key, count in self._refused.items() if key[0].tenant != tenant})
-        self._own = {scope: own for scope, own in self._own.items() if scope.tenant != tenant}
+        self._own_counts = {scope: running for scope, running in self._own_counts.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
@@ -176,7 +176,7 @@ class LocalLimiter:
         for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True):
             self._live[scope] = bucket
             self._elsewhere[scope] += 1
-            self._own[scope] = self._elsewhere[scope]
+            self._own_counts[scope] = self._elsewhere[scope]
             self._buckets.pop(scope, None)
 
     def release(self, grant: Grant) -> None:
@@ -267,7 +267,7 @@ class LocalLimiter:
         """
         known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)
         if isinstance(known, Bucket):
-            slots += max(0, self._rounded_share(known.running.used) - self._own[scope])
+            slots += max(0, self._rounded_share(known.running.used) - self._own_counts[scope])
         return replace(bucket, running=replace(bucket.running, used=bucket.running.used + sign * slots))
 
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:

@@ -77,15 +77,15 @@ class PublishedLimits:
     async def limits(self, scope: Scope) -> Limits:
         await self.ensure(scope.tenant)
         async with self._calls.guard() as client:
-            found = await client.hmget(self._calls.key("limits", scope.tenant), list(_names(scope)))
-        texts = [text for text in found if text is not None]
+            values = await client.hmget(self._calls.key("limits", scope.tenant), list(_names(scope)))
+        texts = [text for text in values if text is not None]
         return decode_limits(texts[0])[0] if texts else Limits()
 
     async def entries(self, tenant: str) -> list[StoredLimits]:
         await self.ensure(tenant)
         async with self._calls.guard() as client:
-            found: dict[bytes, bytes] = await client.hgetall(self._calls.key("limits", tenant))
-        entries = [_entry(scope_named(tenant, name.decode()), text) for name, text in found.items()]
+            values: dict[bytes, bytes] = await client.hgetall(self._calls.key("limits", tenant))
+        entries = [_entry(scope_named(tenant, name.decode()), text) for name, text in values.items()]
         return sorted(entries, key=lambda entry: entry.scope.order)
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
@@ -115,8 +115,8 @@ class PublishedLimits:
         keys = [self._calls.key("limits", tenant), self._calls.key("scopes", tenant)]
         keys += [self._calls.key(kind, tenant, scope.name) for scope in scopes for kind in ("bucket", "running")]
         args = [name for scope in scopes for name in _names(scope)]
-        told, refused, last = await self._calls.run(self._usage_script, keys, args)
-        buckets = decode_buckets(told)
+        reply, refused, last = await self._calls.run(self._usage_script, keys, args)
+        buckets = decode_buckets(reply)
         width = len(LIMIT_NAMES)
         return [
             usage_of(scope, bucket, refused[width * i : width * (i + 1)], _last_refusal(last[i]))
@@ -127,10 +127,10 @@ class PublishedLimits:
         """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant itself, and the
         keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter (EACH)
         are left out, because nothing is counted under them."""
-        own = {entry.scope for entry in await self.entries(tenant)}
+        own_scopes = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))
-        scopes = own | {scope_named(tenant, name.decode()) for name in used}
+        scopes = own_scopes | {scope_named(tenant, name.decode()) for name in used}
         return sorted((scope for scope in scopes if scope.member != EACH), key=attrgetter("order"))
 
     def _configured(self, tenant: str) -> Iterator[tuple[str, Limits]]:
@@ -151,11 +151,11 @@ def decode_limits(text: bytes) -> tuple[Limits, str]:
     return Limits().changed(fields), source
 
 
-def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
-    """Decode `told`, the buckets of a script's reply in msgpack. Raises StoreError if it cannot be decoded, such as for
-    tokens of a day beyond 2^63."""
+def decode_buckets(reply: bytes) -> tuple[Bucket, ...]:
+    """Decode `reply`, the buckets of a script's reply in msgpack. Raises StoreError if it cannot be decoded, such as
+    for tokens of a day beyond 2^63."""
     try:
-        return _decode_buckets(told)
+        return _decode_buckets(reply)
     except msgspec.DecodeError as error:
         raise StoreError(f"a bucket that cannot be read: {error}") from error
 

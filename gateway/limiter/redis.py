@@ -250,8 +250,8 @@ class RedisLimiter:
     def keys(self, grant: Grant) -> list[str]:
         """Return the keys that scripts for one reservation access, in the order in which the scripts read them."""
         tenant = grant.request.tenant
-        own = [self._calls.key(kind, tenant, grant.lease) for kind in ("lease", "void")]
-        return own + self._lasting_keys(tenant, grant.request.scopes)
+        grant_keys = [self._calls.key(kind, tenant, grant.lease) for kind in ("lease", "void")]
+        return grant_keys + self._lasting_keys(tenant, grant.request.scopes)
 
     def _keys_of(self, tenant: str, scopes: Sequence[Scope]) -> list[str]:
         shared = [self._calls.key(kind, tenant) for kind in ("limits", "scopes")]

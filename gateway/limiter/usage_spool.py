@@ -145,5 +145,5 @@ class UsageSpool:
         terms = self._terms
         keys, args = terms.rows(tenant, batch.rows)
         receipt = terms.calls.key("spooled", tenant, self._name)
-        told: list[Argument] = [batch.number, terms.retention_days * DAY_MS]
-        await terms.calls.run(self._script, [receipt, *keys], [*told, *args])
+        options: list[Argument] = [batch.number, terms.retention_days * DAY_MS]
+        await terms.calls.run(self._script, [receipt, *keys], [*options, *args])

@@ -81,9 +81,11 @@ class AdapterTraffic:
 
 
 def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
-    """Yield metrics of the `MAX_ADAPTERS` adapters that the most requests used: tier, version, number of copies to the
-    device and number of reads from disk. The numbers are gauges instead of counters, because the set of these adapters
-    may change. `names` maps an adapter hash to all its names; an adapter is reported under each of them."""
+    """Yield gauges of the `MAX_ADAPTERS` adapters that the most requests used: tier, version, number of copies to the
+    device and of reads from disk. `names` maps an adapter hash to the names under which the adapter is reported.
+
+    They are gauges instead of counters, because the set of these adapters may change.
+    """
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(
         "loralane_adapter_device_copies", "Times the adapter was copied to the device.", labels=["adapter"]
@@ -94,11 +96,11 @@ def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) ->
     info = GaugeMetricFamily(
         "loralane_adapter_info", "1; `version` begins the adapter's content hash.", labels=["adapter", "version"]
     )
-    used = sorted(stats.adapters, key=lambda one: (-one.hits - one.loads, one.adapter))
-    for one in used[:MAX_ADAPTERS]:
-        for name in names.get(one.adapter, ()):
-            tier.add_metric([name, one.state], 1)
-            copies.add_metric([name], one.loads)
-            reads.add_metric([name], one.fetches)
-            info.add_metric([name, one.adapter[:VERSION_DIGITS]], 1)
+    used = sorted(stats.adapters, key=lambda entry: (-entry.hits - entry.loads, entry.adapter))
+    for entry in used[:MAX_ADAPTERS]:
+        for name in names.get(entry.adapter, ()):
+            tier.add_metric([name, entry.state], 1)
+            copies.add_metric([name], entry.loads)
+            reads.add_metric([name], entry.fetches)
+            info.add_metric([name, entry.adapter[:VERSION_DIGITS]], 1)
     yield from (tier, copies, reads, info)

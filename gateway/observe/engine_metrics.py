@@ -151,8 +151,8 @@ def by_model(families: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
     """Merge the metric families of all base models, given by the model's name: families of the same name become one,
     and each sample gets the label MODEL if it lacks it."""
     combined: dict[str, Metric] = {}
-    for model, own in families.items():
-        for family in own:
+    for model, metrics in families.items():
+        for family in metrics:
             into = combined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             into.samples += [sample._replace(labels={MODEL: model, **sample.labels}) for sample in family.samples]
     yield from combined.values()

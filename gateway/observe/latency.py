@@ -72,14 +72,14 @@ class LatencyWindow:
         return Latency(now - since, {key: _grown(rows, before.get(key, ())) for key, rows in counts.items()})
 
     def _count(self) -> Counts:
-        found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        samples: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
         for family in self._collect():
             for sample in family.samples if family.name in (TTFT, ITL) else ():
                 if sample.name.endswith("_bucket"):
                     row = float(sample.labels["le"]), sample.value
                     key = family.name, sample.labels[MODEL], sample.labels["lane"]
-                    found.setdefault(key, []).append(row)
-        return {key: sorted(rows) for key, rows in found.items()}
+                    samples.setdefault(key, []).append(row)
+        return {key: sorted(rows) for key, rows in samples.items()}
 
 
 def _grown(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

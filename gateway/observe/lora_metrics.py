@@ -53,8 +53,8 @@ def lora_metrics(stats: pb.EngineStats, names: Mapping[str, Sequence[str]], mode
 def _requests_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:
     """Return a gauge whose labels list the adapters that need no load, with running requests or idle in device memory,
     and those with waiting requests. The value is a Unix time, as in vLLM: the series with the highest is the newest."""
-    ready = _names((one.adapter for one in stats.adapters if one.running or one.state == "resident"), names)
-    waiting = _names((one.adapter for one in stats.adapters if one.waiting), names)
+    ready = _names((entry.adapter for entry in stats.adapters if entry.running or entry.state == "resident"), names)
+    waiting = _names((entry.adapter for entry in stats.adapters if entry.waiting), names)
     labels = {
         "max_lora": str(stats.max_resident_adapters),
         "running_lora_adapters": ready,

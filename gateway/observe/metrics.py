@@ -170,9 +170,9 @@ class Metrics:
         engine = EngineMetrics(engines, limiter_modes)
         rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
         families = [*counted, *chain.from_iterable(rest)]
-        told = CollectorRegistry()
-        told.register(CollectedFamilies(families if tenants else list(without_tenants(families))))
-        return generate_latest(told)
+        registry = CollectorRegistry()
+        registry.register(CollectedFamilies(families if tenants else list(without_tenants(families))))
+        return generate_latest(registry)
 
     def _counted(self) -> CollectorRegistry:
         if self._shared is None:

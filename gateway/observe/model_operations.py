@@ -104,16 +104,16 @@ class ModelOperations:
         with _engine_answers():
             await self._engine.drain(name, action != "resume", restart=action == "restart", seconds=seconds)
         self.forget()
-        others = (one for one in self.engines() if one.name != name)
-        is_missed = action != "resume" and not any(one.state == EngineState.SERVING.value for one in others)
+        others = (overview for overview in self.engines() if overview.name != name)
+        is_missed = action != "resume" and not any(overview.state == EngineState.SERVING.value for overview in others)
         return replace(self.engine_named(name), notice=_missed(self.model, action) if is_missed else "")
 
     def engine_named(self, name: str) -> EngineOverview:
         """Return the engine of this name. Raises ApiError (INVALID_REQUEST), with all names, if there is none."""
-        found = {overview.name: overview for overview in self.engines()}
-        if name not in found:
-            raise invalid_request(f"there is no engine {name!r}; there are {', '.join(found)}", "engine")
-        return found[name]
+        overviews = {overview.name: overview for overview in self.engines()}
+        if name not in overviews:
+            raise invalid_request(f"there is no engine {name!r}; there are {', '.join(overviews)}", "engine")
+        return overviews[name]
 
     async def requests(self) -> LiveRequests:
         """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of
@@ -159,11 +159,11 @@ class ModelOperations:
         ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
         with _engine_answers():
             stats = await self._stats.get()
-        found: dict[str, tuple[int, int]] = {}
+        counts: dict[str, tuple[int, int]] = {}
         for tenant in stats.tenants:
-            running, waiting = found.get(tenant.tenant, (0, 0))
-            found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
-        return found
+            running, waiting = counts.get(tenant.tenant, (0, 0))
+            counts[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
+        return counts
 
     def latencies_at_goal(self) -> Mapping[str, float | None]:
         """Return recent TTFT and ITL of each lane in seconds, under keys such as `interactive.ttft_at_goal`, at a

@@ -50,12 +50,12 @@ class Operations:
 
     async def engine(self, model: str = "") -> EngineStatus:
         """Return the state of the engine of one base model: of the first whose engine answers if the name is empty."""
-        return (await self._ask(model, lambda one: one.engine()))[0]
+        return (await self._ask(model, lambda operations: operations.engine()))[0]
 
     def engines(self, model: str = "") -> list[EngineOverview]:
         """Return the engines, model by model, as this gateway sees them, also those that it cannot reach."""
-        asked = [self.of(model)] if model else self._models.values()
-        return [overview for one in asked for overview in one.engines()]
+        models = [self.of(model)] if model else self._models.values()
+        return [overview for operations in models for overview in operations.engines()]
 
     async def change_engine(self, name: str, action: str, model: str = "", seconds: float = 0.0) -> EngineOverview:
         """Drain an engine, end its draining, or restart it, as `ModelOperations.change_engine` does. Raises ApiError
@@ -65,26 +65,28 @@ class Operations:
     async def add_engine(self, name: str, address: str, model: str = "", role: str = "") -> EngineOverview:
         """Add an engine for all gateways, and return its state. Raises ApiError as `EngineDirectory.add` does, and
         INVALID_REQUEST if the model's name is empty and there are several models."""
-        one = self._only(model)
-        await self._directory.add(one.model, name, address, role=role)
+        operations = self._only(model)
+        await self._directory.add(operations.model, name, address, role=role)
         self.forget()
-        return one.engine_named(name)
+        return operations.engine_named(name)
 
     async def remove_engine(self, name: str, model: str = "") -> None:
         """Remove an engine that was added. Raises ApiError as `EngineDirectory.remove` does, and INVALID_REQUEST if it
         is the only engine that serves, or the model's name is empty and there are several models."""
-        one = self._only(model)
-        self._directory.member(one.model, name)
-        serving = [overview.name for overview in one.engines() if overview.state == EngineState.SERVING.value]
+        operations = self._only(model)
+        self._directory.member(operations.model, name)
+        serving = [overview.name for overview in operations.engines() if overview.state == EngineState.SERVING.value]
         if serving == [name]:
-            raise invalid_request(f"{name!r} is the only engine that serves {one.model!r}; add another first", "engine")
-        await self._directory.remove(one.model, name)
+            raise invalid_request(
+                f"{name!r} is the only engine that serves {operations.model!r}; add another first", "engine"
+            )
+        await self._directory.remove(operations.model, name)
         self.forget()
 
     async def lanes(self, model: str = "") -> list[LaneStatus]:
         """Return the status of the lanes, model by model."""
-        found = await self._ask(model, lambda one: one.lanes())
-        return [status for statuses in found for status in statuses]
+        answers = await self._ask(model, lambda operations: operations.lanes())
+        return [status for statuses in answers for status in statuses]
 
     async def set_mode(self, lane: str, action: str, model: str = "") -> LaneStatus:
         """Set the mode of a lane of one base model, as `ModelOperations.set_mode` does. Raises ApiError
@@ -94,9 +96,9 @@ class Operations:
     async def requests(self, model: str = "") -> LiveRequests:
         """Return the running requests, then the waiting ones, and the number of all live answers, as
         `ModelOperations.requests` does for each model."""
-        found = await self._ask(model, lambda one: one.requests())
-        requests = sorted((request for live in found for request in live.requests), key=running_first)
-        return LiveRequests(requests, sum(live.total for live in found))
+        answers = await self._ask(model, lambda operations: operations.requests())
+        requests = sorted((request for live in answers for request in live.requests), key=running_first)
+        return LiveRequests(requests, sum(live.total for live in answers))
 
     async def cancel(self, request_id: str) -> LiveRequest:
         """Cancel a request of any gateway process and model, given `LiveRequest.id` or its first 6 or more characters;
@@ -109,38 +111,38 @@ class Operations:
                 ENGINE_UNAVAILABLE, the engine of a base model does not answer and no other has the request.
         """
 
-        async def look(one: ModelOperations) -> tuple[ModelOperations, Sequence[pb.LiveRequest]]:
-            return one, await one.answers()
+        async def look(operations: ModelOperations) -> tuple[ModelOperations, Sequence[pb.LiveRequest]]:
+            return operations, await operations.answers()
 
-        found = await self._ask("", look)
-        wanted = _meant(request_id, {answer.origin.id for _, answers in found for answer in answers})
-        if not wanted and (away := self._models.keys() - {one.model for one, _ in found}):
+        models = await self._ask("", look)
+        wanted = _meant(request_id, {answer.origin.id for _, answers in models for answer in answers})
+        if not wanted and (away := self._models.keys() - {operations.model for operations, _ in models}):
             message = (
                 f"no engine that answers has the request {request_id!r}; that of {', '.join(sorted(away))} is away"
             )
             raise unavailable(Fault.ENGINE_UNAVAILABLE, message)
-        for one, answers in found:
+        for operations, answers in models:
             of_request = [answer for answer in answers if answer.origin.id == wanted]
-            if of_request and (ended := await one.cancel(of_request)):
+            if of_request and (ended := await operations.cancel(of_request)):
                 return ended
         raise request_not_found(request_id)
 
     async def reserved(self) -> Mapping[str, int]:
         """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use."""
-        found: dict[str, int] = {}
-        for reserved in await self._ask("", lambda one: one.reserved()):
+        totals: dict[str, int] = {}
+        for reserved in await self._ask("", lambda operations: operations.reserved()):
             for tenant, tokens in reserved.items():
-                found[tenant] = found.get(tenant, 0) + tokens
-        return found
+                totals[tenant] = totals.get(tenant, 0) + tokens
+        return totals
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
         """Return (running, waiting) by tenant: the numbers of live answers in the engines, over both lanes."""
-        found: dict[str, tuple[int, int]] = {}
-        for tenants in await self._ask("", lambda one: one.tenants()):
+        totals: dict[str, tuple[int, int]] = {}
+        for tenants in await self._ask("", lambda operations: operations.tenants()):
             for tenant, (running, waiting) in tenants.items():
-                before = found.get(tenant, (0, 0))
-                found[tenant] = before[0] + running, before[1] + waiting
-        return found
+                before = totals.get(tenant, (0, 0))
+                totals[tenant] = before[0] + running, before[1] + waiting
+        return totals
 
     def forget(self) -> None:
         """Drop cached answers of the engines, so that the next query shows the current state."""
@@ -158,14 +160,14 @@ class Operations:
         """Call `question` for the base model of this name or, if the name is empty, concurrently for all. Return the
         results, without those of base models whose engine does not answer. Raises ApiError (ENGINE_UNAVAILABLE) if no
         engine answers."""
-        asked = [self.of(model)] if model else list(self._models.values())
-        found = await asyncio.gather(*map(question, asked), return_exceptions=True)
-        errors = [answer for answer in found if isinstance(answer, BaseException)]
+        models = [self.of(model)] if model else list(self._models.values())
+        answers = await asyncio.gather(*map(question, models), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
         for error in errors:
             is_away = isinstance(error, ApiError) and error.fault is Fault.ENGINE_UNAVAILABLE
-            if not is_away or len(errors) == len(asked):
+            if not is_away or len(errors) == len(models):
                 raise error
-        return [answer for answer in found if not isinstance(answer, BaseException)]
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 def request_not_found(request_id: str) -> ApiError:
@@ -177,7 +179,7 @@ def _meant(request_id: str, ids: set[str]) -> str:
     with it; empty if there is none. Raises ApiError (INVALID_REQUEST) if there are several."""
     if request_id in ids:
         return request_id
-    found = [known for known in ids if known.startswith(request_id)] if len(request_id) >= SHORTEST_ID else []
-    if len(found) > 1:
+    matches = [known for known in ids if known.startswith(request_id)] if len(request_id) >= SHORTEST_ID else []
+    if len(matches) > 1:
         raise invalid_request(f"several live requests have ids that begin with {request_id!r}", "id")
-    return found[0] if found else ""
+    return matches[0] if matches else ""

@@ -30,31 +30,31 @@ def store_address(url: str) -> StoreAddress:
     """Parse `url`: a URL of redis-py, of which the host may be several with commas between them, or
     `redis+sentinel://[USER:PASSWORD@]SENTINEL[:PORT],.../SERVICE[/DATABASE]`. Raises ValueError, whose message does not
     repeat the URL."""
-    found = _URL.fullmatch(url)
-    if found is None or found["scheme"] not in SCHEMES:
+    match = _URL.fullmatch(url)
+    if match is None or match["scheme"] not in SCHEMES:
         raise ValueError(f"url must begin with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
-    scheme = found["scheme"]
+    scheme = match["scheme"]
     if scheme == "unix":
         return StoreAddress((), url)
-    if "@" in found["path"] + found["rest"]:  # otherwise a part of the password would be taken for a path, and shown
+    if "@" in match["path"] + match["rest"]:  # otherwise a part of the password would be taken for a path, and shown
         raise ValueError(f"url has @ behind its hosts; {ESCAPED}")
     plain, has_sentinels, _ = scheme.partition(SENTINEL)
-    nodes = tuple(_node(host, SENTINEL_PORT if has_sentinels else DEFAULT_PORT) for host in found["hosts"].split(","))
-    path, service = found["path"], ""
+    nodes = tuple(_node(host, SENTINEL_PORT if has_sentinels else DEFAULT_PORT) for host in match["hosts"].split(","))
+    path, service = match["path"], ""
     if has_sentinels:
         service, _, database = path.lstrip("/").partition("/")
         path = f"/{database}"
         if not service:
             raise ValueError(f"url must name the primary that Sentinel watches: {scheme}://HOST:26379/NAME")
-    user = "" if found["user"] is None else f"{found['user']}@"
-    server = f"{plain}://{user}{found['hosts'].split(',')[0]}{path}{found['rest']}"
+    user = "" if match["user"] is None else f"{match['user']}@"
+    server = f"{plain}://{user}{match['hosts'].split(',')[0]}{path}{match['rest']}"
     return StoreAddress(nodes, server, unquote(service))
 
 
 def without_secrets(url: str) -> str:
     """Return a valid URL without its user and its options, both of which may hold a password."""
-    found = _URL.fullmatch(url)
-    return f"{found['scheme']}://{found['hosts']}{found['path']}" if found else ""
+    match = _URL.fullmatch(url)
+    return f"{match['scheme']}://{match['hosts']}{match['path']}" if match else ""
 
 
 def _node(text: str, port: int) -> tuple[str, int]:

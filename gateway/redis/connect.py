@@ -37,9 +37,11 @@ def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextMana
 
 @asynccontextmanager
 async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of one server, or of the primary that the Sentinels at `url` name, closed on exit. At most
-    MAX_CONNECTIONS calls run at once, and others wait (up to 20 s). A call that loses its connection, or is refused in
-    one of the states of ELSEWHERE, is retried once on a new connection."""
+    """Yield a client of one server, or of the primary that the Sentinels at `url` name. At most MAX_CONNECTIONS calls
+    run at once; others wait up to 20 s.
+
+    A call that loses its connection, or is refused in a state of ELSEWHERE, is retried once on a new one.
+    """
     address = store_address(url)
     options: dict[str, Any] = {"socket_connect_timeout": CONNECT_SECONDS, "max_connections": MAX_CONNECTIONS}
     options |= parse_url(address.server)
@@ -52,9 +54,9 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
     async with AsyncExitStack() as stack:
         if address.service:
             names = {name.removeprefix("sentinel_"): options.pop(name) for name in SENTINEL_OPTIONS & options.keys()}
-            own = {name: value for name, value in options.items() if name.startswith("ssl_")} | names
+            ssl_options = {name: value for name, value in options.items() if name.startswith("ssl_")} | names
             is_tls = issubclass(kind, SSLConnection)
-            sentinels = Sentinels([_sentinel(*node, is_tls, own) for node in address.nodes], address.service)
+            sentinels = Sentinels([_sentinel(*node, is_tls, ssl_options) for node in address.nodes], address.service)
             stack.push_async_callback(sentinels.close)
             kind = following(kind, sentinels)
         pool = BlockingConnectionPool(connection_class=kind, retry=Retry(NoBackoff(), 1), **options)
@@ -86,9 +88,10 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 
 
 def with_connection_errors(kind: type[C], leave: Callable[[], Awaitable[None]] | None = None) -> type[C]:
-    """Return a subclass of the connection class `kind` that raises redis.ConnectionError, so that the client retries on
-    a new connection, on writing to a broken connection and if the server is in a state of ELSEWHERE. In that state the
-    connection is closed, and `leave` is called, which closes others to the same server: they may only read.
+    """Return a subclass of the connection class `kind` that raises redis.ConnectionError, so that the client retries,
+    on a broken connection or if the server is in a state of ELSEWHERE.
+
+    In that state it is closed, and calls `leave`, which closes others to the same server: they may only read.
 
     With uvloop, writing to a connection that the server has reset raises RuntimeError, which redis-py does not convert.
     """
@@ -125,15 +128,15 @@ class Sentinels:
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary, as the first Sentinel says that knows it. All are asked at once,
         because callers may have little time. Raises redis.ConnectionError if none knows it."""
-        asked = [asyncio.ensure_future(self._ask(client)) for client in self._clients]
+        questions = [asyncio.ensure_future(self._ask(client)) for client in self._clients]
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(questions):
                 with suppress(*FAILURES):
-                    if found := await answer:
-                        host, port = found
+                    if address := await answer:
+                        host, port = address
                         return host.decode(), int(port)
         finally:
-            for question in asked:
+            for question in questions:
                 question.cancel()
         raise redis.ConnectionError(f"no Sentinel knows a primary named {self._service!r}")
 

@@ -25,19 +25,19 @@ class EvictionWatch:
 
     def __init__(self, client: Redis | RedisCluster) -> None:
         self._client: Any = client
-        self._found = SharedPoll(self._look, LOOK_SECONDS)
-        self._told = ""
+        self._policies = SharedPoll(self._look, LOOK_SECONDS)
+        self._reported_policy = ""
 
     async def warning(self) -> str:
         """Return a sentence for operators if Redis may evict keys, which is also logged when it changes. Empty if it
         does not, or cannot be asked."""
         try:
-            policies = await self._found.get()
+            policies = await self._policies.get()
         except FAILURES:
             return ""
         policy = ", ".join(sorted(policies))
-        if policy != self._told:
-            self._told = policy
+        if policy != self._reported_policy:
+            self._reported_policy = policy
             if policy:
                 log.warning("redis_may_evict", policy=policy, remedy=f"set maxmemory-policy {SAFE}")
         said = f"it may evict limits, usage and keys of tenants (maxmemory-policy {policy}); set {SAFE}"
@@ -49,9 +49,9 @@ class EvictionWatch:
         everywhere = {"target_nodes": RedisCluster.PRIMARIES} if isinstance(self._client, RedisCluster) else {}
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                found: dict[str, Any] = await self._client.info("memory", **everywhere)
+                info: dict[str, Any] = await self._client.info("memory", **everywhere)
         except ResponseError:
             return set()
-        by_server = all(isinstance(value, dict) for value in found.values())
-        servers = found.values() if by_server else [found]
+        by_server = all(isinstance(value, dict) for value in info.values())
+        servers = info.values() if by_server else [info]
         return {server.get("maxmemory_policy", SAFE) for server in servers if server.get("maxmemory")} - {SAFE}

@@ -57,7 +57,7 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
         StoreStartError: the embedded server does not start, or the path of `data_dir` has white space.
     """
-    async with store_url(data_dir, url) as found, redis_client(found, cluster=cluster) as client:
+    async with store_url(data_dir, url) as address, redis_client(address, cluster=cluster) as client:
         yield client
 
 
@@ -237,9 +237,9 @@ def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
 
 
 def stop_orphan(socket_path: Path) -> None:
-    """Stop a server that still listens on the socket, by SIGTERM, then SIGKILL; block until it has ended. Does nothing
-    if no server answers. The caller holds the folder's lock, so the gateway of such a server is gone. Raises
-    StoreStartError if the server does not stop within STOP_SECONDS of each signal, or like `listening_pid`."""
+    """Stop a server that still listens on the socket, if any; block until it has ended. The caller holds the folder's
+    lock. Raises StoreStartError if it does not stop within STOP_SECONDS of SIGTERM and of SIGKILL, or like
+    `listening_pid`."""
     if (pid := listening_pid(socket_path)) is None:
         return
     log.warning("orphaned_valkey_stopped", pid=pid, reason="the gateway that started it was killed")

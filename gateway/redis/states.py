@@ -22,8 +22,8 @@ def answer_of(error: BaseException | None) -> str:
     code = getattr(error, "status_code", None) or ""
     if not code and not isinstance(error, ResponseError):
         return ""
-    if found := _IN_SCRIPT.search(str(error)):
-        return found[0][1:]
+    if match := _IN_SCRIPT.search(str(error)):
+        return match[0][1:]
     return f"{code} {error}".strip()
 
 

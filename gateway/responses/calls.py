@@ -86,10 +86,8 @@ def response_call(
     history: Sequence[InputItem] = (),
     keep: Keep | None = None,
 ) -> ResponseCall:
-    """Convert a parsed body to a call. `history` is the conversation that it continues; `keep` stores the response
-    (None: it is not stored). Tools that the model cannot call are skipped and named in the log. Raises ApiError:
-    INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is not supported, such as tools whose calls the
-    gateway cannot parse."""
+    """Convert a parsed body to a call that continues `history`; `keep` stores the response (None: it is not stored).
+    Tools that the model cannot call are skipped and logged. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
     if skipped := [f"{tool.type} {tool.name or ''}".strip()[:80] for tool in body.tools or () if not tool.is_function]:
@@ -115,14 +113,14 @@ def response_request(
     part is of an unsupported kind."""
     if body.stream_options is not None and not body.stream:
         raise invalid_request("stream_options needs stream to be true", "stream_options")
-    asked = _constraint(body)
+    output_constraint = _constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         prompts=(chat_of(body, history),),
         request_id=request_id,
         ingress=ingress,
-        sampling=_sampling(body, asked),
-        grammar_field=asked.field,
+        sampling=_sampling(body, output_constraint),
+        grammar_field=output_constraint.field,
         max_tokens=body.max_output_tokens,
         thinking_budget=body.thinking_token_budget,
         seed=body.seed,
@@ -134,15 +132,15 @@ def response_request(
     )
 
 
-def _sampling(body: ResponsesRequest, asked: Constraint) -> SamplingParams:
+def _sampling(body: ResponsesRequest, output_constraint: Constraint) -> SamplingParams:
     wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
-    return sampling_of(body, (body.top_logprobs or 0) if wants_logprobs else None, asked.grammar)
+    return sampling_of(body, (body.top_logprobs or 0) if wants_logprobs else None, output_constraint.grammar)
 
 
 def _constraint(body: ResponsesRequest) -> Constraint:
     wanted = body.text.format if body.text else None
-    found = by_format(_chat_format(wanted)) if wanted else Constraint()
-    return constraint(body, Constraint(found.grammar, "text.format" if found.grammar else None))
+    text_constraint = by_format(_chat_format(wanted)) if wanted else Constraint()
+    return constraint(body, Constraint(text_constraint.grammar, "text.format" if text_constraint.grammar else None))
 
 
 def _chat_format(wanted: TextFormat) -> ResponseFormat:

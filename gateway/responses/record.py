@@ -40,8 +40,8 @@ class ResponseEntry(Struct, frozen=True):
 
     def fields(self) -> list[str | bytes | int]:
         """Return the entry's fields as Redis wants them: names and values in turn, without the id."""
-        told = (name for name in self.__struct_fields__ if name != "id")
-        return [word for name in told for word in (name, getattr(self, name))]
+        names = (name for name in self.__struct_fields__ if name != "id")
+        return [word for name in names for word in (name, getattr(self, name))]
 
     @property
     def num_bytes(self) -> int:
@@ -56,10 +56,10 @@ def checked_id(response_id: str) -> str:
     return response_id
 
 
-def new_entry(response: Mapping[str, Any], asked: str | Sequence[InputItem], previous: str) -> ResponseEntry:
-    """Return the entry of a response object, complete or queued. `asked` is the input of its request."""
+def new_entry(response: Mapping[str, Any], request_input: str | Sequence[InputItem], previous: str) -> ResponseEntry:
+    """Return the entry of a response object, complete or queued. `request_input` is the input of its request."""
     head = {name: value for name, value in response.items() if name != "output"}
-    items, output = input_items(response["id"], asked), response["output"]
+    items, output = input_items(response["id"], request_input), response["output"]
     parts = count_parts(items) + count_parts(output)
     return ResponseEntry(
         response["id"], encode_json(head), encode_json(items), encode_json(output), previous=previous, parts=parts
@@ -69,20 +69,20 @@ def new_entry(response: Mapping[str, Any], asked: str | Sequence[InputItem], pre
 def response_object(state: str, head: bytes, ending: bytes, output: bytes) -> Json:
     """Build the response object, for JSON, from the fields of a stored response. The object's status is `state`, unless
     that is `ended`."""
-    found: Json = {**msgspec.json.decode(head), **msgspec.json.decode(ending), "output": Raw(output)}
-    return found if state == "ended" else found | {"status": state}
+    response: Json = {**msgspec.json.decode(head), **msgspec.json.decode(ending), "output": Raw(output)}
+    return response if state == "ended" else response | {"status": state}
 
 
-def input_items(response_id: str, asked: str | Sequence[InputItem]) -> list[Json]:
+def input_items(response_id: str, request_input: str | Sequence[InputItem]) -> list[Json]:
     """Return the input of a request as items that have ids. A message's content becomes a list of parts."""
-    items = [InputItem(role="user", content=asked)] if isinstance(asked, str) else asked
+    items = [InputItem(role="user", content=request_input)] if isinstance(request_input, str) else request_input
     return [_item(response_id, index, item) for index, item in enumerate(items)]
 
 
 def item_number(response_id: str, item_id: str) -> int | None:
     """Return the number of an item of the input, from 0, by its id. None means that the response has no such item."""
-    found = re.fullmatch(rf"[a-z]+_{response_id}_in([0-9]{{1,6}})", item_id)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"[a-z]+_{response_id}_in([0-9]{{1,6}})", item_id)
+    return int(match[1]) if match else None
 
 
 def count_parts(items: Sequence[Mapping[str, Any]]) -> int:

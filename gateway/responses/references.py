@@ -27,29 +27,29 @@ class Place(NamedTuple):
 
 def place_of(item_id: str) -> Place | None:
     """Return where the item with an id is stored. None means that no item can have the id."""
-    if found := OUTPUT_ID.fullmatch(item_id):
-        return Place(ItemList(f"resp_{found[1]}", "output"), int(found[2]))
-    if found := INPUT_ID.fullmatch(item_id):
-        return Place(ItemList(found[1], "input"), item_number(found[1], item_id) or 0)
+    if match := OUTPUT_ID.fullmatch(item_id):
+        return Place(ItemList(f"resp_{match[1]}", "output"), int(match[2]))
+    if match := INPUT_ID.fullmatch(item_id):
+        return Place(ItemList(match[1], "input"), item_number(match[1], item_id) or 0)
     return None
 
 
-def references(asked: str | Sequence[InputItem]) -> dict[int, Place]:
+def references(request_input: str | Sequence[InputItem]) -> dict[int, Place]:
     """Return where the items are stored to which an input refers, by the index of the reference. Raises ApiError:
     INVALID_REQUEST, no item can have the id of a reference."""
-    items = () if isinstance(asked, str) else asked
+    items = () if isinstance(request_input, str) else request_input
     return {index: _place(item, index) for index, item in enumerate(items) if item.is_reference}
 
 
 def resolved(
-    asked: Sequence[InputItem], places: Mapping[int, Place], lists: Mapping[ItemList, Sequence[Raw]]
+    request_input: Sequence[InputItem], places: Mapping[int, Place], lists: Mapping[ItemList, Sequence[Raw]]
 ) -> tuple[list[InputItem], int]:
     """Return the input with each reference replaced by its item from `lists`, and the bytes of these items as they are
     stored. Raises ApiError: INVALID_REQUEST, an item is not there, or they are longer together than a conversation may
     be."""
-    items, num_parts, num_bytes = list(asked), 0, 0
+    items, num_parts, num_bytes = list(request_input), 0, 0
     for index, place in places.items():
-        text = _stored(asked[index], index, place, lists)
+        text = _stored(request_input[index], index, place, lists)
         items[index] = item = msgspec.json.decode(text, type=InputItem)
         num_parts += 1 + (len(item.content) if isinstance(item.content, list) else 0)
         num_bytes += len(bytes(text))

@@ -153,10 +153,10 @@ class Responses:
     async def cancel(self, tenant: str, response_id: str) -> Json:
         """Cancel a background response, unless it has ended, and return it. Tokens that it has used are charged. Raises
         ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE; INVALID_REQUEST, it does not run in the background."""
-        found = await self.store.cancel(tenant, checked_id(response_id))
-        if found["status"] == "cancelled":
+        response = await self.store.cancel(tenant, checked_id(response_id))
+        if response["status"] == "cancelled":
             self.background.stop(response_id)
-        return found
+        return response
 
     async def get(self, tenant: str, response_id: str) -> Json:
         """Return a stored response object, for JSON. Raises ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE."""

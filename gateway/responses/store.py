@@ -118,8 +118,8 @@ class ResponseStore:
             raise _broken("absent", previous, previous)
         bounds = (MOST_HISTORY_PARTS, MOST_HISTORY_BYTES)
         size = "" if num_bytes is None else num_bytes
-        found = await self._do("history", tenant, size, self.limits.tenant_bytes, previous or "", *bounds)
-        room, texts, hindrance, response_id = found
+        reply = await self._do("history", tenant, size, self.limits.tenant_bytes, previous or "", *bounds)
+        room, texts, hindrance, response_id = reply
         if hindrance:
             raise _broken(hindrance.decode(), response_id.decode(), previous or "")
         if not room:
@@ -171,10 +171,9 @@ class ResponseStore:
     async def finish(
         self, tenant: str, response_id: str, state: State, ending: bytes, output: bytes, num_parts: int
     ) -> bool:
-        """End a background response. `ending` has, as JSON, the fields that differ from those stored by `create`,
-        `output` the items of the answer, and `num_parts` is the number of these items and of the parts of their
-        content. Return False if the response has ended already or was deleted; nothing is changed then. Raises
-        ApiError: INSUFFICIENT_QUOTA, there is no room for an answer."""
+        """End a background response with the fields of `ending` and the items of `output`, both JSON, which have
+        `num_parts` items and parts in all. False means that it has ended already or was deleted. Raises ApiError:
+        INSUFFICIENT_QUOTA."""
         room = (len(ending) + len(output), UNBOUNDED if state == "failed" else self.limits.tenant_bytes)
         fields = ("ending", ending, "output", output, "answer_parts", num_parts)
         outcome = await self._do("finish", tenant, response_id, *room, state, *fields)
@@ -190,32 +189,32 @@ class ResponseStore:
     async def events(self, tenant: str, response_id: str, start: int) -> EventPage:
         """Return the events of a background response from the number `start` on, at most MAX_EVENTS of them. Raises
         ApiError: RESPONSE_NOT_FOUND; INVALID_REQUEST, it has no events, or they are not kept any more."""
-        found = await self._do("events", tenant, response_id, encode_json(LOST), start, MAX_EVENTS)
-        if found is None:
+        reply = await self._do("events", tenant, response_id, encode_json(LOST), start, MAX_EVENTS)
+        if reply is None:
             raise response_not_found(response_id)
-        if found == NO_EVENTS:
+        if reply == NO_EVENTS:
             message = "only a response created with background: true and stream: true can be streamed, for"
             raise invalid_request(f"{message} {self.limits.events_seconds:g} s after its end", "stream")
-        if found == DROPPED:
+        if reply == DROPPED:
             message = f"event {start} is not kept any more; retrieve the response without stream"
             raise invalid_request(message, "starting_after")
-        number, events, ended = found
+        number, events, ended = reply
         return EventPage(events, number, self._object(response_id, ended) if ended else None)
 
     async def input(self, tenant: str, response_id: str) -> list[msgspec.Raw]:
         """Return the items of the input of a response as JSON. Raises ApiError: RESPONSE_NOT_FOUND."""
-        found = await self._do("input", tenant, response_id)
-        if found is None:
+        reply = await self._do("input", tenant, response_id)
+        if reply is None:
             raise response_not_found(response_id)
-        return msgspec.json.decode(found, type=list[msgspec.Raw])
+        return msgspec.json.decode(reply, type=list[msgspec.Raw])
 
     async def cancel(self, tenant: str, response_id: str) -> Json:
         """Cancel a background response, unless it has ended, and return it. Raises ApiError: RESPONSE_NOT_FOUND;
         INVALID_REQUEST if it does not run in the background."""
-        found = await self._do("cancel", tenant, response_id, encode_json(LOST), b"{}")
-        if found == 0:
+        reply = await self._do("cancel", tenant, response_id, encode_json(LOST), b"{}")
+        if reply == 0:
             raise invalid_request("only a response with background: true can be cancelled", "response_id")
-        return self._object(response_id, found)
+        return self._object(response_id, reply)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response and refund its charge. Raises ApiError: RESPONSE_NOT_FOUND."""
@@ -226,10 +225,10 @@ class ResponseStore:
         """Return the number of bytes that a tenant is charged for."""
         return int(await self._do("use", tenant))
 
-    def _object(self, response_id: str, found: Sequence[bytes] | None) -> Json:
-        if found is None:
+    def _object(self, response_id: str, reply: Sequence[bytes] | None) -> Json:
+        if reply is None:
             raise response_not_found(response_id)
-        state, head, ending, output = found
+        state, head, ending, output = reply
         return response_object(state.decode(), head, ending, output)
 
     def _full(self) -> ApiError:

@@ -24,9 +24,9 @@ class ByLane:
     def members(self) -> Sequence[str]:
         return tuple(dict.fromkeys((self.interactive, self.batch)))
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
-        member = self.interactive if asked.lane is Lane.INTERACTIVE else self.batch
-        return (Step(member, "lane"),) if member in asked.members else ()
+    async def plan(self, request: Asked) -> Sequence[Step]:
+        member = self.interactive if request.lane is Lane.INTERACTIVE else self.batch
+        return (Step(member, "lane"),) if member in request.members else ()
 
     def explain(self) -> str:
         return f"interactive requests: {self.interactive}; batch requests: {self.batch}"

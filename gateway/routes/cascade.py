@@ -30,13 +30,13 @@ class Cascade:
         if not self.patience > 0:
             raise ValueError(f"patience must be positive, not {self.patience}")
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
-        *tested, last = asked.members
-        steps = [Step(member, "small", self.accept, self._patience(asked, member)) for member in tested]
+    async def plan(self, request: Asked) -> Sequence[Step]:
+        *tested, last = request.members
+        steps = [Step(member, "small", self.accept, self._patience(request, member)) for member in tested]
         return [*steps, Step(last, "large")]
 
     def explain(self) -> str:
         return f"{' then '.join(self.members)}; accepted if: {self.accept.explain()}"
 
-    def _patience(self, asked: Asked, member: str) -> float:
-        return self.patience * asked.state(member).ttft_s
+    def _patience(self, request: Asked, member: str) -> float:
+        return self.patience * request.state(member).ttft_s

@@ -12,10 +12,8 @@ from gateway.routes.policy import Asked, Shadow, Step, check_members
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Tries the members in order. A member is passed over while its engine is away, or while interactive requests
-    would wait for it longer than `max_wait_s`; it is left for the next one if it fails before its first token, also
-    because the prompt is too long for it. If no member is both there and quick, slow ones are tried, then absent
-    ones."""
+    """Tries the members in order, also after a failure before the first token. Those whose engine is away, or where
+    interactive requests would wait longer than `max_wait_s`, come last: slow ones, then absent ones."""
 
     policy: ClassVar[str] = "fallback"
 
@@ -30,8 +28,8 @@ class Fallback:
         if self.max_wait_s < 0:
             raise ValueError(f"max_wait_s must be at least 0, not {self.max_wait_s}")
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
-        troubles = {member: self._trouble(asked, member) for member in asked.members}
+    async def plan(self, request: Asked) -> Sequence[Step]:
+        troubles = {member: self._trouble(request, member) for member in request.members}
         order = sorted(troubles, key=lambda member: ("", "queue", "down").index(troubles[member]))
         return [Step(member, _reason(member, troubles)) for member in order]
 
@@ -39,11 +37,11 @@ class Fallback:
         wait = f"waits of {self.max_wait_s:g} s" if self.max_wait_s else "waits of their TTFT goals"
         return f"in order: {', '.join(self.members)}; passed over if away or for {wait}"
 
-    def _trouble(self, asked: Asked, member: str) -> str:
-        state = asked.state(member)
+    def _trouble(self, request: Asked, member: str) -> str:
+        state = request.state(member)
         if not state.ready:
             return "down"
-        is_late = asked.lane is Lane.INTERACTIVE and state.wait_s > (self.max_wait_s or state.ttft_s)
+        is_late = request.lane is Lane.INTERACTIVE and state.wait_s > (self.max_wait_s or state.ttft_s)
         return "queue" if is_late else ""
 
 

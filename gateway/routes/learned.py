@@ -53,10 +53,10 @@ class Learned:
         none."""
         return self._current().file.embedder
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
-        if len(asked.members) < 2:
-            return [Step(member, "only") for member in asked.members]
-        suffices, reason = await self._decide(asked, self._current())
+    async def plan(self, request: Asked) -> Sequence[Step]:
+        if len(request.members) < 2:
+            return [Step(member, "only") for member in request.members]
+        suffices, reason = await self._decide(request, self._current())
         first, second = (self.small, self.large) if suffices else (self.large, self.small)
         return (Step(first, reason), Step(second, "next"))
 
@@ -69,12 +69,12 @@ class Learned:
     def _current(self) -> LearnedRouter:
         return router_source(self.router).current()
 
-    async def _decide(self, asked: Asked, router: LearnedRouter) -> tuple[bool, str]:
+    async def _decide(self, request: Asked, router: LearnedRouter) -> tuple[bool, str]:
         """Return whether the small member is to answer, and the reason: `small` or `large` if the router decided, else
         `late`, `no_vector` or `misfit`, because it could not."""
         try:
-            vector = await self._vector(asked, router) if router.needs_vector else None
-            chance = router.probability(text_features(asked.facts()), vector)
+            vector = await self._vector(request, router) if router.needs_vector else None
+            chance = router.probability(text_features(request.facts()), vector)
         except TimeoutError:
             return self.undecided == "small", "late"
         except NoVector:
@@ -84,9 +84,9 @@ class Learned:
         suffices = chance >= (router.threshold if self.threshold is None else self.threshold)
         return suffices, "small" if suffices else "large"
 
-    async def _vector(self, asked: Asked, router: LearnedRouter) -> Vector:
+    async def _vector(self, request: Asked, router: LearnedRouter) -> Vector:
         """Return the prompt's vector for the router. Raises TimeoutError if it does not come in time, and NoVector if
         it cannot come."""
-        most = self.patience * asked.state(self.small).ttft_s if asked.lane is Lane.INTERACTIVE else None
+        most = self.patience * request.state(self.small).ttft_s if request.lane is Lane.INTERACTIVE else None
         async with asyncio.timeout(most):
-            return await asked.vector(router.file.embedder, router.file.pooling)
+            return await request.vector(router.file.embedder, router.file.pooling)

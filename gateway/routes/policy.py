@@ -81,9 +81,9 @@ class Shadow:
         if self.at_once < 1:
             raise ValueError(f"shadow.at_once must be at least 1, not {self.at_once}")
 
-    def copies(self, asked: Asked) -> bool:
+    def copies(self, request: Asked) -> bool:
         """Return whether a request is copied. The choice depends on its id only."""
-        return fraction(f"shadow {asked.request}") < self.share
+        return fraction(f"shadow {request.request}") < self.share
 
 
 class Policy(Protocol):
@@ -101,7 +101,7 @@ class Policy(Protocol):
     def shadow(self) -> Shadow | None:
         """Return which requests are copied; None means none."""
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
+    async def plan(self, request: Asked) -> Sequence[Step]:
         """Return the steps to take, in order. An empty plan means that no member may answer the request."""
 
     def explain(self) -> str:

@@ -52,10 +52,10 @@ class RouterSource:
     def _file_state(self) -> tuple[int, ...]:
         """Return a key that changes when the file is written again or replaced. Empty means that there is no file."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return ()
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @cache

@@ -31,21 +31,21 @@ class Split:
     def members(self) -> Sequence[str]:
         return tuple(self.weights)
 
-    async def plan(self, asked: Asked) -> Sequence[Step]:
-        chances = [(member, self.weights[member]) for member in asked.members if self.weights[member]]
+    async def plan(self, request: Asked) -> Sequence[Step]:
+        chances = [(member, self.weights[member]) for member in request.members if self.weights[member]]
         if not chances:
             return ()
-        point = fraction(self._key(asked)) * sum(weight for _, weight in chances)
+        point = fraction(self._key(request)) * sum(weight for _, weight in chances)
         ends = accumulate(weight for _, weight in chances)
-        found = next((member for (member, _), end in zip(chances, ends, strict=True) if point < end), chances[-1][0])
-        return (Step(found, "split"),)
+        choice = next((member for (member, _), end in zip(chances, ends, strict=True) if point < end), chances[-1][0])
+        return (Step(choice, "split"),)
 
     def explain(self) -> str:
         total = sum(self.weights.values())
         shares = ", ".join(f"{member} {weight / total:.3g}" for member, weight in self.weights.items())
         return f"share of each {self.sticky}: {shares}"
 
-    def _key(self, asked: Asked) -> str:
+    def _key(self, request: Asked) -> str:
         if self.sticky == "request":
-            return asked.request
-        return asked.tenant if self.sticky == "tenant" else f"{asked.tenant} {asked.session}"
+            return request.request
+        return request.tenant if self.sticky == "tenant" else f"{request.tenant} {request.session}"

@@ -63,8 +63,8 @@ class RedisUsageBooks:
         pattern = f"{self._prefix}usage:{{{tenant or '*'}}}:*"
         async with self._calls.guard() as client:
             keys = {key.decode() async for key in client.scan_iter(pattern, count=1000)}
-        found = [(key, KEY.search(key)) for key in keys]
-        pages = [UsagePage(key, match["tenant"], date.fromisoformat(match["day"])) for key, match in found if match]
+        matches = [(key, KEY.search(key)) for key in keys]
+        pages = [UsagePage(key, match["tenant"], date.fromisoformat(match["day"])) for key, match in matches if match]
         return [page for page in pages if tenant in ("", page.tenant) and since <= page.day <= until]
 
     async def _read(self, pages: Sequence[UsagePage]) -> AsyncGenerator[list[UsageRow], None]:
@@ -77,11 +77,11 @@ class RedisUsageBooks:
                     pipeline.hscan(page.key, cursor, count=ROWS_AT_ONCE)
                 replies: list[tuple[int, dict[bytes, bytes]]] = await pipeline.execute()
             rows, left = list[UsageRow](), dict[UsagePage, int]()
-            for page, (cursor, found) in zip(cursors, replies, strict=True):
-                rows += [_row(page, name, words) for name, words in found.items() if (page, name) not in seen]
+            for page, (cursor, fields) in zip(cursors, replies, strict=True):
+                rows += [_row(page, name, words) for name, words in fields.items() if (page, name) not in seen]
                 if cursor:
                     left[page] = cursor
-                    seen.update((page, name) for name in found)
+                    seen.update((page, name) for name in fields)
             yield rows
             cursors = left
 

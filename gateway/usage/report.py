@@ -106,16 +106,17 @@ class UsageTally:
 
     def report(self) -> UsageSummary:
         names, total = self._query.group_by, UsageSum()
-        for one in self._sums.values():
-            total.add(one.counts, one.amount)
+        for subtotal in self._sums.values():
+            total.add(subtotal.counts, subtotal.amount)
         lines = tuple(
-            self._group(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
+            self._group(dict(zip(names, group, strict=True)), subtotal)
+            for group, subtotal in sorted(self._sums.items())
         )
         return UsageSummary(self._query, self._billing.currency, lines, self._group({}, total))
 
-    def _group(self, group: Mapping[str, str], one: UsageSum) -> UsageGroup:
-        billing, counts = self._billing, one.counts
-        amount = one.amount if billing.prices else None
+    def _group(self, group: Mapping[str, str], subtotal: UsageSum) -> UsageGroup:
+        billing, counts = self._billing, subtotal.counts
+        amount = subtotal.amount if billing.prices else None
         return UsageGroup(group, counts, amount, billing.cost(counts.device_us), billing.cost_per_million(counts))
 
 
@@ -175,9 +176,8 @@ class UsageAdmin:
         self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageSummary:
-        """Read the rows that the query asks for and return their report. Rows are added up a few at a time, and the
-        lines are made in a thread, so that a report delays no tokens. Callers that render many lines must do that in a
-        thread, too. Raises ApiError: INVALID_REQUEST (more than MAX_LINES lines), LIMITER_UNAVAILABLE."""
+        """Return the report of the rows that the query asks for. It is made in a thread; callers that render many lines
+        must do that in one, too. Raises ApiError: INVALID_REQUEST (more than MAX_LINES lines), LIMITER_UNAVAILABLE."""
         tally = UsageTally(replace(query, key=self._counts_as(query.key)), self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:

@@ -45,10 +45,10 @@ def read_samples(path: Path) -> list[Sample]:
             samples = [_sample(row) for row in (json.load(file) if head.startswith("[") else _lines(file))]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is no data set: {_reason(error)}; known formats are {FORMATS}") from error
-    found = [sample for sample in samples if sample is not None]
-    if not found:
+    valid_samples = [sample for sample in samples if sample is not None]
+    if not valid_samples:
         raise ValueError(f"{path} holds no prompts")
-    return found
+    return valid_samples
 
 
 def _is_trace(head: str) -> bool:
@@ -112,8 +112,8 @@ def _conversation(turns: Sequence[Message]) -> Sample | None:
     """Return a sample with the messages before the first answer as its prompt, and the estimated length of that answer
     as its output length. None means that no message comes before it."""
     answers = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
-    asked = turns[: answers[0]] if answers else turns
-    return _measured(asked, _tokens(turns[answers[0]]) if answers else None) if asked else None
+    prompt = turns[: answers[0]] if answers else turns
+    return _measured(prompt, _tokens(turns[answers[0]]) if answers else None) if prompt else None
 
 
 def _user(text: str) -> Sequence[Message]:

@@ -99,8 +99,8 @@ def document(settings: Settings, streams: Sequence[Stream], speculation: Specula
     report."""
     reports = []
     for lane in settings.plan.lanes:
-        own = [stream for stream in streams if stream.item.lane == lane.name]
-        reports += [report(lane.name, own, lane.slo)] if own else []
+        lane_streams = [stream for stream in streams if stream.item.lane == lane.name]
+        reports += [report(lane.name, lane_streams, lane.slo)] if lane_streams else []
     whole = report("all", streams)
     price = cost(whole, settings.price_per_hour) if settings.price_per_hour is not None else None
     rows = tuple(_row(stream) for stream in streams)

@@ -44,7 +44,7 @@ async def drive(
     gate = asyncio.Semaphore(concurrency) if concurrency else None
     left, stop = Counter(item.lane for item in items), asyncio.Event()
 
-    async def one(item: BenchRequest) -> Stream:
+    async def send_item(item: BenchRequest) -> Stream:
         async with gate or nullcontext():
             stream = await client.send(item, began)
         on_end(stream)
@@ -60,7 +60,7 @@ async def drive(
             for item in items:
                 if not await _until(began + item.at, stop):
                     break
-                tasks.append(asyncio.create_task(one(item)))
+                tasks.append(asyncio.create_task(send_item(item)))
             return list(await asyncio.gather(*tasks))
 
 

@@ -82,13 +82,13 @@ class Cost:
     """Price of a million tokens, of prompts (cached ones, too) and answers."""
 
 
-def cost(found: LaneResults, price_per_hour: float) -> Cost | None:
-    """Return the cost of tokens on a server with this price whose throughput is always that of `found`. None means that
-    `found` has no output tokens."""
-    if not found.output_tokens:
+def cost(results: LaneResults, price_per_hour: float) -> Cost | None:
+    """Return the cost of tokens on a server with this price whose throughput is always that of `results`. None means
+    that `results` has no output tokens."""
+    if not results.output_tokens:
         return None
-    per_token = price_per_hour / 3600 * found.seconds / found.output_tokens
-    share = found.output_tokens / (found.output_tokens + found.prompt_tokens)
+    per_token = price_per_hour / 3600 * results.seconds / results.output_tokens
+    share = results.output_tokens / (results.output_tokens + results.prompt_tokens)
     return Cost(price_per_hour, per_token * 1e6, per_token * share * 1e6)
 
 

@@ -72,13 +72,14 @@ class OwnTexts:
 
 
 class Samples:
-    """Takes prompts from a data set in its order, beginning at a random one and starting over at the end. Prompts whose
-    length is outside the lane's `in` are skipped; where the file has only lengths, these are clamped to `in`. Output
-    lengths are clamped to the lane's `out`. Raises SpecError if no prompt is left."""
+    """Takes prompts from a data set in its order, from a random one on and around. Prompts outside the lane's `in` are
+    skipped or, if only lengths are known, clamped; outputs are clamped to `out`. Raises SpecError if none is left."""
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs
-        self._samples = [one for one in samples if fits is None or not one.messages or _is_within(one, lane)]
+        self._samples = [
+            sample for sample in samples if fits is None or not sample.messages or _is_within(sample, lane)
+        ]
         if not self._samples:
             raise SpecError(f"{lane.name}: no prompt of the data set has {fits} tokens; leave out in=, or widen it")
         self._lane = lane

@@ -69,10 +69,8 @@ class Outcome:
 
 
 def run(settings: Settings, key: str, console: Console, label: str = "") -> Outcome:
-    """Make a run, with progress bars on `console` whose names begin with `label`. `key` is the API key. Raises
-    BenchError if no request arrives, every warm-up request fails or the server cannot be reached, ValueError or OSError
-    for a trace or data set that cannot be read, ValueError for an invalid URL, and TlsFileError for unusable
-    certificate files."""
+    """Make a run, with progress bars on `console` that begin with `label`. `key` is the API key. Raises BenchError if
+    the server or every warm-up request fails, ValueError or OSError for inputs, and TlsFileError for certificates."""
     target = Target(settings.url, key, settings.tiers, settings.extensions, settings.chat)
     plan = settings.plan
     samples = plan_samples(plan)

@@ -56,9 +56,8 @@ class Sweep:
 
 
 class Sweeper:
-    """Measures a server at one request rate after another, by changing the rate of the first lane of `settings`.
-    `measure` makes a run, and `on_point` is called with the result of each. Every run has prompts of its own, so that
-    none is in the server's prefix cache. Only the first run has a warm-up.
+    """Measures a server at one request rate after another, by the first lane of `settings`. `measure` makes a run, and
+    `on_point` gets its result. Every run has new prompts, so that none is cached; only the first has a warm-up.
 
     Raises:
         SpecError: the first lane replays a trace, or the share is out of range.
@@ -112,11 +111,9 @@ def at_rate(settings: Settings, rate: float, index: int) -> Settings:
 
 
 def find_knee(holds: Callable[[float], bool], first: float, precision: float = PRECISION) -> None:
-    """Search for the knee: call `holds`, which measures a rate and returns whether it meets the goals, at rates that
-    close in on the highest one that does. Nothing is returned: `holds` records the rates, and `knee_of` finds the knee
-    among them. The rate is doubled from `first` on until a rate misses the goals (or halved until one meets them), at
-    most MOST_STEPS times; then the interval is bisected by geometric means until the ratio of its ends is at most
-    `precision`."""
+    """Search for the highest rate that meets the goals: double (or halve) from `first` on, then bisect by geometric
+    means until the ratio of the ends is at most `precision`. `holds` measures a rate, returns whether it does, and
+    records it."""
     meets = holds(first)
     low, high = first, first
     for _ in range(MOST_STEPS):

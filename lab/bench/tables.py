@@ -35,8 +35,8 @@ def _rates(lane: LaneResults) -> tuple[str, ...]:
 
 
 def _goodput(lane: LaneResults) -> tuple[str, str]:
-    found = lane.goodput
-    return (f"{found.requests_per_second:.2f}", f"{found.attainment:.1%}") if found else ("-", "-")
+    goodput = lane.goodput
+    return (f"{goodput.requests_per_second:.2f}", f"{goodput.attainment:.1%}") if goodput else ("-", "-")
 
 
 def latency_table(reports: Sequence[LaneResults]) -> Table:
@@ -109,16 +109,16 @@ def speculation_line(speculation: Speculation) -> str:
 def remarks(reports: Sequence[LaneResults]) -> list[str]:
     """Return warnings about what may distort the tables: failures, answers cut short, several tokens a chunk, late
     sending."""
-    found = []
+    texts = []
     for lane in reports:
-        found += [f"{lane.lane}: {count} failed: {kind}" for kind, count in lane.errors.items()]
+        texts += [f"{lane.lane}: {count} failed: {kind}" for kind, count in lane.errors.items()]
         if lane.output_tokens < lane.asked_tokens:
-            found.append(f"{lane.lane}: {lane.output_tokens} tokens came of the {lane.asked_tokens} asked for")
+            texts.append(f"{lane.lane}: {lane.output_tokens} tokens came of the {lane.asked_tokens} asked for")
         if lane.tokens_per_chunk > 1.05:
-            found.append(f"{lane.lane}: {lane.tokens_per_chunk:.1f} tokens a chunk; compare TPOT rather than ITL")
+            texts.append(f"{lane.lane}: {lane.tokens_per_chunk:.1f} tokens a chunk; compare TPOT rather than ITL")
         if lane.late_p99 > LATE_SECONDS:
-            found.append(f"{lane.lane}: sent up to {1000 * lane.late_p99:.0f} ms late (p99): the client was too busy")
-    return found
+            texts.append(f"{lane.lane}: sent up to {1000 * lane.late_p99:.0f} ms late (p99): the client was too busy")
+    return texts
 
 
 def milliseconds(seconds: float) -> str:

@@ -101,9 +101,9 @@ def _busiest(good: Sequence[Stream]) -> dict[str, float]:
     return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": int(requests.max())}
 
 
-def _in_ms(key: str, found: BenchPercentiles | None) -> dict[str, float]:
-    if found is None:
+def _in_ms(key: str, percentiles: BenchPercentiles | None) -> dict[str, float]:
+    if percentiles is None:
         return {f"{name}_{key}_ms": 0.0 for name in ("mean", "median", "std", "p50", "p90", "p95", "p99")}
-    values = {"mean": found.mean, "median": found.p50, "std": found.std, "p50": found.p50}
-    values |= {"p90": found.p90, "p95": found.p95, "p99": found.p99}
+    values = {"mean": percentiles.mean, "median": percentiles.p50, "std": percentiles.std, "p50": percentiles.p50}
+    values |= {"p90": percentiles.p90, "p95": percentiles.p95, "p99": percentiles.p99}
     return {f"{name}_{key}_ms": 1000 * seconds for name, seconds in values.items()}

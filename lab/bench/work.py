@@ -60,13 +60,13 @@ class Work:
         else:
             for rate in rates:
                 sweeper.holds(rate)
-        found = sweeper.result()
-        _show_sweep(found)
-        self._write(sweeper.outcomes, found.write())
+        sweep = sweeper.result()
+        _show_sweep(sweep)
+        self._write(sweeper.outcomes, sweep.write())
         if self.files.plot is not None:
             title = f"{', '.join(self.settings.plan.models[:3])} at {self.settings.url}"
-            draw(found, title, self.files.plot)
-        return any(point.document.whole.succeeded for point in found.points)
+            draw(sweep, title, self.files.plot)
+        return any(point.document.whole.succeeded for point in sweep.points)
 
     def _run(self, settings: Settings, label: str = "") -> Outcome:
         return run(settings, self.key, Console(stderr=True), label)
@@ -91,11 +91,11 @@ def _show(measured: Document) -> None:
     _show_remarks(out, measured)
 
 
-def _show_sweep(found: Sweep) -> None:
+def _show_sweep(sweep: Sweep) -> None:
     out = Console()
-    print_wide(sweep_table(found))
-    out.print(knee_line(found), highlight=False)
-    for point in found.points:
+    print_wide(sweep_table(sweep))
+    out.print(knee_line(sweep), highlight=False)
+    for point in sweep.points:
         _show_remarks(out, point.document, f"{point.rate:.3g}/s, ")
 
 

@@ -74,11 +74,11 @@ def analyze(
         if plot is not None:
             draw_traffic(findings.traces, plot)
     print_wide(findings.table)
-    for name, one in findings.advice.items():
-        print_wide(_advice_table(f"Settings for {name} on {setup.device.name}", one))
+    for name, advice in findings.advice.items():
+        print_wide(_advice_table(f"Settings for {name} on {setup.device.name}", advice))
         if name in tuned:
             print_wide(_tuned_table(tuned[name]))
-        for note in one.notes:
+        for note in advice.notes:
             console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if settings is not None:
         settings.write_text(yaml.safe_dump(_nested(next(iter(findings.advice.values()))), sort_keys=False))
@@ -98,20 +98,20 @@ class Findings:
     """Analysis of each trace, by its name. Empty if usage was read instead of traces."""
 
     def document(self) -> dict[str, Any]:
-        return {name: {"traffic": self.figures[name], "advice": asdict(one)} for name, one in self.advice.items()}
+        return {name: {"traffic": self.figures[name], "advice": asdict(advice)} for name, advice in self.advice.items()}
 
 
 def _of_traces(files: list[Path], setup: Setup) -> Findings:
     reading = track(files, "Reading", console=console, transient=True)
-    found = {_label(file): analysis_of(read_trace(file)) for file in reading}
-    advice = {name: advise(one, setup.device, setup.core) for name, one in found.items()}
-    figures = {name: asdict(one) for name, one in found.items()}
-    return Findings(side_by_side("Traffic", found, ROWS), figures, advice, found)
+    analyses = {_label(file): analysis_of(read_trace(file)) for file in reading}
+    advice = {name: advise(analysis, setup.device, setup.core) for name, analysis in analyses.items()}
+    figures = {name: asdict(analysis) for name, analysis in analyses.items()}
+    return Findings(side_by_side("Traffic", analyses, ROWS), figures, advice, analyses)
 
 
-def _of_usage(found: UsageTraffic, setup: Setup) -> Findings:
-    table = side_by_side("Usage", {LIVE: found}, USAGE_ROWS)
-    return Findings(table, {LIVE: asdict(found)}, {LIVE: advise_from_usage(found, setup)}, {})
+def _of_usage(usage: UsageTraffic, setup: Setup) -> Findings:
+    table = side_by_side("Usage", {LIVE: usage}, USAGE_ROWS)
+    return Findings(table, {LIVE: asdict(usage)}, {LIVE: advise_from_usage(usage, setup)}, {})
 
 
 def _tuned(files: list[Path], findings: Findings, setup: Setup) -> dict[str, Tuned]:
@@ -181,11 +181,11 @@ def _advice_table(title: str, advice: Advice) -> Table:
 
 def _spread(name: str, of: Callable[[Analysis], Spread]) -> list[Row]:
     return [
-        (f"{name}, mean", lambda found: f"{of(found).mean:,.0f}"),
-        (f"{name}, p50", lambda found: f"{of(found).p50:,}"),
-        (f"{name}, p90", lambda found: f"{of(found).p90:,}"),
-        (f"{name}, p99", lambda found: f"{of(found).p99:,}"),
-        (f"{name}, most", lambda found: f"{of(found).most:,}"),
+        (f"{name}, mean", lambda analysis: f"{of(analysis).mean:,.0f}"),
+        (f"{name}, p50", lambda analysis: f"{of(analysis).p50:,}"),
+        (f"{name}, p90", lambda analysis: f"{of(analysis).p90:,}"),
+        (f"{name}, p99", lambda analysis: f"{of(analysis).p99:,}"),
+        (f"{name}, most", lambda analysis: f"{of(analysis).most:,}"),
     ]
 
 
@@ -199,25 +199,31 @@ def _shares(counts: Mapping[str, int], most: int) -> str:
 
 
 def _of_use(cell: Callable[[AdapterUse], str]) -> Callable[[UsageTraffic], str]:
-    return lambda found: cell(found.adapters) if found.adapters else MISSING
+    return lambda usage: cell(usage.adapters) if usage.adapters else MISSING
 
 
 def _of_adapters(cell: Callable[[Any], str]) -> Callable[[Analysis], str]:
-    return lambda found: cell(found.popularity) if found.popularity else MISSING
+    return lambda analysis: cell(analysis.popularity) if analysis.popularity else MISSING
 
 
 ROWS: list[Row] = [
-    ("requests", lambda found: f"{found.requests:,}"),
-    ("seconds", lambda found: f"{found.seconds:,.0f}"),
-    ("requests/s", lambda found: _number(found.rate)),
-    ("requests/s of the busiest minute", lambda found: _number(found.busiest)),
-    ("variation of gaps (1: Poisson)", lambda found: _number(found.cv)),
-    *_spread("prompt tokens", lambda found: found.prompt),
-    *_spread("output tokens", lambda found: found.output),
-    ("prompt tokens computed before", lambda found: f"{found.reuse.share:.1%}" if found.reuse.share else MISSING),
-    ("lanes", lambda found: _shares(found.lanes, 2)),
-    ("tenants", lambda found: f"{len(found.tenants):,}"),
-    ("busiest tenants", lambda found: _shares(found.tenants, MOST_TENANTS) if len(found.tenants) > 1 else MISSING),
+    ("requests", lambda analysis: f"{analysis.requests:,}"),
+    ("seconds", lambda analysis: f"{analysis.seconds:,.0f}"),
+    ("requests/s", lambda analysis: _number(analysis.rate)),
+    ("requests/s of the busiest minute", lambda analysis: _number(analysis.busiest)),
+    ("variation of gaps (1: Poisson)", lambda analysis: _number(analysis.cv)),
+    *_spread("prompt tokens", lambda analysis: analysis.prompt),
+    *_spread("output tokens", lambda analysis: analysis.output),
+    (
+        "prompt tokens computed before",
+        lambda analysis: f"{analysis.reuse.share:.1%}" if analysis.reuse.share else MISSING,
+    ),
+    ("lanes", lambda analysis: _shares(analysis.lanes, 2)),
+    ("tenants", lambda analysis: f"{len(analysis.tenants):,}"),
+    (
+        "busiest tenants",
+        lambda analysis: _shares(analysis.tenants, MOST_TENANTS) if len(analysis.tenants) > 1 else MISSING,
+    ),
     ("requests with an adapter", _of_adapters(lambda popularity: f"{popularity.share:.0%}")),
     ("adapters", _of_adapters(lambda popularity: f"{popularity.adapters:,}")),
     ("adapters within a minute, 10 minutes", _of_adapters(lambda p: ", ".join(f"{n:,}" for n in p.working.values()))),
@@ -226,16 +232,16 @@ ROWS: list[Row] = [
 ]
 """Rows of the table: label, and function that makes a trace's cell."""
 USAGE_ROWS: list[tuple[str, Callable[[UsageTraffic], str]]] = [
-    ("requests", lambda found: f"{found.requests:,}"),
-    ("days", lambda found: f"{found.seconds / DAY_SECONDS:,.2f}"),
-    ("requests/s", lambda found: _number(found.rate)),
-    ("requests/s of the busiest day", lambda found: _number(found.busiest)),
-    ("prompt tokens, mean", lambda found: f"{found.prompt:,.0f}"),
-    ("output tokens, mean", lambda found: f"{found.output:,.0f}"),
-    ("prompt tokens computed before", lambda found: f"{found.cached:.1%}"),
-    ("lanes", lambda found: _shares(found.lanes, 2)),
-    ("tenants", lambda found: f"{len(found.tenants):,}"),
-    ("busiest tenants", lambda found: _shares(found.tenants, MOST_TENANTS) if len(found.tenants) > 1 else MISSING),
+    ("requests", lambda usage: f"{usage.requests:,}"),
+    ("days", lambda usage: f"{usage.seconds / DAY_SECONDS:,.2f}"),
+    ("requests/s", lambda usage: _number(usage.rate)),
+    ("requests/s of the busiest day", lambda usage: _number(usage.busiest)),
+    ("prompt tokens, mean", lambda usage: f"{usage.prompt:,.0f}"),
+    ("output tokens, mean", lambda usage: f"{usage.output:,.0f}"),
+    ("prompt tokens computed before", lambda usage: f"{usage.cached:.1%}"),
+    ("lanes", lambda usage: _shares(usage.lanes, 2)),
+    ("tenants", lambda usage: f"{len(usage.tenants):,}"),
+    ("busiest tenants", lambda usage: _shares(usage.tenants, MOST_TENANTS) if len(usage.tenants) > 1 else MISSING),
     ("requests with an adapter", _of_use(lambda use: f"{use.share:.0%}")),
     ("adapters", _of_use(lambda use: f"{use.adapters:,}")),
     ("adapters of a day, at most", _of_use(lambda use: f"{use.busiest_day:,}")),

@@ -70,23 +70,23 @@ def tasks(
         with open_http(url, key) as http:
             models = chosen_models(served_models(http), adapters)
             harness = Harness(http, listed(names), include_path or (), limit, fewshot, chat=chat, tokenizer=tokenizer)
-            found = results_of(models, harness, json_file)
+            results = results_of(models, harness, json_file)
     except (EvalError, ValueError) as error:
         exit_with_error(str(error))
-    print_wide(score_table(found))
+    print_wide(score_table(results))
 
 
 def results_of(models: Sequence[Model], harness: Harness, file: Path | None) -> dict[str, Results]:
     """Evaluate models one after the other behind a progress bar, and return the results of each. The file is written
     after each model, so that results are kept if a later model fails."""
-    found: dict[str, Results] = {}
+    results: dict[str, Results] = {}
     with _bars() as progress:
         for model in models:
-            found[model.id] = harness.results(model, _shown(progress, model.id))
+            results[model.id] = harness.results(model, _shown(progress, model.id))
             if file is not None:
                 with atomic_file(file) as target:
-                    target.write(json.dumps({**harness.settings, "models": found}, indent=2).encode() + b"\n")
-    return found
+                    target.write(json.dumps({**harness.settings, "models": results}, indent=2).encode() + b"\n")
+    return results
 
 
 def _bars() -> Progress:

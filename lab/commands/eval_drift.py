@@ -39,13 +39,13 @@ def drift(
         pieces = split(text.read_text() if text else bundled_text())
         if not pieces:
             exit_with_error(f"{text} is empty")
-        found = list(measure(model, chosen, dict(map(_named, adapter or ())), pieces))
+        drifts = list(measure(model, chosen, dict(map(_named, adapter or ())), pieces))
     except (ValueError, OSError, ApiError) as error:
         exit_with_error(str(error))
     if json_file is not None:
         with atomic_file(json_file) as target:
-            target.write(json.dumps(to_builtins(found), indent=2).encode() + b"\n")
-    print_wide(drift_table(found))
+            target.write(json.dumps(to_builtins(drifts), indent=2).encode() + b"\n")
+    print_wide(drift_table(drifts))
 
 
 def _named(text: str) -> tuple[str, str]:

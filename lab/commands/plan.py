@@ -105,10 +105,10 @@ def plan(
             seconds=duration_s, adapters=adapters, zipf=zipf, seed=seed,
         )  # fmt: skip
         wish = _wish(find_shape(model), scenario, rate, LaneGoals(ttft, itl, attainment))
-        found = choices.candidates(wish)
-        print_wide(candidates_table(wish, found[:MOST_SHOWN]))
+        candidates = choices.candidates(wish)
+        print_wide(candidates_table(wish, candidates[:MOST_SHOWN]))
         with Progress(console=console, transient=True) as bars:
-            best = find_plan(found, wish, scenario, choices.split, choices.link, partial(_shown, bars))
+            best = find_plan(candidates, wish, scenario, choices.split, choices.link, partial(_shown, bars))
         if plot is not None:
             of_cluster = partial(cluster_report, split=choices.split, link=choices.link)
             _plot(best.candidate, wish, scenario, of_cluster, plot)
@@ -116,7 +116,7 @@ def plan(
     for note in _notes(best, wish):
         console.print(f"[yellow]note: {note}[/yellow]", soft_wrap=True)
     if json_file is not None:
-        json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
+        json_file.write_text(json.dumps(_document(best, candidates), indent=2) + "\n")
     if settings is not None:
         with failures():
             _write_settings(settings, best.candidate, wish, choices.split)
@@ -181,15 +181,15 @@ def _plot(
 def _notes(plan: Plan, wish: Wish) -> Iterator[str]:
     if not plan.is_enough:
         yield f"no candidate met the goals in {MOST_TRIALS} simulations with more and more engines"
-    one = plan.candidate
-    for name, count in (("tensor_parallel", one.ranks), ("pipeline_parallel", one.stages)):
+    candidate = plan.candidate
+    for name, count in (("tensor_parallel", candidate.ranks), ("pipeline_parallel", candidate.stages)):
         if count > 1:
             yield f"engine.{name}: {count} has not run on GPUs yet: measure before you rely on it"
-    if one.prefill:
+    if candidate.prefill:
         yield "engine.split has not run on GPUs yet: measure before you rely on it"
-    if wish.shape.experts and one.form not in (AS_MEASURED, "bf16"):
+    if wish.shape.experts and candidate.form not in (AS_MEASURED, "bf16"):
         yield "quantised experts are computed one by one, for which the plan leaves no time: measure before"
-    if wish.shape.is_quantised and one.form != AS_MEASURED:
+    if wish.shape.is_quantised and candidate.form != AS_MEASURED:
         yield "the engine keeps the model's quantised weights, which the plan counts in 16 bits"
     if windowed := wish.shape.windowed_layers:
         layers = f"{windowed} of {wish.shape.layers} layers"
@@ -206,10 +206,10 @@ def _write_settings(file: Path, candidate: Candidate, wish: Wish, mode: SplitMod
     file.write_text(yaml.safe_dump(settings_of(candidate, wish, mode.value), sort_keys=False))
 
 
-def _document(plan: Plan, found: list[Candidate]) -> dict[str, Any]:
+def _document(plan: Plan, candidates: list[Candidate]) -> dict[str, Any]:
     return {
         "plan": {**_figures(plan.candidate), "report": plan.report, "is_enough": plan.is_enough},
-        "candidates": [_figures(candidate) for candidate in found],
+        "candidates": [_figures(candidate) for candidate in candidates],
     }
 
 

@@ -69,12 +69,12 @@ class Choices:
                 f"--weights: those of {wish.shape.name} are quantised already, and the engine keeps them so: leave it "
                 "out, or name the original model"
             )
-        found = candidates(wish, self.accelerators, self.forms, self.prices, self.measured)
-        if not found:
+        whole_engines = candidates(wish, self.accelerators, self.forms, self.prices, self.measured)
+        if not whole_engines:
             raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
         if self.split is SplitMode.NEVER:
-            return found
-        return ordered([*found, *split_candidates(found, wish, self.link)])
+            return whole_engines
+        return ordered([*whole_engines, *split_candidates(whole_engines, wish, self.link)])
 
 
 def check_devices(devices: Sequence[str] | None, weights: Sequence[str] | None) -> None:

@@ -22,17 +22,29 @@ from lab.sim.tables import MISSING, duration, share
 MILLION = 1e6
 
 
-def candidates_table(wish: Wish, found: list[Candidate]) -> Table:
+def candidates_table(wish: Wish, candidates: list[Candidate]) -> Table:
     table = Table(title=f"{wish.shape.name}, {wish.rate:,.3g} requests/s, by arithmetic")
     for column in ("engines", "device", "weights", "tokens/s each", "decodes at once", "mean ITL", "binds"):
         table.add_column(column, justify="left" if column in ("device", "weights", "binds") else "right")
     for column in ("an hour", "a million tokens"):
         table.add_column(column, justify="right")
-    for one in found:
-        hour = MISSING if one.cost is None else f"{one.cost:,.2f}"
-        tokens = f"{one.most.rate * wish.traffic.output.mean:,.0f}"
-        each = (str(one.steady.seqs), duration(one.steady.step_s), binds(one, wish.demand(one.core)))
-        table.add_row(_engines(one), one.device.name, one.form, tokens, *each, hour, _per_million(one, wish))
+    for candidate in candidates:
+        hour = MISSING if candidate.cost is None else f"{candidate.cost:,.2f}"
+        tokens = f"{candidate.most.rate * wish.traffic.output.mean:,.0f}"
+        each = (
+            str(candidate.steady.seqs),
+            duration(candidate.steady.step_s),
+            binds(candidate, wish.demand(candidate.core)),
+        )
+        table.add_row(
+            _engines(candidate),
+            candidate.device.name,
+            candidate.form,
+            tokens,
+            *each,
+            hour,
+            _per_million(candidate, wish),
+        )
     return table
 
 
@@ -69,33 +81,35 @@ def _experts_row(candidate: Candidate, wish: Wish) -> list[tuple[str, str]]:
 
 
 def plan_table(plan: Plan, wish: Wish) -> Table:
-    one, lane, shape, traffic = plan.candidate, plan.lane, wish.shape, wish.traffic
-    kv, weights = kv_bytes_of(one, shape), weights_of(one, shape)
-    table = Table(title=f"{_engines(one)} x {one.device.description}", show_header=False)
+    candidate, lane, shape, traffic = plan.candidate, plan.lane, wish.shape, wish.traffic
+    kv, weights = kv_bytes_of(candidate, shape), weights_of(candidate, shape)
+    table = Table(title=f"{_engines(candidate)} x {candidate.device.description}", show_header=False)
     lengths = {"mean": traffic.whole.mean, "p99": traffic.whole.p99, f"{shape.max_position:,}": shape.max_position}
-    fit = {name: f"{sequences(one, tokens):,}" for name, tokens in lengths.items()}
+    fit = {name: f"{sequences(candidate, tokens):,}" for name, tokens in lengths.items()}
     rows = [
-        ("weights", one.form if weights is None else _weights(*weights)),
+        ("weights", candidate.form if weights is None else _weights(*weights)),
         ("KV of a token", f"{kv / 1024:,.0f} KiB"),
-        ("tokens in pages", f"{one.core.num_pages * one.core.block_size:,}"),
+        ("tokens in pages", f"{candidate.core.num_pages * candidate.core.block_size:,}"),
         (
             f"sequences that fit, {1 - HEADROOM:.0%} spare",
             ", ".join(f"{count} ({name})" for name, count in fit.items()),
         ),
         ("if each had the full length preallocated", fit[f"{shape.max_position:,}"]),
-        *_experts_row(one, wish),
-        ("requests/s, at most", f"{one.most.rate:,.3g} each"),
-        ("what binds", binds(one, wish.demand(one.core))),
+        *_experts_row(candidate, wish),
+        ("requests/s, at most", f"{candidate.most.rate:,.3g} each"),
+        ("what binds", binds(candidate, wish.demand(candidate.core))),
         ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),
         ("simulated: ITL p50, p99", f"{duration(lane.itl.p50)}, {duration(lane.itl.p99)}"),
         ("in time: first tokens, gaps", f"{share(lane.ttft_attainment)}, {share(lane.itl_attainment)}"),
         ("device busy", " to ".join(dict.fromkeys(f"{part:.0%}" for part in plan.busy))),
     ]
     if wish.rank:
-        beside, host = adapters_beside(one, wish.demand(one.core), wish.rank)
-        rows.append((f"adapters of rank {wish.rank}", f"{beside:,} in pages beside KV, {host:,} in host memory"))
-    if one.cost is not None:
-        rows.append(("price", f"{one.cost:,.2f} an hour, {_per_million(one, wish)} a million output tokens"))
+        adapters, host = adapters_beside(candidate, wish.demand(candidate.core), wish.rank)
+        rows.append((f"adapters of rank {wish.rank}", f"{adapters:,} in pages beside KV, {host:,} in host memory"))
+    if candidate.cost is not None:
+        rows.append(
+            ("price", f"{candidate.cost:,.2f} an hour, {_per_million(candidate, wish)} a million output tokens")
+        )
     for row in rows:
         table.add_row(*row)
     return table

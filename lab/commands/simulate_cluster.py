@@ -29,9 +29,8 @@ SPLITS = tuple(mode.value for mode in SplitMode)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the options ask of a simulated cluster: the number of replicas, the times at which one dies or is added, and
-    what to compare: routers, or modes in which our router splits requests into prefill and decode. Raises ValueError if
-    a router, mode or link is unknown, or if too few replicas are left."""
+    """What the options ask of a simulated cluster: its replicas, when one dies or is added, and the routers, or modes
+    of splitting requests, to compare. Raises ValueError for an unknown router, mode or link, or too few replicas."""
 
     replicas: int
     routers: Sequence[str]

@@ -116,14 +116,14 @@ def read_usage(url: str, key: str, since: str, until: str) -> UsageTraffic:
     return traffic_of([_line(line) for line in report.usage], base_models, datetime.now(UTC))
 
 
-def advise(found: UsageTraffic, setup: Setup) -> Advice:
+def advise(usage: UsageTraffic, setup: Setup) -> Advice:
     """Return the settings for an engine that follow from what the books tell, and what an operator should know."""
-    device, used = setup.device, found.adapters
-    steady = serve(device, setup.core, found.demand(), found.busiest)
+    device, used = setup.device, usage.adapters
+    steady = serve(device, setup.core, usage.demand(), usage.busiest)
     settings = [host_adapters(device, used.busiest_day, "on one day")] if used else []
     notes = [LIMITS]
     if not steady.is_enough:
-        notes.insert(0, engines_needed(device, steady, found.busiest, "the busiest day"))
+        notes.insert(0, engines_needed(device, steady, usage.busiest, "the busiest day"))
     return Advice(steady, settings, notes)
 
 
@@ -151,7 +151,7 @@ def _adapters(lines: Sequence[DayLine], requests: int) -> AdapterUse | None:
     known. `requests` is the number of all requests, with or without an adapter. Requests of the collecting row OTHERS
     count in shares only, because their adapters are not known."""
     counts = _sums(lines, lambda line: line.adapter)
-    asked = counts.total()
+    total = counts.total()
     counts.pop(OTHERS, None)
     if not counts.total():
         return None
@@ -159,8 +159,8 @@ def _adapters(lines: Sequence[DayLine], requests: int) -> AdapterUse | None:
     by_day = Counter(day for _, day in {(line.adapter, line.day) for line in lines if line.adapter != OTHERS})
     return AdapterUse(
         adapters=len(ordered),
-        share=asked / requests,
-        first=ordered[0] / asked,
+        share=total / requests,
+        first=ordered[0] / total,
         zipf=fit_zipf(ordered),
         busiest_day=max(by_day.values()),
     )

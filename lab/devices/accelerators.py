@@ -54,8 +54,8 @@ class Accelerator:
 
 
 ACCELERATORS: Mapping[str, Accelerator] = {
-    one.name: one
-    for one in (
+    device.name: device
+    for device in (
         Accelerator("h200", 141e9, 4.8e12, 989e12, 1979e12, 900e9),
         Accelerator("h100", 80e9, 3.35e12, 989e12, 1979e12, 900e9),
         Accelerator("a100", 80e9, 2.039e12, 312e12, 0.0, 600e9),
@@ -130,22 +130,22 @@ def _keeps_groups(form: Form, width: int, ranks: int) -> bool:
 
 
 def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:
-    """Return the bytes of weights on each device of a stage, with one entry for each stage, as the engine divides them.
-    Each device has 1/`ranks` of every matrix of its stage's layers, but all of their routers. Those of the first stage
-    also have 1/`ranks` of embedding and output head, which stay in 16 bits."""
+    """Return the bytes of weights on each device of a stage, one entry for each stage. Each device has 1/`ranks` of
+    every matrix but all routers; those of the first stage also have 1/`ranks` of embedding and output head, in 16
+    bits."""
     layers, ends = _layer_bytes(shape, form, ranks), _end_bytes(shape, ranks)
-    found = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
-    return [found[0] + ends, *found[1:]]
+    stage_bytes = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
+    return [stage_bytes[0] + ends, *stage_bytes[1:]]
 
 
 def _layer_bytes(shape: Shape, form: Form, ranks: int) -> list[float]:
     """Return the bytes of each layer's weights on one of the ranks that share it. Layers without experts come first."""
-    found = []
+    layer_bytes = []
     for has_experts, count in shape.kinds_of_layers.items():
         weights = sum(inputs * outputs for inputs, outputs in shape.projections(has_experts))
         whole = shape.router_weights / count if has_experts and count else 0.0
-        found += [(whole + (weights - whole) / ranks) * form.weight_bytes] * count
-    return found
+        layer_bytes += [(whole + (weights - whole) / ranks) * form.weight_bytes] * count
+    return layer_bytes
 
 
 def _end_bytes(shape: Shape, ranks: int) -> float:

@@ -101,10 +101,9 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """A cost model from published figures. A step takes the sum of its parts: an overhead, if it has tokens; its linear
-    layers, its experts and its adapters, each as long as moving their bytes or doing their arithmetic, whichever takes
-    longer; attention of decodes, by its bytes; attention of prefill, by its arithmetic; and page copies, by bytes. A
-    step reads only the experts that its rows choose: see `share_read`."""
+    """A cost model from published figures. A step takes the sum of its parts: its overhead; linear layers, experts and
+    adapters, each by the longer of bytes and arithmetic; attention of decodes (bytes) and prefill (arithmetic); and
+    page copies."""
 
     memory_bytes_per_s: float
     memory_reached: float

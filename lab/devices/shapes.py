@@ -78,9 +78,9 @@ class Shape:
     def inner_widths(self) -> list[int]:
         """The different intermediate sizes in the model: that of the MLP for all rows if any layer has one, and that of
         an expert if there are experts."""
-        one = self.experts
-        has_mlp = one is None or one.is_shared or one.layers < self.layers
-        return [self.intermediate] * has_mlp + ([one.width] if one else [])
+        experts = self.experts
+        has_mlp = experts is None or experts.is_shared or experts.layers < self.layers
+        return [self.intermediate] * has_mlp + ([experts.width] if experts else [])
 
     @property
     def linear_weights(self) -> int:
@@ -97,8 +97,8 @@ class Shape:
     def router_weights(self) -> int:
         """Number of weights in the routers and in the gates of shared MLPs. Each tensor-parallel rank has all of
         them."""
-        one = self.experts
-        return one.layers * (one.count + one.is_shared) * self.hidden if one else 0
+        experts = self.experts
+        return experts.layers * (experts.count + experts.is_shared) * self.hidden if experts else 0
 
     @property
     def chosen(self) -> float:
@@ -136,13 +136,13 @@ class Shape:
         """Return (inputs, outputs), the sizes of the matrix, of each projection of a layer with or without experts, in
         the order in which adapters have them."""
         hidden, query, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden)]
-        one = self.experts if has_experts else None
-        if one is None or one.is_shared:
-            found += _mlp(hidden, self.intermediate)
-        if one is not None:
-            found += [(hidden, 1)] * one.is_shared + [(hidden, one.count)] + self._expert() * one.count
-        return found
+        sizes = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden)]
+        experts = self.experts if has_experts else None
+        if experts is None or experts.is_shared:
+            sizes += _mlp(hidden, self.intermediate)
+        if experts is not None:
+            sizes += [(hidden, 1)] * experts.is_shared + [(hidden, experts.count)] + self._expert() * experts.count
+        return sizes
 
     def kv_bytes(self, itemsize: int) -> int:
         """Return the bytes of a token's KV in all layers, with `itemsize` bytes for each number."""
@@ -151,7 +151,7 @@ class Shape:
     def _sum(self, of: Callable[[int, int], int]) -> int:
         """Return the sum of `of`(inputs, outputs) over the projections of all layers."""
         kinds = self.kinds_of_layers.items()
-        return sum(count * sum(of(*one) for one in self.projections(kind)) for kind, count in kinds if count)
+        return sum(count * sum(of(*sizes) for sizes in self.projections(kind)) for kind, count in kinds if count)
 
     def _expert(self) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of each projection of an expert; none if there are no experts."""
@@ -190,9 +190,8 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(model: str) -> Shape:
-    """Return the shape of a model, which is its sizes without its weights: one of `SHAPES` by name, or that of a
-    Hugging Face folder, a config.json or a GGUF file. Raises ValueError if there is no such model or its files do not
-    say its sizes, and OSError if they cannot be read."""
+    """Return the shape of a model: one of `SHAPES` by name, or that of a Hugging Face folder, a config.json or a GGUF
+    file. Raises ValueError if there is none or its files do not say its sizes, and OSError."""
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model)
@@ -211,8 +210,8 @@ def find_shape(model: str) -> Shape:
 
 def shape_of(spec: ModelSpec, name: str) -> Shape:
     """Return the shape (sizes for plans and simulations) of a model, given the engine's description of it."""
-    one = spec.experts
-    experts = Experts(one.count, one.top_k, one.width, sum(one.layers), one.shared) if one and any(one.layers) else None
+    moe = spec.experts
+    experts = Experts(moe.count, moe.top_k, moe.width, sum(moe.layers), moe.shared) if moe and any(moe.layers) else None
     sizes = spec.layers, spec.hidden_size, spec.intermediate_size, spec.heads, spec.kv_heads, spec.head_dim
     vocab = spec.vocab_size, spec.tied_embeddings, spec.max_position
     windowed = sum(window is not None and window < spec.max_position for window in spec.windows)

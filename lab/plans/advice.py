@@ -42,36 +42,36 @@ class Advice:
     notes: list[str]
 
 
-def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
+def demand_of(analysis: Analysis, core: CoreConfig, rank: int) -> Demand:
     """Return the average request of a trace, for capacity planning, with an adapter of this rank (0 means the base
     model). Prompt tokens that a prefix cache as large as the engine's page pool finds do not count as computed."""
-    cached = found.reuse.share_with(core.num_pages * core.block_size)
-    prompt, output = found.prompt.mean, found.output.mean
-    adapters = found.popularity.adapters if found.popularity else 0
+    cached = analysis.reuse.share_with(core.num_pages * core.block_size)
+    prompt, output = analysis.prompt.mean, analysis.output.mean
+    adapters = analysis.popularity.adapters if analysis.popularity else 0
     return Demand(prompt * (1 - cached), output, prompt + output / 2, rank, adapters)
 
 
-def _usual(found: Analysis, core: CoreConfig) -> Demand:
+def _usual(analysis: Analysis, core: CoreConfig) -> Demand:
     """Return the average request of a trace, for capacity planning, with an adapter of rank `RANK` if more than half of
     the requests ask for one."""
-    return demand_of(found, core, RANK if found.popularity and found.popularity.share > 0.5 else 0)
+    return demand_of(analysis, core, RANK if analysis.popularity and analysis.popularity.share > 0.5 else 0)
 
 
-def most_rate(found: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
+def most_rate(analysis: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
     """Return the highest rate, in requests a second, at which a device serves the average request of a trace, by
     arithmetic instead of simulation."""
-    return serve(device, core, _usual(found, core), math.inf).rate
+    return serve(device, core, _usual(analysis, core), math.inf).rate
 
 
-def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
+def advise(analysis: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
     """Return the settings that suit a trace's traffic for an engine on a device (maximum sequence length, latency
     goals, host memory for adapters), and notes for the operator."""
-    steady = serve(device, core, _usual(found, core), found.busiest) if found.busiest else None
-    settings = [*_lengths(found, core), *_goals(found, device, core, steady)]
-    if found.popularity is not None:
-        together = found.popularity.working[HOLDING_S]
+    steady = serve(device, core, _usual(analysis, core), analysis.busiest) if analysis.busiest else None
+    settings = [*_lengths(analysis, core), *_goals(analysis, device, core, steady)]
+    if analysis.popularity is not None:
+        together = analysis.popularity.working[HOLDING_S]
         settings.append(host_adapters(device, together, f"within {HOLDING_S / 60:.0f} minutes"))
-    return Advice(steady, settings, list(_notes(found, device, core, steady)))
+    return Advice(steady, settings, list(_notes(analysis, device, core, steady)))
 
 
 def host_adapters(device: DeviceSpec, adapters: int, when: str) -> Setting:
@@ -102,10 +102,10 @@ def round_length(tokens: float) -> int:
     return math.ceil(tokens / LENGTH_STEP) * LENGTH_STEP
 
 
-def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
-    usual, most = found.whole.p99 * LENGTH_MARGIN, found.whole.most
+def _lengths(analysis: Analysis, core: CoreConfig) -> Iterator[Setting]:
+    usual, most = analysis.whole.p99 * LENGTH_MARGIN, analysis.whole.most
     wanted = round_length(max(usual, most))
-    reason = f"{LENGTH_MARGIN} times the 99th percentile of prompt and answer together, {found.whole.p99:,} tokens"
+    reason = f"{LENGTH_MARGIN} times the 99th percentile of prompt and answer together, {analysis.whole.p99:,} tokens"
     if most > usual:
         reason = f"the longest prompt and answer together, {most:,} tokens"
     if wanted > core.max_model_len:
@@ -113,12 +113,12 @@ def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
     yield Setting("engine.max_model_len", wanted, reason)
 
 
-def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[Setting]:
+def _goals(analysis: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[Setting]:
     """Yield settings with wider TTFT and ITL goals for interactive work where no schedule could meet those of
     `core`."""
-    if steady is None or "interactive" not in found.lanes:
+    if steady is None or "interactive" not in analysis.lanes:
         return
-    demand, longest = _usual(found, core), min(found.prompt.p99, core.max_model_len)
+    demand, longest = _usual(analysis, core), min(analysis.prompt.p99, core.max_model_len)
     alone = prefill_s(device, core, longest, demand.rank)
     if TTFT_MARGIN * alone > core.interactive.ttft_s:
         reason = f"a prompt of the 99th percentile, {longest:,} tokens, takes {alone:.3g} s alone"
@@ -129,15 +129,15 @@ def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady
         yield Setting("lanes.interactive.itl_s", round_up(ITL_MARGIN * decode), reason)
 
 
-def _notes(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[str]:
+def _notes(analysis: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[str]:
     if steady is not None and not steady.is_enough:
-        yield engines_needed(device, steady, found.busiest or 0.0, "the busiest minute")
-    if found.reuse.curve:
+        yield engines_needed(device, steady, analysis.busiest or 0.0, "the busiest minute")
+    if analysis.reuse.curve:
         held = core.num_pages * core.block_size
         yield (
-            f"{found.reuse.share:.0%} of all prompt tokens were computed before: a prefix cache of the {held:,} tokens "
-            f"of an engine's pages finds {found.reuse.share_with(held):.0%} of all, and nine tenths of those computed "
-            f"before need one of {found.reuse.tokens_for(0.9):,}"
+            f"{analysis.reuse.share:.0%} of all prompt tokens were computed before: a prefix cache of the {held:,} "
+            f"tokens of an engine's pages finds {analysis.reuse.share_with(held):.0%} of all, and nine tenths of those "
+            f"computed before need one of {analysis.reuse.tokens_for(0.9):,}"
         )
-    if found.whole.most > core.max_model_len:
-        yield f"the longest request has {found.whole.most:,} tokens; the engine allows {core.max_model_len:,}"
+    if analysis.whole.most > core.max_model_len:
+        yield f"the longest request has {analysis.whole.most:,} tokens; the engine allows {core.max_model_len:,}"

@@ -118,12 +118,11 @@ Lessons = list[tuple[RealEngine, Workload]]
 
 
 def lessons(real: RealEngine, seconds: float) -> Lessons:
-    """Return the closed loops to measure, of `seconds` seconds each, and the engine that runs each. There are loops of
-    prompts and answers, in the engine's own order and in that of `full_steps`, and loops that mostly decode, at each
-    power of 2 up to the maximum of concurrent requests, without and with adapters. One longer loop decodes with a long
-    context."""
+    """Return the closed loops to measure, of `seconds` seconds each, and the engine that runs each: prompts and answers
+    in the engine's order and in that of `full_steps`, decodes with and without adapters, and a longer loop with long
+    contexts."""
     full = full_steps(real)
-    mixed = [(one, loop) for loop in loops(real.core, seconds) for one in (real, full)]
+    mixed = [(engine, loop) for loop in loops(real.core, seconds) for engine in (real, full)]
     attended, *_ = loops(real.core, ATTENDED_LOOPS * seconds, *ATTENDED)
     return [*mixed, (real, attended), *((real, loop) for loop in loops(real.core, seconds, *DECODED))]
 
@@ -180,9 +179,9 @@ def measure_device(folder: Path, name: str, progress: Callable[[float], None] = 
         ranks = _ranks_that_fit(real.core, adapter_bytes(runner))
         adapters = list(write_adapters(folder, Path(scratch), ranks).values())
         plan = [(real, loop, _forget) for loop in loops(real.core, WARM_SECONDS)]
-        plan += [(one, loop, lesson.see) for one, loop in lessons(real, SECONDS)]
-        for done, (one, loop, see) in enumerate(plan):
-            replay(one, loop, adapters if loop.adapters else (), see)
+        plan += [(engine, loop, lesson.see) for engine, loop in lessons(real, SECONDS)]
+        for done, (engine, loop, see) in enumerate(plan):
+            replay(engine, loop, adapters if loop.adapters else (), see)
             progress((done + 1) / len(plan))
         return describe(name, real.core, runner, lesson, _disk_rate(runner, adapters))
 

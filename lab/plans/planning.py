@@ -119,11 +119,9 @@ def candidates(
     prices: Mapping[str, float],
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
-    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic: those with the
-    lowest cost first, or if a price is missing, those with the fewest devices; of equal ones, those of the smallest
-    engines, and of these, the ones with the shortest steps. `prices` has the price of a device an hour by its name, and
-    `measured` devices on which the model itself was measured. Raises ValueError if a request is longer than the model
-    allows."""
+    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic, as `ordered` sorts
+    them. `prices` is by a device's name, an hour; `measured` are devices that ran the model. Raises ValueError if a
+    request is too long."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
@@ -131,28 +129,34 @@ def candidates(
         )
     sizes = [(ranks, stages) for ranks in RANKS for stages in STAGES if ranks * stages <= MOST_DEVICES]
     kinds = ((name, form, *size) for name in accelerators for form in forms for size in sizes)
-    found = [one for kind in kinds for one in _described(wish, *kind, prices)]
+    choices = [choice for kind in kinds for choice in _described(wish, *kind, prices)]
     for device in measured:
-        found += _candidate(wish, device, device.name, AS_MEASURED, 1, 1, prices)
-    return ordered(found)
+        choices += _candidate(wish, device, device.name, AS_MEASURED, 1, 1, prices)
+    return ordered(choices)
 
 
-def ordered(found: Sequence[Candidate]) -> list[Candidate]:
+def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates with the lowest cost first or, if a price is missing, with the fewest devices first. Of equal
     ones, those with fewer devices and smaller engines come first, then those that do not split requests, and then those
     with the shortest steps."""
-    price = pricing(found)
+    price = pricing(candidates)
     return sorted(
-        found,
-        key=lambda one: (price(one), one.devices, one.ranks * one.stages, bool(one.prefill), one.steady.step_s),
+        candidates,
+        key=lambda candidate: (
+            price(candidate),
+            candidate.devices,
+            candidate.ranks * candidate.stages,
+            bool(candidate.prefill),
+            candidate.steady.step_s,
+        ),
     )
 
 
-def pricing(found: Sequence[Candidate]) -> Callable[[Candidate], float]:
+def pricing(candidates: Sequence[Candidate]) -> Callable[[Candidate], float]:
     """Return the function by whose value candidates are compared: their cost, or if a price is missing, the number of
     their devices."""
-    is_priced = all(one.price is not None for one in found)
-    return lambda one: one.devices * (one.price or 0.0) if is_priced else one.devices
+    is_priced = all(candidate.price is not None for candidate in candidates)
+    return lambda candidate: candidate.devices * (candidate.price or 0.0) if is_priced else candidate.devices
 
 
 def _described(
@@ -231,10 +235,10 @@ def binds(candidate: Candidate, demand: Demand) -> str:
     if candidate.most.seqs >= core.max_seqs:
         return "max_seqs"
     if not isinstance(cost, RooflineCost):
-        one = cost.seconds(StepWork(decode_tokens=1, samples=1))
+        token_s = cost.seconds(StepWork(decode_tokens=1, samples=1))
         if isinstance(cost, LinearCost):
-            one += cost.experts * (1 - cost.chosen)  # those that one token does not choose
-        return "arithmetic" if candidate.most.step_s > 2 * one else "memory bandwidth"
+            token_s += cost.experts * (1 - cost.chosen)  # those that one token does not choose
+        return "arithmetic" if candidate.most.step_s > 2 * token_s else "memory bandwidth"
     tokens = candidate.most.seqs * (1 + demand.prompt / demand.output)
     products = tokens * (cost.flop_per_token + cost.expert_flop_per_token) / cost.speed
     return "arithmetic" if products > candidate.most.step_s / 2 else "memory bandwidth"
@@ -259,8 +263,8 @@ def weights_of(candidate: Candidate, shape: Shape) -> tuple[float, float] | None
     because the device was measured."""
     if candidate.form == AS_MEASURED:
         return None
-    found = weight_bytes(shape, FORMS[candidate.form], candidate.ranks, candidate.stages)
-    return candidate.ranks * sum(found), max(found)
+    stage_bytes = weight_bytes(shape, FORMS[candidate.form], candidate.ranks, candidate.stages)
+    return candidate.ranks * sum(stage_bytes), max(stage_bytes)
 
 
 def kv_bytes_of(candidate: Candidate, shape: Shape) -> float:

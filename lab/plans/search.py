@@ -32,43 +32,43 @@ Shown = Callable[[str], Progress]
 
 
 def find_plan(
-    found: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
+    candidates: Sequence[Candidate], wish: Wish, scenario: Scenario, split: SplitMode, link: Link, shown: Shown
 ) -> Plan:
-    """Return the cheapest plan found in simulation. The first candidate that does not split requests is simulated with
-    more and more engines. A later candidate, which may split them, replaces it if it meets the goals and the first one
-    does not or costs more. With `split` ALWAYS, only candidates that split requests count. `found` is in the order of
-    price. Raises ValueError if there is no such candidate, or no request is interactive."""
+    """Return the cheapest plan found in simulation. `candidates` is in the order of price; with `split` ALWAYS, only
+    those that split requests count. Raises ValueError if there is no such candidate, or no request is interactive."""
 
-    def try_whole(one: Candidate) -> Plan:
-        return try_out(one, wish, scenario, shown(f"{one.engines} engines"))
+    def try_whole(candidate: Candidate) -> Plan:
+        return try_out(candidate, wish, scenario, shown(f"{candidate.engines} engines"))
 
-    def try_split(one: Candidate) -> Plan:
-        progress = shown(f"{one.prefill} prefill + {one.engines - one.prefill} decode")
-        return _try_cluster(one, wish, scenario, split, link, progress)
+    def try_split(candidate: Candidate) -> Plan:
+        progress = shown(f"{candidate.prefill} prefill + {candidate.engines - candidate.prefill} decode")
+        return _try_cluster(candidate, wish, scenario, split, link, progress)
 
-    def trial(one: Candidate) -> Plan:
-        return try_split(one) if one.prefill else try_whole(one)
+    def trial(candidate: Candidate) -> Plan:
+        return try_split(candidate) if candidate.prefill else try_whole(candidate)
 
-    price = pricing(found)
-    first, *others = _chosen(found, split)
+    price = pricing(candidates)
+    first, *others = _chosen(candidates, split)
     plan = _grow(first, wish, trial, price, math.inf)
-    for one in others:
+    for candidate in others:
         limit = price(plan.candidate) if plan.is_enough else math.inf
-        if price(one) < limit and (other := _grow(one, wish, trial, price, limit)).is_enough:
+        if price(candidate) < limit and (other := _grow(candidate, wish, trial, price, limit)).is_enough:
             plan = other
     return plan
 
 
-def _chosen(found: Sequence[Candidate], split: SplitMode) -> list[Candidate]:
+def _chosen(candidates: Sequence[Candidate], split: SplitMode) -> list[Candidate]:
     """Return the candidates that are simulated: the first one, and some of the others in the order of price. Raises
     ValueError if all requests are to be split and no candidate does that."""
-    whole, parts = ([one for one in found if bool(one.prefill) is is_split] for is_split in (False, True))
+    whole, parts = (
+        [candidate for candidate in candidates if bool(candidate.prefill) is is_split] for is_split in (False, True)
+    )
     if split is SplitMode.ALWAYS:
         if not parts:
             raise ValueError("--split always needs a model that fits one device, and answers of at least two tokens")
         return parts[: 1 + MOST_OTHERS]
     others = [*whole[1 : 1 + MOST_OTHERS], *parts[:MOST_SPLIT]]
-    return [whole[0], *(one for one in found if any(one is other for other in others))]
+    return [whole[0], *(candidate for candidate in candidates if any(candidate is other for other in others))]
 
 
 def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candidate], float], limit: float) -> Plan:
@@ -86,13 +86,13 @@ def _grow(candidate: Candidate, wish: Wish, trial: Try, price: Callable[[Candida
 def _grown(plan: Plan, wish: Wish) -> Candidate:
     """Return the candidate of a plan with an eighth more engines, but at least one: with split requests, of the part
     that is late."""
-    one = plan.candidate
-    if not one.prefill:
-        return with_engines(one, wish, one.engines + _more(one.engines))
-    prefill, decode = one.prefill, one.engines - one.prefill
+    candidate = plan.candidate
+    if not candidate.prefill:
+        return with_engines(candidate, wish, candidate.engines + _more(candidate.engines))
+    prefill, decode = candidate.prefill, candidate.engines - candidate.prefill
     if (plan.lane.ttft_attainment or 0.0) < wish.goals.attainment:
-        return with_parts(one, wish, prefill + _more(prefill), decode)
-    return with_parts(one, wish, prefill, decode + _more(decode))
+        return with_parts(candidate, wish, prefill + _more(prefill), decode)
+    return with_parts(candidate, wish, prefill, decode + _more(decode))
 
 
 def _more(engines: int) -> int:
@@ -100,21 +100,28 @@ def _more(engines: int) -> int:
 
 
 def _try_cluster(
-    one: Candidate, wish: Wish, scenario: Scenario, split: SplitMode, link: Link, progress: Progress
+    candidate: Candidate, wish: Wish, scenario: Scenario, split: SplitMode, link: Link, progress: Progress
 ) -> Plan:
     """Simulate a candidate that splits requests, and return its plan. Raises ValueError if no request is
     interactive."""
-    report = cluster_report(one, wish, scenario, wish.rate, progress, split=split, link=link)
-    return judged(one, wish, report.lanes, (report.idlest, report.busiest), asdict(report))
+    report = cluster_report(candidate, wish, scenario, wish.rate, progress, split=split, link=link)
+    return judged(candidate, wish, report.lanes, (report.idlest, report.busiest), asdict(report))
 
 
 def cluster_report(
-    one: Candidate, wish: Wish, scenario: Scenario, rate: float, progress: Progress, *, split: SplitMode, link: Link
+    candidate: Candidate,
+    wish: Wish,
+    scenario: Scenario,
+    rate: float,
+    progress: Progress,
+    *,
+    split: SplitMode,
+    link: Link,
 ) -> ClusterReport:
     """Simulate all engines of a candidate that splits requests, behind the gateway's router, at `rate` requests a
     second."""
     seconds = min(scenario.seconds or math.inf, max(LEAST_S, MOST_REQUESTS / rate))
     workload = replace(scenario, seconds=seconds).workload(rate / (wish.traffic.rate or rate))
-    setup = Setup(one.device, one.core)
-    trial = Trial(OURS, setup, workload, one.engines, split=split, prefill=one.prefill, link=link)
+    setup = Setup(candidate.device, candidate.core)
+    trial = Trial(OURS, setup, workload, candidate.engines, split=split, prefill=candidate.prefill, link=link)
     return run_trial(trial, progress)

@@ -19,14 +19,14 @@ HOST_BYTES = 16 * GIB
 some 130,000 tokens of Llama 3.1 8B."""
 
 
-def split_candidates(found: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
+def split_candidates(candidates: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
     """Yield, for each candidate whose engines can exchange KV, a copy with prefill/decode disaggregation: some engines
     compute prompts, and the others continue the answers. Engines can exchange KV if each is a single device and keeps
     KV in host memory. Yields nothing if answers have only one token."""
-    for one in found:
-        if one.ranks * one.stages == 1 and one.core.host_pages and wish.traffic.output.mean > 1:
-            host_pages = min(one.core.host_pages, HOST_BYTES // one.device.page_bytes)
-            yield _split(replace(one, core=replace(one.core, host_pages=host_pages)), wish, link)
+    for candidate in candidates:
+        if candidate.ranks * candidate.stages == 1 and candidate.core.host_pages and wish.traffic.output.mean > 1:
+            host_pages = min(candidate.core.host_pages, HOST_BYTES // candidate.device.page_bytes)
+            yield _split(replace(candidate, core=replace(candidate.core, host_pages=host_pages)), wish, link)
 
 
 def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> Candidate:
@@ -37,22 +37,22 @@ def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> C
     return replace(candidate, engines=prefill + decode, prefill=prefill, steady=steady)
 
 
-def _split(one: Candidate, wish: Wish, link: Link) -> Candidate:
+def _split(candidate: Candidate, wish: Wish, link: Link) -> Candidate:
     """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic if each
     request's prompt and answer are computed by different engines. KV arrives over the link and is then copied from host
     memory, which takes time from the decode engine's steps."""
-    demand = wish.demand(one.core)
+    demand = wish.demand(candidate.core)
     prompt, answers = max(1.0, demand.prompt), replace(demand, prompt=0.0)
-    sent = prompt * one.device.page_bytes / one.core.block_size
+    sent = prompt * candidate.device.page_bytes / candidate.core.block_size
     link_rate = link.reached / sent
-    prompt_rate = min(link_rate, 1 / prefill_s(one.device, one.core, math.ceil(prompt), wish.rank))
-    copied_s = sent / copy_bytes_per_s(one.device)
+    prompt_rate = min(link_rate, 1 / prefill_s(candidate.device, candidate.core, math.ceil(prompt), wish.rank))
+    copied_s = sent / copy_bytes_per_s(candidate.device)
 
     def answer_rate(step_rate: float) -> float:
         return min(link_rate, 1 / (1 / step_rate + copied_s))
 
-    within = answer_rate(rate_within(one.device, one.core, answers, wish.goals.itl_s))
+    within = answer_rate(rate_within(candidate.device, candidate.core, answers, wish.goals.itl_s))
     prefill, decode = (max(1, math.ceil(wish.rate / (HEADROOM * rate))) for rate in (prompt_rate, within))
-    most = serve(one.device, one.core, answers, math.inf)
+    most = serve(candidate.device, candidate.core, answers, math.inf)
     served = min(prefill * prompt_rate, decode * answer_rate(most.rate)) / (prefill + decode)
-    return with_parts(replace(one, most=replace(most, rate=served)), wish, prefill, decode)
+    return with_parts(replace(candidate, most=replace(most, rate=served)), wish, prefill, decode)

@@ -35,7 +35,7 @@ class Tuned:
     setting: Setting | None
 
 
-def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
+def tune(setup: Setup, analysis: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
     """Simulate the beginning of a trace with several token budgets, and return the reports with the configured and the
     best one. The best one has the fewest late tokens beyond what the goals allow and, among equals, the lowest sum of
     p99 TTFT and p99 ITL, each divided by its goal.
@@ -47,10 +47,10 @@ def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int,
     Raises:
         ValueError: no request of the trace is interactive, or all arrive at once.
     """
-    if not found.rate or "interactive" not in found.lanes:
+    if not analysis.rate or "interactive" not in analysis.lanes:
         raise ValueError("settings are tuned for the latency of interactive requests that arrive over time")
-    goals, rate = goals_of(advice, setup.core), LOAD * most_rate(found, setup.device, setup.core)
-    part = cut(scale_rate(trace, rate / found.rate), max(LEAST_S, REQUESTS / rate))
+    goals, rate = goals_of(advice, setup.core), LOAD * most_rate(analysis, setup.device, setup.core)
+    part = cut(scale_rate(trace, rate / analysis.rate), max(LEAST_S, REQUESTS / rate))
     workload = Workload(part, part[-1].time, adapters=1 + max(arrival.adapter for arrival in part))
     advised, usual = replace(setup.core, interactive=goals), setup.core.token_budget
     cores = {_name(budget): replace(advised, token_budget=budget) for budget in sorted({*BUDGETS, usual})}
@@ -78,7 +78,11 @@ def goals_of(advice: Advice, core: CoreConfig) -> LaneGoals:
     """Return the TTFT and ITL goals of interactive work by which token budgets are compared: those that are advised,
     else those of `core`."""
     prefix = "lanes.interactive."
-    changes = {one.name.removeprefix(prefix): one.value for one in advice.settings if one.name.startswith(prefix)}
+    changes = {
+        setting.name.removeprefix(prefix): setting.value
+        for setting in advice.settings
+        if setting.name.startswith(prefix)
+    }
     return replace(core.interactive, **changes)
 
 

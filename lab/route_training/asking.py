@@ -91,28 +91,28 @@ async def gather_all(
 ) -> dict[int, T]:
     """Run `work` for each number, and return the results by number; call `on_done` after each. The first error cancels
     the rest."""
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
 
-    async def one(number: int) -> None:
-        found[number] = await work(number)
+    async def run(number: int) -> None:
+        results[number] = await work(number)
         on_done()
 
-    tasks = [asyncio.ensure_future(one(number)) for number in numbers]
+    tasks = [asyncio.ensure_future(run(number)) for number in numbers]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+    return results
 
 
 def _wait(response: httpx.Response, attempt: int) -> float:
     try:
-        asked = float(response.headers.get("retry-after", ""))
+        wait_s = float(response.headers.get("retry-after", ""))
     except ValueError:
-        asked = 0.0
-    return min(MOST_WAIT, max(asked, 0.5 * 2**attempt))
+        wait_s = 0.0
+    return min(MOST_WAIT, max(wait_s, 0.5 * 2**attempt))
 
 
 def _refusal(response: httpx.Response) -> str:

@@ -68,7 +68,7 @@ class Collecting:
                 await self._ask_members(asker, missing)
                 rows = await self._with_vectors(asker, rows)
         labels = [self._labels[number] for number in range(len(self._examples))]
-        return Training(rows, np.array([one.small for one in labels]), np.array([one.large for one in labels]))
+        return Training(rows, np.array([label.small for label in labels]), np.array([label.large for label in labels]))
 
     def lines(self) -> Iterator[Json]:
         """Yield each example as a line of a training file, with its label and the answers that were compared."""
@@ -84,11 +84,11 @@ class Collecting:
             return
         task = self._bars.add_task("asking both members", total=len(missing))
 
-        async def one(number: int) -> tuple[Json, Json]:
+        async def ask_both(number: int) -> tuple[Json, Json]:
             small, large = [await asker.answer(self._examples[number], member) for member in self._members]
             return small, large
 
-        self._answers = await gather_all(one, missing, lambda: self._bars.advance(task))
+        self._answers = await gather_all(ask_both, missing, lambda: self._bars.advance(task))
         for number, (small, large) in self._answers.items():
             self._labels[number] = Label(float(agree(small, large)), 1.0)
 
@@ -97,12 +97,12 @@ class Collecting:
             return rows
         model, pooling = self._source
         task = self._bars.add_task("vectors of prompts", total=len(rows))
-        found = await gather_all(
+        vectors = await gather_all(
             lambda number: asker.vector(self._examples[number], model, pooling),
             range(len(rows)),
             lambda: self._bars.advance(task),
         )
-        return np.hstack((rows, np.array([found[number] for number in range(len(rows))])))
+        return np.hstack((rows, np.array([vectors[number] for number in range(len(rows))])))
 
 
 def agree(small: Message, large: Message) -> bool:

@@ -51,7 +51,7 @@ def curve(
     """
     order = np.argsort(-chances, kind="stable")
     ranked, count = chances[order], len(chances)
-    scores, costs = (_sums(one[order], other[order]) / count for one, other in _pairs(small, large))
+    scores, costs = (_sums(values[order], others[order]) / count for values, others in _pairs(small, large))
     ends = np.append(np.flatnonzero(np.diff(ranked)) + 1, count)  # requests of one probability go together
     taken = np.unique(np.append(ends[np.linspace(0, len(ends) - 1, min(MOST_POINTS, len(ends))).astype(int)], 0))
     return [

@@ -51,20 +51,20 @@ class Example(Struct, frozen=True):
 def read_examples(path: Path) -> list[Example]:
     """Return the examples of a file in order, each prompt once: with a repetition, a router would be measured with
     prompts that it was trained with. Raises OSError, and ValueError naming the line, if the file cannot be used."""
-    found: dict[bytes, Example] = {}
+    examples: dict[bytes, Example] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            if len(line) > MOST_LINE_BYTES or len(found) >= MOST_EXAMPLES:
+            if len(line) > MOST_LINE_BYTES or len(examples) >= MOST_EXAMPLES:
                 limit = f"lines of {MOST_LINE_BYTES >> 20} MiB" if len(line) > MOST_LINE_BYTES else MOST_EXAMPLES
                 raise ValueError(f"{path}, line {number}: at most {limit} are read")
             try:
                 example = read_example(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
-            found.setdefault(_identity(example), example)
-    return list(found.values())
+            examples.setdefault(_identity(example), example)
+    return list(examples.values())
 
 
 def read_example(line: bytes) -> Example:

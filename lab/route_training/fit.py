@@ -99,11 +99,11 @@ def held_out(
     """Return for each row the probability by a router that was fitted to the other folds, [n]."""
     from sklearn.model_selection import StratifiedKFold
 
-    found = np.empty(len(rows))
+    chances = np.empty(len(rows))
     for known, unseen in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(rows, suffices):
-        found[unseen] = fit(rows[known], suffices[known], num_text, seed).probabilities(rows[unseen])
+        chances[unseen] = fit(rows[known], suffices[known], num_text, seed).probabilities(rows[unseen])
         on_fold()
-    return found
+    return chances
 
 
 def quality(probabilities: Floats, suffices: Bools) -> Quality:
@@ -129,10 +129,9 @@ def reliability(probabilities: Floats, suffices: Bools) -> list[tuple[float, flo
 
 
 def _projection(standard: Floats) -> Floats:
-    """Return a projection of rows to their principal components, [num_columns, num_components]. Each direction is
-    scaled so that the standard deviation of its projections is the square root of what it was, relative to the largest.
-    The L2 penalty thus shrinks small components, which are mostly noise, but less than without scaling, because they
-    also tell kinds of prompts apart."""
+    """Return a projection of rows to their principal components, [num_columns, num_components]. Directions are scaled
+    to the square root of their standard deviation, relative to the largest, so that the L2 penalty shrinks small ones
+    less."""
     count = min(COMPONENTS, len(standard) - 1, standard.shape[1])
     if not count:
         return np.zeros((standard.shape[1], 0))
@@ -155,5 +154,5 @@ def _best(rows: Floats, suffices: Bools, seed: int) -> tuple[Any, Floats]:
         scores = cross_val_predict(model, rows, suffices, cv=folds, method="decision_function")
         chances = np.array([sigmoid(score) for score in scores])
         tried.append((log_loss(suffices, chances), strength, scores))
-    _, strength, scores = min(tried, key=lambda one: one[0])
+    _, strength, scores = min(tried, key=lambda attempt: attempt[0])
     return LogisticRegression(C=strength, max_iter=500).fit(rows, suffices), scores

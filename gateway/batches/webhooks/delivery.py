@@ -94,9 +94,8 @@ class Courier:
         return bool(claim.events)
 
     async def _deliver(self, event: Event, claim: Claim) -> None:
-        """Deliver one event and remove it from the outbox. After a failure, put it off, or give it up if it is too old
-        or the status is 410. Events of a type that the tenant did not choose are only removed. Raises StoreError if the
-        outcome could not be stored; the event is then delivered again."""
+        """Deliver one event and remove it from the outbox, put it off after a failure, or give it up if it is too old
+        or the status is 410. Raises StoreError if the outcome could not be stored."""
         if event.type not in self._endpoint.events:
             await self._outbox.remove(event)
             self.pending = max(0, self.pending - 1)

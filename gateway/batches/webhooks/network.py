@@ -27,8 +27,8 @@ class Resolver:
     async def addresses(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host. Raises OSError if there are none."""
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
-        return [str(place[0]) for *_, place in found]
+        answers = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        return [str(place[0]) for *_, place in answers]
 
     def close(self) -> None:
         """Accept no more names. One that is being resolved goes on in the background."""
@@ -73,10 +73,10 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
         try:
-            found = await self._resolver.addresses(host, port)
+            addresses = await self._resolver.addresses(host, port)
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
-        return check_addresses(host, found, inner=self._inner)
+        return check_addresses(host, addresses, inner=self._inner)
 
 
 async def post(

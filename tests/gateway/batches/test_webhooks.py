@@ -482,7 +482,7 @@ def test_the_section_reads_its_secrets_from_the_environment_and_says_where_it_is
 @pytest.fixture
 async def ending(valkey):
     """Brings a new batch to its end in some way; returns it."""
-    store = BatchStore(valkey, prefix="t:", told={"acme"})
+    store = BatchStore(valkey, prefix="t:", webhook_tenants={"acme"})
 
     async def claimed(task: str):
         lease = await store.claim("me")

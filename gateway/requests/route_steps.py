@@ -37,7 +37,7 @@ MOVES = frozenset(
 of the tenant, deadlines, and requests that crash engines are not among them: they end the steps."""
 MOST_DOUBTS = 2
 """Number of engine processes, of all members together, that may have crashed because of a request until no further
-member gets it. After the first one, it is a suspect (`gateway.requests.resumption`)."""
+member gets it. After the first one, it is a suspect (`gateway.requests.answer.crash_trial`)."""
 
 Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
 

@@ -245,7 +245,7 @@ async def test_an_engine_that_fails_meanwhile_costs_nothing(gateway_app, likely)
 
 @pytest.mark.parametrize("foreseen", [True, False])
 async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(gateway_app, monkeypatch, foreseen):
-    def generate(request, session=""):
+    def generate(request, session="", handover=None):
         raise EngineUnavailable("lost")
 
     monkeypatch.setattr(gateway_app.engine, "generate", generate)

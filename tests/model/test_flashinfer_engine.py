@@ -16,6 +16,7 @@ from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.decode.decoder import Decoder
 from engine.model.runner import kernels
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.spec.config import read_spec
 from engine.model.steps import rungs
@@ -80,8 +81,8 @@ def make_engine(model, log=None):
     """With a log of the stand-in, an engine that replays steps ahead with it; otherwise one as it is on a CPU."""
     sizes = {"block_size": BLOCK, "num_pages": NUM_PAGES, "max_seqs": MAX_SEQS, "max_model_len": MAX_LEN}
     config = EngineConfig(str(model), dtype="float32", device="cpu", swap_gb=0.001, threads=1, **sizes)
-    runner = ModelRunner(config)
-    runner._arena.pages[1:] = torch.nan
+    runner = ModelRunner(load(config))
+    runner.loaded.arena.pages[1:] = torch.nan
     if log is not None:
         replays = compute_with_flashinfer(runner, log)
         runner.overlaps = True
@@ -100,7 +101,7 @@ def make_engine(model, log=None):
 
 def compute_with_flashinfer(runner, log):
     replays = Replays(log)
-    parts = StepParts(runner._decoder, runner._arena, PlainTriton(), runner._sampler)
+    parts = StepParts(runner.loaded.decoder, runner.loaded.arena, PlainTriton(), runner.loaded.sampler)
     graphs = StepGraphs(parts, replays, MAX_SEQS, MAX_LEN, BUDGET)
     assert graphs.chunk_rungs == (RUNG, CAPTURED_ROWS)
     forward = forward_over(parts.decoder, parts.arena, parts.backend)

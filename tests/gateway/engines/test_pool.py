@@ -14,8 +14,8 @@ from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, PROTOCOL
 from gateway.routing.prefixes import PREFIX_TOKENS
 from gateway.routing.router import Reason
-from gateway.serve.app import _wait_for_engines
 from gateway.serve.backends import Backends, ModelPlace
+from gateway.serve.models import wait_for_engines
 
 
 async def test_every_engine_has_every_adapter_also_one_that_joins_later(engines):
@@ -302,4 +302,4 @@ async def test_a_gateway_that_starts_later_needs_no_engine_that_drains(engines):
     pool = await engines.pool("a", "b")
     await pool.drain("b", True)
     places = {"m": ModelPlace({name: engine.target for name, engine in engines.running.items()}, Path())}
-    await asyncio.wait_for(_wait_for_engines({"m": pool}, Backends("", places), None), 20)
+    await asyncio.wait_for(wait_for_engines({"m": pool}, Backends("", places), None), 20)

@@ -118,7 +118,7 @@ class Scheduling:
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
     """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: one page. At
-    a long context they are fewer, if so many take longer than two ITL goals (see plan/step_budget.py)."""
+    a long context they are fewer, if so many take longer than two ITL goals (see plan/limits.py)."""
     full_chunk: float = 5.0
     """While there is batch work, a step with an interactive prompt may always last this multiple of a step of one
     decode, and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a

@@ -11,7 +11,7 @@ its own, and a task with `MOST_MARKS` marks is given up. A validation, which run
 beside ordinary work, but beside no other suspect.
 
 This does not cover the death of an engine process: the request of a line goes on in the next engine, and a request that
-makes engines crash ends by itself (`gateway.requests.resumption`).
+makes engines crash ends by itself (`gateway.requests.answer.crash_trial`).
 
 Losses and marks are stored with the fences of their leases, so that a process that lost a lease but lives can remove
 its own: it releases the lease as soon as Redis answers. A shard that was claimed meanwhile is then no longer suspect,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.config import EngineConfig
-from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
 from engine.rpc.target import EngineTls, is_loopback
 from gateway.config.cluster import ClusterConfig, RayConfig
+from gateway.config.engine_section import read_engine, read_engines
 from gateway.config.file import (
     ConfigError,
     Problems,
     as_mapping,
-    build,
     check_keys,
     convert,
     read_yaml,
@@ -57,31 +56,8 @@ from gateway.routes.policy import Policy
 MAX_GATEWAYS = 16
 """Maximum of `gateways`. Each gateway occupies one thread of the engine's server for its session, and up to four more
 while adapters are loaded."""
-ELSEWHERE: Mapping[str, Any] = {
-    "model": "",
-    "state_dir": "",
-    "machine_share": 1.0,
-    "interactive": INTERACTIVE_GOALS,
-    "batch": BATCH_GOALS,
-}
-"""Fields of EngineConfig that the section `engine` may not set: `ModelSettings.engine_config` fills them in."""
-ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
-"""Settings of the section `engine` that belong to `Config.engines`."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
 """Section of the file from which a field of `Config` is read, for each field that is not named after its section."""
-PUBLISHED = (
-    "scheduler",
-    "policy",
-    "itl_stretch",
-    "tail_share",
-    "batch_floor",
-    "promoted_share",
-    "preemption",
-    "priority_s",
-)
-"""Settings of the scheduler that operators have a reason to change: which policy runs, how far batch work may lengthen
-interactive steps, the least that it gets, and what priorities are worth. The others are constants with measured
-reasons; for experiments, the file may set them in `engine.scheduling.advanced`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +212,8 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     with problems.noting():
         check_alone(document)
     special: Mapping[str, Callable[..., Any]] = {
-        "engine": _engine,
-        "engines": _engines,
+        "engine": read_engine,
+        "engines": read_engines,
         "routes": read_routes,
         "tenants": read_tenants,
         "admin": read_admin,
@@ -257,54 +233,10 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
 
 def _models(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> dict[str, ModelSettings]:
     def engine(value: Any, where: str) -> tuple[EngineConfig, EnginesConfig]:
-        return _engine(value, env, base, where), _engines(value, env, base, where)
+        return read_engine(value, env, base, where), read_engines(value, env, base, where)
 
     lanes = resolve(document.get("lanes"), env, "lanes")
     return read_models(resolve(document["models"], env, "models"), lanes, base, engine)
-
-
-def _engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EngineConfig:
-    """Return the part of a section `engine` that says how one engine works, and check all keys of the section."""
-    section = dict(as_mapping(resolve(value, env, where), where))
-    own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
-    problems, values = Problems(), {name: section[name] for name in own if name in section}
-    with problems.noting():
-        check_keys(section, [*own, *ENGINES_KEYS], where)
-    with problems.noting():
-        if "scheduling" in values:
-            values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")
-        config = build(EngineConfig, values, where, base, **ELSEWHERE)
-    problems.raise_all()
-    return config
-
-
-def _engines(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EnginesConfig:
-    """Return the part of a section `engine` that says which engines the gateway uses."""
-    section = as_mapping(resolve(value, env, where), where)
-    return build(EnginesConfig, {name: section[name] for name in ENGINES_KEYS if name in section}, where, base)
-
-
-def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
-    """Return the section `scheduling` of a section `engine`, at the place `where`, with the settings of its part
-    `advanced` merged into it. Raises ConfigError for unknown keys, settings in the wrong one of the two places, and
-    wrong values in `advanced`."""
-    section = dict(as_mapping(value, where))
-    advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
-    kinds, problems = get_type_hints(Scheduling), Problems()
-    with problems.noting():
-        check_keys(section, [*kinds, "advanced"], where)
-    with problems.noting():
-        check_keys(advanced, list(kinds), f"{where}.advanced")
-    for name in kinds:
-        with problems.noting():
-            if name in section and name not in PUBLISHED:
-                raise ConfigError(f"{where}.{name}: belongs into {where}.advanced")
-            if name in advanced and name in PUBLISHED:
-                raise ConfigError(f"{where}.advanced.{name}: belongs into {where}")
-            if name in advanced:
-                section[name] = convert(advanced[name], kinds[name], f"{where}.advanced.{name}", base)
-    problems.raise_all()
-    return section
 
 
 def demo_config() -> Config:

@@ -14,6 +14,7 @@ from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected
 from engine.rpc.stream import EngineUnavailable
+from gateway.engines.asking import first_refusal
 from gateway.engines.replica import PooledEngine
 
 log = structlog.get_logger("engines")
@@ -133,10 +134,3 @@ class PoolAdapters:
             await engine.client.unload_adapter(found, 0.0)
         if found != adapter_hash:
             log.warning("adapter_missing", engine=engine.name, path=path, reason="it found other content in the folder")
-
-
-def first_refusal(results: Sequence[object]) -> BaseException:
-    """Return the first error that is a refusal or, if every engine is gone, the first error. Raises IndexError if there
-    is no error."""
-    errors = [result for result in results if isinstance(result, BaseException)]
-    return next((error for error in errors if not isinstance(error, EngineUnavailable)), errors[0])

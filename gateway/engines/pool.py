@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
@@ -16,10 +15,11 @@ from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
-from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable, Handover
+from engine.rpc.stream import Arrivals, EngineDrained, Handover
 from engine.rpc.target import EngineTarget
 from gateway.api.engines import EngineOverview
-from gateway.engines.adapters import PoolAdapters, first_refusal
+from gateway.engines.adapters import PoolAdapters
+from gateway.engines.asking import ask_all, reachable
 from gateway.engines.dispatch import Dispatch
 from gateway.engines.fates import Fates
 from gateway.engines.lanes import PoolLanes
@@ -29,8 +29,6 @@ from gateway.routing.news import Role
 from gateway.routing.split import SplitMode
 
 log = structlog.get_logger("engines")
-
-T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks for engines that hang."""
@@ -183,7 +181,7 @@ class EnginePool:
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         self._adapters.note_unloaded(self._engines.values(), adapter_hash)
-        unloaded = await self._ask_all(lambda client: client.unload_adapter(adapter_hash, drain_seconds))
+        unloaded = await ask_all(self._reachable(), lambda client: client.unload_adapter(adapter_hash, drain_seconds))
         return sum(unloaded.values())
 
     async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
@@ -191,45 +189,28 @@ class EnginePool:
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         changes = self._lanes.changes
-        reports = await self._ask_all(lambda client: client.stats(check=check))
+        reports = await ask_all(self._reachable(), lambda client: client.stats(check=check))
         self._lanes.learn((stats for engine, stats in reports.items() if engine.replica is not None), changes)
         return merge_stats(list(reports.values()))
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
-        answers = await self._ask_all(lambda client: client.live_requests(limit))
+        answers = await ask_all(self._reachable(), lambda client: client.live_requests(limit))
         return merge_requests(list(answers.values()), limit)
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
         ids = list(request_ids)
-        return sum((await self._ask_all(lambda client: client.cancel(ids))).values())
+        return sum((await ask_all(self._reachable(), lambda client: client.cancel(ids))).values())
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         with self._lanes.changing(lane, mode):
-            await self._ask_all(lambda client: client.set_lane(lane, mode))
+            await ask_all(self._reachable(), lambda client: client.set_lane(lane, mode))
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
         self._lanes.note_goals(lane, goals)
-        await self._ask_all(lambda client: client.set_goals(lane, goals))
+        await ask_all(self._reachable(), lambda client: client.set_goals(lane, goals))
 
-    def _reachable(self) -> list[PooledEngine]:
-        """Return the engines that have a connection, also those that are being filled. Raises EngineUnavailable if
-        there is none."""
-        engines = [engine for engine in self._engines.values() if engine.is_reachable]
-        if not engines:
-            raise EngineUnavailable("no engine is connected")
-        return engines
-
-    async def _ask_all(self, call: Callable[[EngineClient], Awaitable[T]]) -> dict[PooledEngine, T]:
-        """Call every reachable engine at once, and return the answers of those that gave one. Raises the error of an
-        engine that refused, or EngineUnavailable if none answered."""
-        engines = self._reachable()
-        results = await asyncio.gather(*(call(engine.client) for engine in engines), return_exceptions=True)
-        asked = zip(engines, results, strict=True)
-        answers = {engine: result for engine, result in asked if not isinstance(result, BaseException)}
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if not answers or any(not isinstance(failure, EngineUnavailable) for failure in failures):
-            raise first_refusal(failures)
-        return answers
+    def _reachable(self) -> Sequence[PooledEngine]:
+        return reachable(self._engines.values())
 
     async def _connected(self, engine: PooledEngine) -> None:
         """Hand the adapters to an engine that has connected, and tell the router of it. Raises EngineMismatch if it

@@ -10,63 +10,8 @@ from engine.core.messages.requests import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from gateway.api.engines import EngineOverview
+from gateway.engines.progress import Progress
 from gateway.routing.news import News, Replica, Role
-
-MAX_STILL_LOOKS = 30
-"""Number of checks in a row, one a second, without progress, after which the requests of an engine are moved. An engine
-makes no progress if it sends no news, or if requests run in it and it ends no step. A step in which a GPU's kernels are
-compiled takes up to half a minute."""
-
-
-class Progress:
-    """Detects, from the news of an engine, that it hangs (no news come, or requests run and no step ends), and that it
-    makes progress again."""
-
-    def __init__(self) -> None:
-        self._steps = -1
-        """Number of steps that the engine had ended, by its last news; -1 before any news."""
-        self._is_busy = False
-        """True means that requests ran at the last news."""
-        self._heard = False
-        """True means that news have come since the last call of `look`."""
-        self._looked_at = -1
-        """Value of `_steps` at the last call of `look`. If it is the same at the next one, no step has ended."""
-        self._still_looks = 0
-        self._hung_life = ""
-        """Id of the process that was given up because it stood still; empty if it has moved since, or none was."""
-        self._hung_steps = 0
-
-    def hear(self, news: pb.EngineNews) -> None:
-        """Record the engine's step count and whether requests run, from its news. An engine process that was given up
-        counts as alive again if its steps have advanced or no request runs."""
-        self._heard, self._steps = True, news.steps
-        self._is_busy = any(lane.running for lane in news.lanes)
-        if not self._is_busy or self._steps != self._hung_steps:
-            self._hung_life = ""
-
-    def look(self, is_ready: bool) -> bool:
-        """Check for progress once; call this every second. Returns True if `MAX_STILL_LOOKS` checks in a row found
-        none, so that a stall of the gateway itself counts as one check. `is_ready` says whether the engine is
-        connected; if it is not, the count restarts."""
-        moves = self._heard and not (self._is_busy and self._steps == self._looked_at)
-        self._heard, self._looked_at = False, self._steps
-        self._still_looks = 0 if moves or not is_ready else self._still_looks + 1
-        return self._still_looks >= MAX_STILL_LOOKS
-
-    def give_up(self, life: str) -> None:
-        """Record that the engine process `life` hangs. It gets no requests until its news show that steps advance or
-        that no request runs."""
-        self._hung_life, self._hung_steps = life, self._steps
-
-    def hangs(self, life: str) -> bool:
-        """Return whether `give_up` was called for the process `life`, and it has made no progress since. News of
-        another process do not count."""
-        return bool(life) and life == self._hung_life
-
-    def lose(self) -> None:
-        """Restart the count of checks without progress, because the connection has ended."""
-        self._still_looks, self._heard = 0, False
-
 
 CONFIGURED = "configuration"
 """What `added_by` says of an engine that the configuration names or the gateway has started."""
@@ -85,6 +30,31 @@ class EngineState(Enum):
     DRAINING = "draining"
     """The engine gets no new requests."""
     SERVING = "serving"
+
+
+class AdapterTiers:
+    """Where the adapters of one engine process are, as its news say."""
+
+    def __init__(self) -> None:
+        self.on_device: Set[AdapterHash] = frozenset()
+        self.on_host: Set[AdapterHash] = frozenset()
+        self._tiers: dict[AdapterHash, int] = {}
+
+    def note(self, changes: Iterable[pb.AdapterPlace]) -> None:
+        """Update the sets of adapters on the device and in host memory. They become new sets, because the router may
+        hold the previous ones."""
+        for place in changes:
+            if place.tier == pb.ADAPTER_TIER_DISK:
+                self._tiers.pop(place.adapter, None)
+            else:
+                self._tiers[place.adapter] = place.tier
+        self.on_device = {name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE}
+        self.on_host = self._tiers.keys() - self.on_device
+
+    def clear(self) -> None:
+        """Forget all adapters, because the connection to the engine process has ended."""
+        self._tiers.clear()
+        self.on_device = frozenset()
 
 
 class PooledEngine:
@@ -113,9 +83,7 @@ class PooledEngine:
         self.known_life = ""
         """Id of the last engine process in which the pool's lane modes and goals were set."""
         self.progress = Progress()
-        self._tiers: dict[AdapterHash, int] = {}
-        self._on_device: Set[AdapterHash] = frozenset()
-        self._on_host: Set[AdapterHash] = frozenset()
+        self._tiers = AdapterTiers()
         self._message = pb.EngineNews()
 
     @property
@@ -151,7 +119,7 @@ class PooledEngine:
             streams=self.client.num_streams,
             free_pages=news.free_pages,
             total_pages=info.num_pages,
-            adapters_on_device=len(self._on_device),
+            adapters_on_device=len(self._tiers.on_device),
             predicted_wait_seconds=news.wait_seconds,
             added_by=self.added_by,
             weights=info.weights,
@@ -166,21 +134,20 @@ class PooledEngine:
         self.held.clear()
         self.told.clear()
         self._tiers.clear()
-        self._on_device = frozenset()
         self._message = pb.EngineNews()
         self.progress.lose()
 
     def hear(self, message: pb.EngineNews) -> None:
         """Update the engine's state from its news message, and set `news`, the part of it that the router reads."""
         if message.adapters or not self.told.is_set():
-            self._note_tiers(message.adapters)
+            self._tiers.note(message.adapters)
         self._message, self.draining = message, message.draining
-        self.progress.hear(message)
+        self.progress.hear(message.steps, is_busy=any(lane.running for lane in message.lanes))
         loads = {lane.lane: (lane.waiting, lane.running) for lane in message.lanes}
         (waiting, running), (batch_waiting, batch_running) = (loads.get(lane.value, (0, 0)) for lane in Lane)
         self.news = News(
-            on_device=self._on_device,
-            on_host=self._on_host,
+            on_device=self._tiers.on_device,
+            on_host=self._tiers.on_host,
             free_pages=message.free_pages,
             num_pages=max(1, self.client.info.num_pages),
             waiting=(waiting, batch_waiting),
@@ -194,17 +161,6 @@ class PooledEngine:
             **_known_rates(message),
         )
         self.told.set()
-
-    def _note_tiers(self, changes: Iterable[pb.AdapterPlace]) -> None:
-        """Update the sets of adapters on the device and in host memory. They become new sets, because the router may
-        hold the previous ones."""
-        for place in changes:
-            if place.tier == pb.ADAPTER_TIER_DISK:
-                self._tiers.pop(place.adapter, None)
-            else:
-                self._tiers[place.adapter] = place.tier
-        self._on_device = {name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE}
-        self._on_host = self._tiers.keys() - self._on_device
 
 
 def _known_rates(message: pb.EngineNews) -> dict[str, float]:

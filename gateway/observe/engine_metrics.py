@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import adapter_gauges
+from gateway.observe.buckets import spread
 from gateway.observe.lora_metrics import lora_metrics
-from gateway.observe.vllm_requests import ENGINE, LABELS, MODEL
+from gateway.observe.vllm_engine import vllm_metrics
+from gateway.observe.vllm_requests import MODEL
 
 MAX_TENANTS = 20
 """Maximum number of tenants with a label of their own: those with the most device seconds. The others share `other`."""
@@ -76,7 +77,6 @@ HISTOGRAMS = {
 TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
 """Tier that an adapter is moved to -> field of EngineStats with the total seconds of these moves."""
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LANE_GAUGES = {
     "requests_running": ("Requests running in the engine.", "running"),
     "requests_waiting": ("Requests waiting in the engine.", "waiting"),
@@ -124,9 +124,8 @@ class EngineSnapshot:
             yield _kv_fetches(self.stats)
             yield from _adapter_metrics(self.stats)
             yield from adapter_gauges(self.stats, self.names)
-            yield from _vllm_metrics(self.stats, self.model)
-            yield _sleep_state(self.model)
-            yield from _histograms(self.stats, self.model)
+            yield from vllm_metrics(self.stats, self.model)
+            yield from _histograms(self.stats)
             yield from lora_metrics(self.stats, self.names, self.model)
 
 
@@ -260,54 +259,11 @@ def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     yield seconds
 
 
-def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
-    """Yield figures of the engine under the names that dashboards and autoscalers made for vLLM query."""
-    usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
-    gauges = {
-        "num_requests_running": ("Running requests.", sum(lane.running for lane in stats.lanes)),
-        "num_requests_waiting": ("Waiting requests.", sum(lane.waiting for lane in stats.lanes)),
-        "kv_cache_usage_perc": ("Share of the pool that holds KV cache in use, from 0 to 1.", usage),
-    }
-    counters = {
-        "prompt_tokens": ("Prompt tokens computed, or found in the prefix cache.", stats.prompt_tokens),
-        "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
-        "generation_tokens": ("Tokens sampled.", stats.generated_tokens),
-        "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
-        "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
-        "num_preemptions": ("Requests preempted.", sum(stats.preemptions_by_cause.values())),
-    }
-    kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, float]]], ...]
-    kinds = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters))
-    for kind, told in kinds:
-        for name, (help, value) in told.items():
-            family = kind(f"vllm:{name}", help, labels=LABELS)
-            family.add_metric([model, ENGINE], value)
-            yield family
-
-
-def _sleep_state(model: str) -> Metric:
-    """Return the sleep state gauge, which is always `awake`. Without it, vLLM's dashboard shows the server as down."""
-    family = GaugeMetricFamily("vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state"))
-    for state in SLEEP_STATES:
-        family.add_metric([model, ENGINE, state], float(state == "awake"))
-    return family
-
-
-def _histograms(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
+def _histograms(stats: pb.EngineStats) -> Iterator[Metric]:
     for name, help in HISTOGRAMS.items():
         family = HistogramMetricFamily(f"loralane_{name}", help)
-        family.add_metric([], *_spread(getattr(stats, name)))
+        family.add_metric([], *spread(getattr(stats, name)))
         yield family
-    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
-    family.add_metric([model, ENGINE], *_spread(stats.step_tokens))
-    yield family
-
-
-def _spread(buckets: pb.Buckets) -> tuple[list[tuple[str, float]], float]:
-    """Return an engine's histogram as `add_metric` takes it: pairs of upper bound and cumulative count, and the sum of
-    the observed values."""
-    bounds = [*map(floatToGoString, buckets.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(buckets.counts or [0]), strict=True)), buckets.sum
 
 
 def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:

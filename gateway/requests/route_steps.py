@@ -41,7 +41,7 @@ ASIDE = RunTerms(engine_wait=0.0)
 """The terms of a run that only judges an answer, which can do without it."""
 MOST_DOUBTS = 2
 """Number of engine processes, of all members together, that may have crashed because of a request until no further
-member gets it. After the first one, it is a suspect (`gateway.requests.resumption`)."""
+member gets it. After the first one, it is a suspect (`gateway.requests.answer.crash_trial`)."""
 
 
 class StepsRun:

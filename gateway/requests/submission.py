@@ -10,9 +10,11 @@ import structlog
 from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
+from gateway.requests.answer.crash_trial import CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
-from gateway.requests.resumption import ResumingStream
 from gateway.requests.settings import ServiceSettings
 
 log = structlog.get_logger("gateway")
@@ -36,10 +38,11 @@ class Submission:
         self._job = job
         self._record = record
         self._clock = clock
-        self._settings = settings
-        self._first_wait = first_wait
+        self._waits = Waits(settings.engine_wait if first_wait is None else first_wait, settings.engine_wait)
+        self._most_at_once = settings.max_choices
         self._streams: list[EventStream] = []
-        self._resuming: list[ResumingStream] = []
+        self._trials: list[CrashTrial] = []
+        """One for each answer that was sent to the engine."""
 
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
@@ -51,7 +54,7 @@ class Submission:
         """
         if not self._streams:
             self._record.submit(self._clock())
-            most = self._settings.max_choices
+            most = self._most_at_once
             self._streams += [self._stream(index) for index in range(min(most, self._job.num_answers))]
             self._streams += [self._later(index) for index in range(most, self._job.num_answers)]
         return self._streams
@@ -68,12 +71,11 @@ class Submission:
             self._record.fall_due()
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
-        wait, session = self._settings.engine_wait, self._session()
-        stream = ResumingStream(
-            self._engine, request, wait, self._note_move, self._note_place, session, budget, self._first_wait
+        trial = CrashTrial(self._engine, request.suspect)
+        self._trials.append(trial)
+        return answer_stream(
+            self._engine, request, trial, self._waits, self._note_move, self._note_place, self._session(), budget
         )
-        self._resuming.append(stream)
-        return stream
 
     def _session(self) -> str:
         """Return the caller's session with the tenant's name before it, so that tenants do not share sessions. Empty
@@ -93,7 +95,7 @@ class Submission:
         log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
 
     async def aclose(self) -> None:
-        self._record.doubts = max((stream.doubts for stream in self._resuming), default=0)
+        self._record.doubts = max((trial.doubts for trial in self._trials), default=0)
         for stream in self._streams:
             await stream.aclose()
 

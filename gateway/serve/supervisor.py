@@ -24,7 +24,7 @@ from engine.pb import engine_pb2 as pb
 from engine.process.cores import wait_settings
 from engine.process.pulse import Loading, read_beat, read_loading
 from engine.rpc.target import EngineTarget
-from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
+from gateway.serve.watch import LOOK_SECONDS, PulseWatch, is_stopped
 
 log = structlog.get_logger("supervisor")
 
@@ -178,7 +178,7 @@ class EngineSupervisor:
         while True:
             assert self._process is not None
             backoff.started()
-            watch = HangWatch(self._pulse)
+            watch = PulseWatch(self._pulse)
             hung = await self._until_it_ends(self._process, watch)
             self._exited.set()
             if self._note_end(watch, hung):
@@ -191,7 +191,7 @@ class EngineSupervisor:
             except OSError:  # no processes or memory left: the loop sees the dead process again and retries later
                 log.exception("engine_not_started")
 
-    async def _until_it_ends(self, process: asyncio.subprocess.Process, watch: HangWatch) -> bool:
+    async def _until_it_ends(self, process: asyncio.subprocess.Process, watch: PulseWatch) -> bool:
         """Wait for the end of an engine process, checking it every LOOK_SECONDS, and kill it if it hangs. Returns True
         if it was killed because it hung; False if it ended by itself, or was killed while a signal such as SIGSTOP had
         stopped it."""
@@ -208,7 +208,7 @@ class EngineSupervisor:
         finally:
             ended.cancel()
 
-    def _note_end(self, watch: HangWatch, hung: bool) -> bool:
+    def _note_end(self, watch: PulseWatch, hung: bool) -> bool:
         """Record, for the next engine process, whether this one crashed or hung and which requests it was computing, if
         it had become ready, that is, its step loop had written a beat. Returns whether it had."""
         assert self._process is not None

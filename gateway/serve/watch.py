@@ -26,7 +26,7 @@ CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
 or the kernel."""
 
 
-class HangWatch:
+class PulseWatch:
     """Decides from the pulse file of one engine process whether the process hangs and, later, whether it crashed. The
     supervisor creates one for each process."""
 

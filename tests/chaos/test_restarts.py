@@ -14,8 +14,8 @@ from tests.chaos.patience import until
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-"""One for each engine process that a request may lose (`gateway.requests.resumption.MOST_MOVES`): where engines start
-quickly, the longest requests lose all of these."""
+"""One for each engine process that a request may lose (`gateway.requests.answer.crash_trial.MOST_MOVES`): where engines
+start quickly, the longest requests lose all of these."""
 MIX = Mix(callers=24, pause=0.01, longest=100, leaving=0.0, slow=0.0)
 LIMITS = {"rate_limit_exceeded"}
 """The only refusals: some callers have limits, and ask for more."""

@@ -38,7 +38,7 @@ from engine.executor.fake import FAKE_HIDDEN, fake_rows, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
-from engine.rpc.stream import EngineUnavailable
+from engine.rpc.stream import EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.record import ACCOUNTS
@@ -261,7 +261,7 @@ class FakeEngine:
         await self.wait_ready()
         return pb.PreviousLife(life=life)
 
-    def generate(self, request: Request, session: str = "") -> FakeStream:
+    def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> FakeStream:
         self.requests.append(request)
         return FakeStream(self._arriving(request), lambda: self.ends.setdefault(request.id, "aborted"))
 

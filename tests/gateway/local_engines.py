@@ -15,7 +15,9 @@ from engine.rpc.target import EngineTarget
 from engine.rpc.wire import PROTOCOL
 from engine.serve.server import _listen, start_mover
 from gateway.engines.pool import EnginePool
-from gateway.requests.resumption import ResumingStream
+from gateway.requests.answer.crash_trial import CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.routing.news import Role
 
 
@@ -124,7 +126,8 @@ class Answer:
 
     def __init__(self, pool, request, session=""):
         self.request, self.moves, self.places, self.tokens = request, [], [], []
-        self.stream = ResumingStream(pool, request, 30.0, self.moves.append, self.places.append, session)
+        self.trial, waits = CrashTrial(pool, False), Waits(30.0, 30.0)
+        self.stream = answer_stream(pool, request, self.trial, waits, self.moves.append, self.places.append, session)
         self.task = asyncio.create_task(self.read())
 
     async def read(self):

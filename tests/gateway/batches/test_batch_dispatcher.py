@@ -123,7 +123,7 @@ async def first_then_stuck(cluster, member, answered, count=60):
                 while waits and not stuck.is_set():
                     await asyncio.sleep(0.005)
 
-    engine.generate = lambda request, session="": FakeStream(waiting(request), lambda: None)
+    engine.generate = lambda request, session="", handover=None: FakeStream(waiting(request), lambda: None)
     batch = await cluster.submit([chat_line(f"{number}") for number in range(count)])
     await member.dispatcher.__aenter__()
 

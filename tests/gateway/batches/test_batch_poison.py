@@ -104,7 +104,7 @@ async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_ag
     member = await cluster.add_member()
     generate, poison, tries = member.gateway_app.engine.generate, ids_of(POISON), []
 
-    def generate_or_crash(request, session=""):
+    def generate_or_crash(request, session="", handover=None):
         if poison in {request.prompt_ids[at : at + len(poison)] for at in range(len(request.prompt_ids))}:
             tries.append(request)
             return CrashedStream()

@@ -14,7 +14,7 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Schedu
 from engine.core.messages.requests import Lane
 from engine.rpc.target import EngineTarget, EngineTls, is_loopback
 from gateway.cli.serve import _with_model
-from gateway.config import whole as config_module
+from gateway.config import engine_section
 from gateway.config.file import ConfigError
 from gateway.config.lanes import BatchLane, LaneConfig, LanesConfig
 from gateway.config.models import EnginesConfig
@@ -56,11 +56,11 @@ def test_the_demo_file_spells_out_the_demo():
 def test_the_demo_file_shows_every_setting():
     document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     assert list(document) == [field.name for field in fields(Config) if field.name not in ("engines", "models")]
-    one_engine = {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
+    one_engine = {field.name for field in fields(EngineConfig)} - set(engine_section.ELSEWHERE)
     assert set(document["engine"]) == one_engine | {field.name for field in fields(EnginesConfig)}
     scheduling = document["engine"]["scheduling"]
     advanced = scheduling.pop("advanced")
-    assert list(scheduling) == list(config_module.PUBLISHED)
+    assert list(scheduling) == list(engine_section.PUBLISHED)
     assert list(advanced) == [field.name for field in fields(Scheduling) if field.name not in scheduling]
     assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
     names = (

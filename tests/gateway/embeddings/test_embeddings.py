@@ -146,7 +146,7 @@ async def test_many_texts_are_in_the_engine_a_few_at_a_time(tmp_path):
     gateway_app = await build_gateway_app(tmp_path, settings)
     most, generate = 0, gateway_app.engine.generate
 
-    def counted(request, session=""):
+    def counted(request, session="", handover=None):
         nonlocal most
         stream = generate(request, session)
         most = max(most, gateway_app.engine.open)

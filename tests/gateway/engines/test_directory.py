@@ -72,7 +72,7 @@ async def test_requests_of_an_engine_that_is_removed_move_to_others(engines, ope
     await until(lambda: list(other.addresses) == ["a"])
     for answer in answers:
         await answer.whole()
-        assert answer.stream._losses == 0
+        assert answer.trial.losses == 0
     assert {"a", "b"} == {engine for answer in answers for engine in answer.engines[:1]}
     with pytest.raises(ApiError, match="was added"):
         await directory.remove("m", "b")

@@ -14,8 +14,8 @@ from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, PROTOCOL
 from gateway.routing.prefixes import PREFIX_TOKENS
 from gateway.routing.router import Reason
-from gateway.serve.app import _wait_for_engines
 from gateway.serve.backends import Backends, ModelPlace
+from gateway.serve.models import wait_for_engines
 
 
 async def test_every_engine_has_every_adapter_also_one_that_joins_later(engines):
@@ -49,7 +49,7 @@ async def test_answers_of_an_engine_that_ends_go_on_in_another(engines):
         assert answer.engines in (["a", "b"], ["b"])
     assert [state.state for state in pool.overviews()] == ["connecting", "serving"]
     # The process is lost and not known to be innocent, so that its requests are computed alone for some tokens.
-    assert [answer.stream._suspect for answer in answers] == [answer.engines[0] == "a" for answer in answers]
+    assert [answer.trial.is_suspect for answer in answers] == [answer.engines[0] == "a" for answer in answers]
 
 
 async def test_an_engine_that_drains_gives_its_answers_away_and_serves_again_afterwards(engines):
@@ -60,8 +60,8 @@ async def test_an_engine_that_drains_gives_its_answers_away_and_serves_again_aft
     for answer in answers:
         await answer.whole()
         assert answer.engines in (["a", "b"], ["b"])
-        assert not answer.stream._suspect
-        assert answer.stream._losses == 0
+        assert not answer.trial.is_suspect
+        assert answer.trial.losses == 0
     assert {"a", "b"} == {answer.engines[0] for answer in answers}
     await until(lambda: not engines.running["a"].engine.state.sequences)
     later = [Answer(pool, ask(f"later{i}")) for i in range(4)]
@@ -264,7 +264,7 @@ async def test_a_request_that_no_engine_takes_yet_waits_for_its_adapter(engines)
     assert not answer.task.done()
     await pool.load_adapter("adapters/x")
     await answer.whole()
-    assert (answer.moves, answer.stream._losses, answer.stream._suspect) == ([], 0, False)
+    assert (answer.moves, answer.trial.losses, answer.trial.is_suspect) == ([], 0, False)
 
 
 async def test_an_engine_that_joins_during_a_load_gets_the_adapter_too(engines):
@@ -302,4 +302,4 @@ async def test_a_gateway_that_starts_later_needs_no_engine_that_drains(engines):
     pool = await engines.pool("a", "b")
     await pool.drain("b", True)
     places = {"m": ModelPlace({name: engine.target for name, engine in engines.running.items()}, Path())}
-    await asyncio.wait_for(_wait_for_engines({"m": pool}, Backends("", places), None), 20)
+    await asyncio.wait_for(wait_for_engines({"m": pool}, Backends("", places), None), 20)

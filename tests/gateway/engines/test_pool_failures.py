@@ -11,7 +11,9 @@ from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import EngineLost, EngineUnavailable, GivenUp
 from gateway.engines.pool import EnginePool
-from gateway.requests.resumption import ResumingStream
+from gateway.requests.answer.crash_trial import CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.routing.prefixes import PREFIX_TOKENS
 
 GOALS = LaneGoals(ttft_s=0.25, itl_s=0.05)
@@ -24,7 +26,7 @@ def state(pool, name):
 @pytest.fixture
 def quick_looks(monkeypatch):
     monkeypatch.setattr("gateway.engines.pool.LOOK_SECONDS", 0.3)
-    monkeypatch.setattr("gateway.engines.replica.MAX_STILL_LOOKS", 4)
+    monkeypatch.setattr("gateway.engines.progress.MAX_STILL_LOOKS", 4)
 
 
 async def hanging(engines, pool, name):
@@ -155,7 +157,7 @@ class LostEngines:
 
     ready = True
 
-    def generate(self, request, session=""):
+    def generate(self, request, session="", handover=None):
         return LostStream()
 
     async def wait_ready(self):
@@ -174,9 +176,14 @@ class LostStream:
     async def __anext__(self):
         raise EngineLost("gone")
 
+    async def aclose(self):
+        pass
+
 
 async def test_a_request_on_trial_is_given_up_if_no_report_comes():
-    stream = ResumingStream(LostEngines(), ask("r"), 0.05, lambda seconds: None, lambda stream: None)
+    engines = LostEngines()
+    trial, waits = CrashTrial(engines, False), Waits(0.05, 0.05)
+    stream = answer_stream(engines, ask("r"), trial, waits, lambda seconds: None, lambda stream: None)
     with pytest.raises(GivenUp, match=r"told how the one that had the request alone ended within 0\.05 s"):
         await anext(stream)
 

@@ -246,7 +246,7 @@ async def test_an_engine_that_fails_meanwhile_costs_nothing(gateway_app, likely)
 
 @pytest.mark.parametrize("foreseen", [True, False])
 async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(gateway_app, monkeypatch, foreseen):
-    def generate(request, session=""):
+    def generate(request, session="", handover=None):
         raise EngineUnavailable("lost")
 
     monkeypatch.setattr(gateway_app.engine, "generate", generate)
@@ -259,7 +259,7 @@ async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(gateway_a
 
 
 async def test_who_leaves_before_an_engine_has_the_request_pays_nothing(tmp_path, monkeypatch):
-    def generate(request, session=""):
+    def generate(request, session="", handover=None):
         raise EngineUnavailable("lost")
 
     gateway_app = await build_gateway_app(tmp_path, ServiceSettings(engine_wait=60.0))

@@ -7,8 +7,10 @@ from engine.core.messages.requests import FinishReason, Request, SamplingParams,
 from engine.executor.fake import fake_row
 from engine.rpc.stream import EngineUnavailable
 from gateway.requests import prompt_scores
+from gateway.requests.answer.crash_trial import CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.requests.prompt_scores import PromptReader, PromptScores, join_scores
-from gateway.requests.resumption import ResumingStream
 
 PROMPT = tuple(range(5, 45))
 """40 tokens, so 39 rows."""
@@ -73,7 +75,7 @@ class Engine:
     def fate(self, life):
         return None
 
-    def generate(self, request, session):
+    def generate(self, request, session, handover=None):
         self.requests.append(request)
         admission = TokenEvent(request.id)
         if len(self.requests) == 1:
@@ -86,7 +88,8 @@ class Engine:
 async def test_a_moved_request_gets_the_missing_rows_only():
     engine, told = Engine(), []
     asked = Request("r", PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=2))
-    stream = ResumingStream(engine, asked, 10.0, lambda seconds: None, lambda placed: None)
+    trial, waits = CrashTrial(engine, False), Waits(10.0, 10.0)
+    stream = answer_stream(engine, asked, trial, waits, lambda seconds: None, lambda placed: None)
     while not told or told[-1].finish_reason is None:
         told += await anext(stream)
     assert [request.num_scored for request in engine.requests] == [0, 7]

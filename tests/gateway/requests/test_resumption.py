@@ -12,7 +12,9 @@ from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import CrashesEngines, GivenUp
-from gateway.requests.resumption import MOST_MOVES, ResumingStream
+from gateway.requests.answer.crash_trial import MOST_MOVES, CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.serve.supervisor import EngineSupervisor
 from tests.engine.poisonous_engine import CRASH, FATAL_TOKENS, HANG
 
@@ -56,7 +58,8 @@ class Reader:
 
     def __init__(self, client, request, wait_seconds=120.0):
         self.request, self.moves, self.events = request, [], []
-        self.stream = ResumingStream(client, request, wait_seconds, self.moves.append, lambda stream: None)
+        trial, waits = CrashTrial(client, False), Waits(wait_seconds, wait_seconds)
+        self.stream = answer_stream(client, request, trial, waits, self.moves.append, lambda stream: None)
         self.task = asyncio.create_task(self.read())
 
     async def read(self):

@@ -11,8 +11,8 @@ from gateway.config.models import ModelConfig
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.types import DEFAULTED
 from gateway.rpc.wire import generate_request
-from gateway.serve.app import sampling_defaults
 from gateway.serve.launch import StartError
+from gateway.serve.models import sampling_defaults
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05, "max_tokens": 5}
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}

@@ -85,7 +85,7 @@ async def test_what_was_made_before_an_administrator_ended_it_is_charged(gateway
         for arrived in [events] if at_once else [[event] for event in events]:
             yield arrived
 
-    def generate(wanted, session=""):
+    def generate(wanted, session="", handover=None):
         return FakeStream(ending(wanted), lambda: None)
 
     monkeypatch.setattr(gateway_app.engine, "generate", generate)

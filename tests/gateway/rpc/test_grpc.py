@@ -12,7 +12,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
-from gateway.requests.resumption import MOST_MOVES
+from gateway.requests.answer.crash_trial import MOST_MOVES
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import REQUESTS, GenerationService
 from gateway.rpc.wire import RANGES

@@ -9,7 +9,7 @@ import pytest
 
 from engine.process.pulse import FILE_BYTES, Beat, Pulse, read_beat
 from gateway.serve import watch
-from gateway.serve.watch import LOOK_SECONDS, LOOKS, HangWatch, is_stopped, is_traced
+from gateway.serve.watch import LOOK_SECONDS, LOOKS, PulseWatch, is_stopped, is_traced
 
 PATIENCE = 5.0
 
@@ -33,7 +33,7 @@ def pulse(tmp_path, clock):
 
 @pytest.fixture
 def hang(tmp_path, clock):
-    return HangWatch(tmp_path / "pulse", clock)
+    return PulseWatch(tmp_path / "pulse", clock)
 
 
 def look(hang, clock, seconds=LOOK_SECONDS):

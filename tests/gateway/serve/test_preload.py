@@ -11,8 +11,8 @@ from fakes import BASE, build_gateway_app, write_adapter
 from gateway.config.models import ModelConfig
 from gateway.config.sections import AdaptersConfig
 from gateway.config.whole import Config
-from gateway.serve.app import _preload
 from gateway.serve.launch import StartError
+from gateway.serve.models import preload
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def configured(**preload) -> Config:
 async def test_a_gateway_starts_without_its_broken_adapters_and_lists_them(tmp_path, bar):
     gateway_app = await build_gateway_app(tmp_path)
     sound, gone = write_adapter(tmp_path, "sound"), tmp_path / "gone"
-    await _preload(gateway_app.gateway.models, configured(sound=sound, gone=gone), bar)
+    await preload(gateway_app.gateway.models, configured(sound=sound, gone=gone), bar)
     assert bar.stages[-1] == "loading adapters: 2 of 2"
     async with gateway_app.client("sk-admin") as client, gateway_app.client() as tenant:
         listed = {entry["name"]: entry for entry in (await client.get("/admin/v1/adapters")).json()["adapters"]}
@@ -45,4 +45,4 @@ async def test_a_gateway_starts_without_its_broken_adapters_and_lists_them(tmp_p
 async def test_a_name_that_is_taken_stops_the_start(tmp_path, bar):
     gateway_app = await build_gateway_app(tmp_path)
     with pytest.raises(StartError, match="adapter captain: "):
-        await _preload(gateway_app.gateway.models, configured(captain=tmp_path / "poet"), bar)
+        await preload(gateway_app.gateway.models, configured(captain=tmp_path / "poet"), bar)

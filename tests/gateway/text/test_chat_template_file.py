@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine.demo import CHAT_TEMPLATE
 from gateway.core.errors import ApiError
-from gateway.serve.app import _load_tokenizer
 from gateway.serve.launch import StartError
+from gateway.serve.models import load_tokenizer
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.dialects import Hermes, choose_dialect
 from gateway.text.tools.parser import ToolParser
@@ -120,7 +120,7 @@ async def test_a_template_that_cannot_be_used_stops_the_start(smollm2, tmp_path,
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(StartError, match=problem) as caught:
-        await _load_tokenizer(smollm2, path)
+        await load_tokenizer(smollm2, path)
     assert str(caught.value).startswith("model.chat_template: ")
     assert str(path) in str(caught.value)
 

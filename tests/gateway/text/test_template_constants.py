@@ -4,8 +4,8 @@ import pytest
 from fakes import tiny_tokenizer
 
 from gateway.core.errors import ApiError
-from gateway.serve.app import _load_tokenizer
 from gateway.serve.launch import StartError
+from gateway.serve.models import load_tokenizer
 from gateway.text.compiled_template import ChatTemplate
 
 COSTLY = {
@@ -54,7 +54,7 @@ async def test_a_models_template_that_would_take_too_long_stops_the_start(smollm
     path = tmp_path / "chat.jinja"
     path.write_text("a\n{{ 9 ** 9 ** 9 }}")
     with pytest.raises(StartError, match=r"chat\.jinja, line 2: the operator Pow"):
-        await _load_tokenizer(smollm2, path)
+        await load_tokenizer(smollm2, path)
 
 
 async def test_a_chat_of_an_adapter_that_has_one_already_is_refused():

@@ -12,7 +12,9 @@ from local_engines import Engines, ask, until
 from engine.core.messages.requests import FinishReason, ProposalCount, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from gateway.pb import generation_pb2 as pb
-from gateway.requests.resumption import ResumingStream
+from gateway.requests.answer.crash_trial import CrashTrial
+from gateway.requests.answer.resumption import Waits
+from gateway.requests.answer.stream import answer_stream
 from gateway.requests.thinking import ThinkingBudget
 from gateway.text.reasoning.parser import MARKS, Thinking
 
@@ -152,7 +154,10 @@ async def test_both_parts_survive_an_engine_that_drains(tmp_path, parts_before):
         pool = await engines.pool("a", "b")
         request = ask("r", length=600)
         budget = ThinkingBudget(tokens, Thinking(MARKS["think"], begun=True), closing, LetterTokens())
-        stream = ResumingStream(pool, request, 30.0, moves.append, lambda placed: None, budget=budget)
+        trial = CrashTrial(pool, False)
+        stream = answer_stream(
+            pool, request, trial, Waits(30.0, 30.0), moves.append, lambda placed: None, budget=budget
+        )
         told = []
 
         async def read():

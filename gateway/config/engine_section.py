@@ -1,0 +1,81 @@
+"""Reads a section `engine` of the file: how one engine works, and which engines the gateway uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from engine.config import EngineConfig
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
+from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, resolve
+from gateway.config.models import EnginesConfig
+
+ELSEWHERE: Mapping[str, Any] = {
+    "model": "",
+    "state_dir": "",
+    "machine_share": 1.0,
+    "interactive": INTERACTIVE_GOALS,
+    "batch": BATCH_GOALS,
+}
+"""Fields of EngineConfig that the section `engine` may not set: `ModelSettings.engine_config` fills them in."""
+ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
+"""Settings of the section `engine` that belong to `Config.engines`."""
+PUBLISHED = (
+    "scheduler",
+    "policy",
+    "itl_stretch",
+    "tail_share",
+    "batch_floor",
+    "promoted_share",
+    "preemption",
+    "priority_s",
+)
+"""Settings of the scheduler that operators have a reason to change: which policy runs, how far batch work may lengthen
+interactive steps, the least that it gets, and what priorities are worth. The others are constants with measured
+reasons; for experiments, the file may set them in `engine.scheduling.advanced`."""
+
+
+def read_engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EngineConfig:
+    """Return the part of a section `engine` that says how one engine works, and check all keys of the section."""
+    section = dict(as_mapping(resolve(value, env, where), where))
+    own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
+    problems, values = Problems(), {name: section[name] for name in own if name in section}
+    with problems.noting():
+        check_keys(section, [*own, *ENGINES_KEYS], where)
+    with problems.noting():
+        if "scheduling" in values:
+            values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")
+        config = build(EngineConfig, values, where, base, **ELSEWHERE)
+    problems.raise_all()
+    return config
+
+
+def read_engines(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EnginesConfig:
+    """Return the part of a section `engine` that says which engines the gateway uses."""
+    section = as_mapping(resolve(value, env, where), where)
+    return build(EnginesConfig, {name: section[name] for name in ENGINES_KEYS if name in section}, where, base)
+
+
+def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
+    """Return the section `scheduling` of a section `engine`, at the place `where`, with the settings of its part
+    `advanced` merged into it. Raises ConfigError for unknown keys, settings in the wrong one of the two places, and
+    wrong values in `advanced`."""
+    section = dict(as_mapping(value, where))
+    advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
+    kinds, problems = get_type_hints(Scheduling), Problems()
+    with problems.noting():
+        check_keys(section, [*kinds, "advanced"], where)
+    with problems.noting():
+        check_keys(advanced, list(kinds), f"{where}.advanced")
+    for name in kinds:
+        with problems.noting():
+            if name in section and name not in PUBLISHED:
+                raise ConfigError(f"{where}.{name}: belongs into {where}.advanced")
+            if name in advanced and name in PUBLISHED:
+                raise ConfigError(f"{where}.advanced.{name}: belongs into {where}")
+            if name in advanced:
+                section[name] = convert(advanced[name], kinds[name], f"{where}.advanced.{name}", base)
+    problems.raise_all()
+    return section

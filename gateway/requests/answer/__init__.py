@@ -1,0 +1,1 @@
+"""The event stream of one answer, whichever engine processes compute its parts."""

@@ -67,6 +67,10 @@ ELSEWHERE: Mapping[str, Any] = {
 """Fields of EngineConfig that the section `engine` may not set: `ModelSettings.engine_config` fills them in."""
 ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
 """Settings of the section `engine` that belong to `Config.engines`."""
+REMOVED: Mapping[str, str] = {
+    "attention": "kernels of loralane compute attention on every GPU; delete the line",
+}
+"""What an operator does whose section `engine` still has a setting that was removed."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
 """Section of the file from which a field of `Config` is read, for each field that is not named after its section."""
 PUBLISHED = (
@@ -267,7 +271,7 @@ def _engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine
     own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
     problems, values = Problems(), {name: section[name] for name in own if name in section}
     with problems.noting():
-        check_keys(section, [*own, *ENGINES_KEYS], where)
+        check_keys(section, [*own, *ENGINES_KEYS], where, REMOVED)
     with problems.noting():
         if "scheduling" in values:
             values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")

@@ -231,6 +231,10 @@ WRONG = {
     "unknown key": ("http: {prot: 1}", "http.prot: unknown key; did you mean port?"),
     "unknown, nothing near": ("grpc: {zzz: 1}", "grpc.zzz: unknown key; known are: host, port"),
     "unknown engine key": ("engine: {max_seq: 1}", "engine.max_seq: unknown key; did you mean max_seqs?"),
+    "removed engine key": (
+        "engine: {attention: flashinfer}",
+        "engine.attention: this setting was removed: .*delete the line",
+    ),
     "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
     "engine.state_dir": ("engine: {state_dir: x}", "engine.state_dir: unknown key"),
     "engine.interactive": ("engine: {interactive: {ttft_s: 1}}", "engine.interactive: unknown key"),

@@ -71,6 +71,23 @@ REMOVED: Mapping[str, str] = {
     "attention": "kernels of loralane compute attention on every GPU; delete the line",
 }
 """What an operator does whose section `engine` still has a setting that was removed."""
+REMOVED_RULES: Mapping[str, str] = dict.fromkeys(
+    (
+        "yield_share",
+        "full_chunk",
+        "long_prompt_steps",
+        "harvest_below",
+        "promote_from",
+        "deadline_margin",
+        "max_preemptions",
+        "spare_progress",
+        "quantum_s",
+        "locality_window",
+        "locality_share",
+    ),
+    "it is a constant of the scheduler now; delete the line",
+)
+"""The same for the section `engine.scheduling`."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
 """Section of the file from which a field of `Config` is read, for each field that is not named after its section."""
 PUBLISHED = (
@@ -294,9 +311,9 @@ def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
     kinds, problems = get_type_hints(Scheduling), Problems()
     with problems.noting():
-        check_keys(section, [*kinds, "advanced"], where)
+        check_keys(section, [*kinds, "advanced"], where, REMOVED_RULES)
     with problems.noting():
-        check_keys(advanced, list(kinds), f"{where}.advanced")
+        check_keys(advanced, list(kinds), f"{where}.advanced", REMOVED_RULES)
     for name in kinds:
         with problems.noting():
             if name in section and name not in PUBLISHED:

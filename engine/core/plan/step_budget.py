@@ -29,8 +29,22 @@ COPY_SHARE = 0.1
 evicted prefixes and of pages for other engines."""
 
 LATE_GOALS = 2.0
-"""Multiple of the ITL goal to which `min_chunk` may extend a step that is late, unless `full_chunk` decodes take
+"""Multiple of the ITL goal to which `min_chunk` may extend a step that is late, unless `FULL_CHUNK` decodes take
 longer: 16 tokens at a context of 7,000 take a core 220 ms, in every step that another tenant's answer waits for."""
+
+FULL_CHUNK = 5.0
+"""While there is batch work, a step with an interactive prompt may always last this multiple of a step of one decode,
+and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a fifth of a
+prompt's time would be spent on reading the weights again."""
+
+YIELD_SHARE = 0.01
+"""After a time without interactive work, a step of batch work may also last this share of that time: requests that come
+so rarely wait for so little of it. Measured on a CPU, whose steps with prompts have a constant cost of their own: batch
+work alone, with short answers, gets more than twice as many tokens a second as without this."""
+
+PROMOTE_FROM = 1.0
+"""Value of `Ledger.need` (device time that batch deadlines need over device time that batch work has been getting) from
+which on `promoted_share` replaces `batch_floor`."""
 
 
 class StepBudget:
@@ -258,7 +272,7 @@ class StepBudget:
         limit. Without a limit, that is all of `wanted`.
 
         The first interactive prompt of a step, and a batch prompt in an empty step, get at least `min_chunk` tokens, or
-        `wanted` if that is less; the former only as many as fit into `LATE_GOALS` ITL goals or `full_chunk` decodes.
+        `wanted` if that is less; the former only as many as fit into `LATE_GOALS` ITL goals or `FULL_CHUNK` decodes.
         Other batch prompts take what fits, however little: when they waited for room for a whole page, none ever
         started beside interactive decodes.
 
@@ -279,7 +293,7 @@ class StepBudget:
             return max(fits, least * self._is_empty)
         if self._prompting or fits >= least:
             return fits
-        late = max(LATE_GOALS * self._state.config.interactive.itl_s, self._rules.full_chunk * self._one_decode)
+        late = max(LATE_GOALS * self._state.config.interactive.itl_s, FULL_CHUNK * self._one_decode)
         in_time = chunk_that_fits(self._model, self.features, start, rank, late, scores=not seq.is_scored)
         return max(fits, min(least, in_time), 1)
 
@@ -298,7 +312,7 @@ class StepBudget:
         """Return the predicted seconds to which an interactive prompt may extend the step: the lane's limit, which the
         first prompt beside decodes may raise (see `_late_limit`), or that of `_newcomer_limit` if it is higher. While
         there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all of
-        them. The step is therefore cut to `itl_stretch` times `Ledger.tail`, but not below `full_chunk` decodes, so
+        them. The step is therefore cut to `itl_stretch` times `Ledger.tail`, but not below `FULL_CHUNK` decodes, so
         that the constant cost of a step remains a small part of it. A second prompt joins a step only within
         `itl_stretch` times the tail, because without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
@@ -308,15 +322,15 @@ class StepBudget:
         if not (ledger.wants_batch and ledger.tail and self._decodes):
             return limit
         tail = self._rules.itl_stretch * ledger.tail
-        return min(limit, tail if self._prompting else max(tail, self._rules.full_chunk * self._one_decode))
+        return min(limit, tail if self._prompting else max(tail, FULL_CHUNK * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
         """Return the seconds to which a prompt may extend the step if it is the only request of its party (its tenant,
         or its class of the tenant's requests; see fairness/accounts.py) and other parties crowd the lane; 0 otherwise,
         or if the lane's limit is as high. Such a request does not wait for the decodes of parties that crowd the lane:
-        its prompt may extend the step to `full_chunk` decodes, as long as no decode of the other parties becomes
+        its prompt may extend the step to `FULL_CHUNK` decodes, as long as no decode of the other parties becomes
         late."""
-        longest = self._rules.full_chunk * self._one_decode
+        longest = FULL_CHUNK * self._one_decode
         if self._limit >= longest:
             return 0.0
         if self._shares is None:
@@ -357,9 +371,9 @@ class StepBudget:
     @property
     def _patience(self) -> float:
         """Seconds that a step of batch work may last because no interactive request has come for long: the share
-        `yield_share` of that time, or 0 before the first step."""
+        `YIELD_SHARE` of that time, or 0 before the first step."""
         quiet_since = self._state.ledger.interactive_at
-        return 0.0 if quiet_since is None else self._rules.yield_share * (self._now - quiet_since)
+        return 0.0 if quiet_since is None else YIELD_SHARE * (self._now - quiet_since)
 
     @property
     def _is_probe(self) -> bool:
@@ -373,7 +387,7 @@ class StepBudget:
         """Return whether batch work got a smaller share of the device's time than it is guaranteed: `batch_floor`, or
         `promoted_share` while batch deadlines require it."""
         rules, ledger = self._rules, self._state.ledger
-        floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
+        floor = rules.promoted_share if ledger.need >= PROMOTE_FROM else rules.batch_floor
         return ledger.batch_share < floor
 
 

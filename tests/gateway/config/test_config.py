@@ -235,6 +235,10 @@ WRONG = {
         "engine: {attention: flashinfer}",
         "engine.attention: this setting was removed: .*delete the line",
     ),
+    "removed scheduling key": (
+        "engine: {scheduling: {advanced: {quantum_s: 1}}}",
+        "engine.scheduling.advanced.quantum_s: this setting was removed: .*delete the line",
+    ),
     "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
     "engine.state_dir": ("engine: {state_dir: x}", "engine.state_dir: unknown key"),
     "engine.interactive": ("engine: {interactive: {ttft_s: 1}}", "engine.interactive: unknown key"),
@@ -250,8 +254,8 @@ WRONG = {
         "engine.scheduling.advanced.min_chunk: Expected int, got str",
     ),
     "advanced scheduling": (
-        "engine: {scheduling: {quantum_s: 1}}",
-        "engine.scheduling.quantum_s: belongs into engine.scheduling.advanced",
+        "engine: {scheduling: {hold_s: 1}}",
+        "engine.scheduling.hold_s: belongs into engine.scheduling.advanced",
     ),
     "published among the advanced": (
         "engine: {scheduling: {advanced: {policy: fcfs}}}",

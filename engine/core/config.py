@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import isfinite
 
-SCHEDULERS = ("continuous", "dynamic", "static")
-POLICIES = ("lanes", "fcfs", "sjf", "priority")
 PREEMPTIONS = ("checkpoint", "swap", "recompute")
 MOST_KNOTS = 8
 SHARES = (
@@ -78,16 +76,6 @@ class Scheduling:
     cached prefixes are held, and how step times are learned. Raises ValueError, which names the value, if one is out of
     range."""
 
-    scheduler: str = "continuous"
-    """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered and start together, and
-    the next ones wait until the last has ended. dynamic: like static, with the requests that came within `window_s`."""
-    policy: str = "lanes"
-    """lanes: all rules of this class apply. fcfs (first come first served), sjf (shortest job first) and priority: one
-    queue in that order under a static token budget, for comparison."""
-    window_s: float = 0.05
-    """Seconds that the first request of a `dynamic` batch waits for others. A `static` batch waits 20 times as long, so
-    that the last requests of a run, too few for a full batch, do not wait for ever."""
-
     ttft_stretch: float = 1.0
     """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of the step's
     duration without batch work. By default it may not lengthen the step at all: prompts that come in bursts wait for
@@ -146,9 +134,6 @@ class Scheduling:
     priority_s: float = 10.0
     """Seconds of waiting time that one level of `priority` is worth. Priorities order the requests of a tenant, and a
     waiting request of low priority eventually goes before newer requests of high priority."""
-    sjf_stretch: float = 1000.0
-    """Under `sjf`, a request goes before those that arrive later than this multiple of its predicted device seconds
-    after it, however short they are, so that a long one is not starved."""
     adapter_age_s: float = 2.0
     """Once a request has waited this many seconds for an adapter, no more sequences start with the resident adapter
     that is served most, until that adapter can be evicted. Copies in host memory that other requests wait for may be
@@ -170,9 +155,8 @@ class Scheduling:
         object.__setattr__(self, "knots", tuple(self.knots))  # a list, where it comes from JSON
         if list(self.knots) != sorted(set(self.knots)) or any(knot < 1 for knot in self.knots):
             raise ValueError(f"knots must be positive and ascending, not {self.knots}")
-        for name, allowed in (("scheduler", SCHEDULERS), ("policy", POLICIES), ("preemption", PREEMPTIONS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.preemption not in PREEMPTIONS:
+            raise ValueError(f"preemption must be one of {', '.join(PREEMPTIONS)}, not {self.preemption!r}")
         _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk")
         _check(self, 2, "probe_every")
         _check(self, 1, "margin_floor", "margin_ceiling")

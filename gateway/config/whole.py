@@ -86,13 +86,14 @@ REMOVED_RULES: Mapping[str, str] = dict.fromkeys(
         "locality_share",
     ),
     "it is a constant of the scheduler now; delete the line",
+) | dict.fromkeys(
+    ("scheduler", "policy", "window_s", "sjf_stretch"),
+    "engines serve by lanes, and `loralane simulate` compares other policies with that; delete the line",
 )
 """The same for the section `engine.scheduling`."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
 """Section of the file from which a field of `Config` is read, for each field that is not named after its section."""
 PUBLISHED = (
-    "scheduler",
-    "policy",
     "itl_stretch",
     "tail_share",
     "batch_floor",
@@ -100,9 +101,9 @@ PUBLISHED = (
     "preemption",
     "priority_s",
 )
-"""Settings of the scheduler that operators have a reason to change: which policy runs, how far batch work may lengthen
-interactive steps, the least that it gets, and what priorities are worth. The others are constants with measured
-reasons; for experiments, the file may set them in `engine.scheduling.advanced`."""
+"""Settings of the scheduler that operators have a reason to change: how far batch work may lengthen interactive steps,
+the least that it gets, and what priorities are worth. The others are constants with measured reasons; for experiments,
+the file may set them in `engine.scheduling.advanced`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ CLASSES = (
         "as OpenAI's, a stream begins with a chunk that has the role and no text",
         text=r"Expected non empty content delta",
     ),
+    Class(
+        "stream",
+        "as OpenAI's, the chunk with the finish reason has no text",
+        test=r"test_chat\.py::test_chat_streaming",
+        text=r"^assert None$",
+    ),
     Class("not installed", "the test needs a library that is not installed", text=r"ModuleNotFoundError|ImportError"),
     Class(
         "inside",
@@ -57,6 +63,12 @@ CLASSES = (
         r"|gcp|monitor|security|ssl|force_include|orca|routed_experts|lora_adapters|presets",
     ),
     Class(
+        "other start",
+        "the test starts a server that writes tokens as their ids in all answers",
+        test=r"return_tokens_as_token_ids",
+        text=r"invalid literal for int",
+    ),
+    Class(
         "refused",
         "loralane refuses the field or the value by its name",
         text=r"unsupported_parameter|is not supported|cannot be followed|exclude each other",
@@ -74,8 +86,9 @@ CLASSES = (
     ),
     Class(
         "model's words",
-        "the test expects words, tokens or numbers of one model",
-        text=r"assert (['\"\[{(]|-?\d|False|len|any|all|re\.|not |\S+ (==|in|>|<|!=) )|match_regex|Expecting value",
+        "the test expects words, tokens, tool calls or numbers of one model",
+        text=r"Expected 1 tool call|Expected something like"
+        r"|assert (['\"\[{(]|-?\d|False|len|any|all|re\.|not |\S+ (==|in|>|<|!=) )|match_regex|Expecting value",
     ),
 )
 UNKNOWN = Class("unknown", "no class explains it: look at the test")

@@ -26,6 +26,7 @@ from engine.core.config import CoreConfig
 from engine.core.messages.commands import Abort, Submit
 from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.model.folders.prepare import prepare_model
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from lab.sim.baselines import POLICIES, Mode, engine_under
 from lab.traffic.histogram import percentile
@@ -113,8 +114,9 @@ class Served:
             speculation="off",
             state_dir=str(state),
         )
-        self.runner = runner = ModelRunner(config)
-        self._core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
+        self.runner = runner = ModelRunner(load(config))
+        facts = runner.facts
+        self._core = core_config(facts.config, runner.loaded.num_pages, 0, facts.max_model_len, facts.eos_token_ids)
 
     def run(self, regime: str, jobs: Sequence[Job]) -> tuple[dict[str, Progress], int]:
         """Compute jobs under a regime; return each one's progress, and the number of computed tokens."""
@@ -278,10 +280,10 @@ def bench(run: Run) -> None:
     args = run.options
     served = Served(prepare_model(args.model, args.data_dir, run.console), args.data_dir / "engine")
     runs = [(rate, regime) for rate in (math.inf, *args.rates) for regime in args.regimes]
-    served.run("fcfs", make_jobs(math.inf, 32, served.runner.vocab_size, seed=99))  # tapes are recorded once
+    served.run("fcfs", make_jobs(math.inf, 32, served.runner.facts.vocab_size, seed=99))  # tapes are recorded once
     outcomes = []
     for rate, regime in run.track(runs):
-        jobs = make_jobs(rate, args.requests, served.runner.vocab_size, seed=1)
+        jobs = make_jobs(rate, args.requests, served.runner.facts.vocab_size, seed=1)
         outcomes.append(judge(regime, rate, jobs, *served.run(regime, jobs)))
     title = "Batching and order on one engine; latencies are those of the interactive third"
     run.show(table_of(title, outcomes, COLUMNS, CELLS, ("regime",)), outcomes)

@@ -25,6 +25,7 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from lab.bench.plan import BenchRequest
 from lab.random_adapters import write_adapters
@@ -58,8 +59,8 @@ class Ours:
     def __init__(self, folder: Path, adapters: Sequence[Path]) -> None:
         options: dict[str, Any] = {"prefix_caching": False, "speculation": "off"}  # random models repeat themselves
         config = EngineConfig(str(folder), device="cpu", dtype="float32", memory_gb=1, max_seqs=BATCH, **options)
-        runner = ModelRunner(config)
-        core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, ())
+        runner = ModelRunner(load(config))
+        core = core_config(runner.facts.config, runner.loaded.num_pages, 0, runner.facts.max_model_len, ())
         self._engine = Engine(EngineState.create(core), runner)
         self.adapters = [self._engine.load_adapter(str(path)).adapter_hash for path in adapters]
 

@@ -27,6 +27,7 @@ from benchmarks.runner import DATA_DIR, JSON, Ratio, Run, benchmark, in_turn, op
 from benchmarks.speculation_pair import Pair
 from benchmarks.speculation_prompts import KINDS, make_request, prompts
 from engine.config import EngineConfig, Speculation
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from lab.demo.dense import dense_folder
 
@@ -102,7 +103,7 @@ def bench(run: Run) -> None:
     threads = int(args.processor_time)
     config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation=speculation, threads=threads)
     clock = time.process_time if args.processor_time else time.perf_counter
-    pair = Pair(ModelRunner(config, clock=clock), clock)
+    pair = Pair(ModelRunner(load(config, clock=clock)), clock)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if args.schemas:
         speculation_schemas.measure(run, pair, tokenizer, args.schemas)

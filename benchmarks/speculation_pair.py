@@ -22,12 +22,12 @@ class Pair:
 
     def __init__(self, runner: ModelRunner, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
-        config = replace(runner.config, prefix_caching=False)
+        config = replace(runner.facts.config, prefix_caching=False)
         self.runner = runner
-        core = core_config(config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
+        core = core_config(config, runner.loaded.num_pages, 0, runner.facts.max_model_len, runner.facts.eos_token_ids)
         cores = {
             "off": replace(core, speculation=False),
-            "auto": replace(core, speculation=True, draft_block=runner.draft_block),
+            "auto": replace(core, speculation=True, draft_block=runner.loaded.draft_model.block),
         }
         self.engines = {name: Engine(EngineState.create(one), runner, clock=clock) for name, one in cores.items()}
 

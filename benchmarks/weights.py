@@ -41,6 +41,7 @@ from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.model.folders.prepare import prepare_model
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.runner.sizes import count_weight_bytes, find_kept_bits
 from engine.process.model_source import GGUF_NAME
@@ -109,10 +110,11 @@ class Served:
             prefix_caching=False,
             state_dir=str(state),
         )
-        self.runner = runner = ModelRunner(config)
-        bits = find_kept_bits(runner.config, runner.spec, runner.device, runner.dtype)
-        self.weight_bytes = count_weight_bytes(runner.spec, bits)
-        core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
+        self.runner = runner = ModelRunner(load(config))
+        facts = runner.facts
+        bits = find_kept_bits(facts.config, facts.spec, facts.device, facts.dtype)
+        self.weight_bytes = count_weight_bytes(facts.spec, bits)
+        core = core_config(facts.config, runner.loaded.num_pages, 0, facts.max_model_len, facts.eos_token_ids)
         self.engine = Engine(EngineState.create(core), runner)
         self.adapters = [self.engine.load_adapter(str(path)).adapter_hash for path in adapters]
 
@@ -134,7 +136,7 @@ class Served:
         return len(chunks) if all(chunk.num_tokens == 1 for chunk in chunks) else 0
 
     def _submit(self, name: str, case: Case, number: int, rng: random.Random) -> None:
-        vocab = self.runner.vocab_size
+        vocab = self.runner.facts.vocab_size
         length, tokens = (PROMPT, TOKENS) if case.streams else (PREFILL, 1)
         prompt = tuple(rng.randrange(vocab) for _ in range(length))
         adapter = self.adapters[number % case.adapters] if case.adapters else None

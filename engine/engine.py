@@ -13,7 +13,7 @@ from engine.core.commit.adapters import add_adapter, pin_adapter
 from engine.core.commit.apply import apply_commands
 from engine.core.commit.step import abort_users, absorb, commit
 from engine.core.memory.adapters import HostAdapter
-from engine.core.messages.commands import AddAdapter, Command, DropAdapter
+from engine.core.messages.commands import AddAdapter, DropAdapter
 from engine.core.messages.moves import MoveOrder
 from engine.core.messages.requests import AdapterHash, TokenEvent
 from engine.core.messages.step import StepPlan
@@ -22,6 +22,7 @@ from engine.core.plan.pace import Pace
 from engine.core.policy.policies import LanePolicy, Policy
 from engine.core.state.engine_state import EngineState
 from engine.executor.base import Executor
+from engine.inbox import Inbox
 
 T = TypeVar("T")
 
@@ -38,67 +39,6 @@ PAUSE_S = 0.002
 """Seconds between steps that have nothing to compute: short compared with the window in which a batch gathers."""
 BEAT_S = 1.0
 """Seconds between two beats of an idle loop, which show that it is alive."""
-
-
-class EngineStopped(RuntimeError):
-    """The step loop has ended, so that it answers no further questions."""
-
-
-class Inbox:
-    """Thread-safe queue of commands and questions to the step loop, which handles them between two steps. A question is
-    a function that the loop calls."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._commands: list[Command] = []
-        self._questions: list[Callable[[], None]] = []
-        self._closed = False
-        self._arrived = threading.Event()
-
-    def put(self, command: Command) -> None:
-        with self._lock:
-            self._commands.append(command)
-        self._arrived.set()
-
-    def ask(self, question: Callable[[], None]) -> None:
-        """Queue a question and wake the loop. Raises EngineStopped if the inbox is closed."""
-        with self._lock:
-            if self._closed:
-                raise EngineStopped("the engine has stopped")
-            self._questions.append(question)
-        self._arrived.set()
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether the inbox no longer accepts questions."""
-        return self._closed
-
-    def wake(self) -> None:
-        self._arrived.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Let the step loop wait, at most `timeout` seconds (None: no limit), until a command, a question or a `wake`
-        has come since the last `drain_questions`; return whether one has."""
-        return self._arrived.wait(timeout)
-
-    def drain(self) -> list[Command]:
-        """Remove all queued commands to the step loop, but no questions, and return them in order of arrival."""
-        with self._lock:
-            commands, self._commands = self._commands, []
-        return commands
-
-    def drain_questions(self) -> list[Callable[[], None]]:
-        with self._lock:
-            questions, self._questions = self._questions, []
-            self._arrived.clear()
-        return questions
-
-    def close(self) -> list[Callable[[], None]]:
-        """Accept no more questions to the step loop; remove and return those that are still open. Commands are accepted
-        as before."""
-        with self._lock:
-            self._closed = True
-        return self.drain_questions()
 
 
 class Folders:

@@ -73,7 +73,7 @@ def run(journal: Journal) -> None:
     sizes = TINY if journal.tiny else FULL
     with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
         house = build_house(sizes.house, Path(scratch), journal.tell)
-        bandwidth = memory_bandwidth(house.runner.device, journal.tiny)
+        bandwidth = memory_bandwidth(house.runner.facts.device, journal.tiny)
         journal.row("bandwidth", "of kernels", **{"GB/s": bandwidth / 1e9})
         waves(journal, house, sizes, bandwidth)
         streams(journal, house, sizes)
@@ -161,7 +161,7 @@ def start_wave(house: House, wave: Wave, prompt: int) -> list[str]:
     more. Returns their names."""
     engine, names = house.engine, [f"{wave.name}/{index}" for index in range(len(wave.adapters))]
     for index, (name, adapter) in enumerate(zip(names, wave.adapters, strict=True)):
-        tokens = house.runner.max_model_len - prompt
+        tokens = house.runner.facts.max_model_len - prompt
         engine.inbox.put(Submit(make_request(name, prompt, tokens, adapter, Random(index), wave.grammar)))
     started: set[str] = set()
     while len(started) < len(names):

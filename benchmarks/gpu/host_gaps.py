@@ -77,7 +77,7 @@ def profiled(house: House) -> list[Span]:
 
     On a CPU these are torch's operations, which only tests that the profile is parsed correctly.
     """
-    on_gpu = house.runner.device.type == "cuda"
+    on_gpu = house.runner.facts.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):

@@ -30,6 +30,7 @@ from engine.model.layers.lora import TARGETS
 from engine.model.memory.arena import page_shape
 from engine.model.memory.host import Blob
 from engine.model.memory.host_store import PackedAdapter
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from lab.sim.baselines import Mode, engine_under
 from lora_kernels.layout import AdapterLayout
@@ -78,7 +79,7 @@ class Adapters:
         layout, blob = self._pack(rank)
         host = HostAdapter(path, rank, TARGETS, layout.num_pages, blob.nbytes)
         if claim(host):
-            self._runner._host.put(PackedAdapter(path, layout, Blob.of(blob)))
+            self._runner.loaded.host_adapters.put(PackedAdapter(path, layout, Blob.of(blob)))
             self._report(AdapterFetched(path, 0.0))
         return host
 
@@ -91,12 +92,12 @@ class Adapters:
 
     def _pack(self, rank: int) -> tuple[AdapterLayout, torch.Tensor]:
         if rank not in self._packed:
-            spec, runner = self._runner.spec, self._runner
+            spec, runner = self._runner.facts.spec, self._runner
             layout = full_layout(spec, rank)
-            page = torch.empty(page_shape(spec, BLOCK_SIZE).elements, dtype=runner.dtype)
+            page = torch.empty(page_shape(spec, BLOCK_SIZE).elements, dtype=runner.facts.dtype)
             page.normal_(0, 0.01, generator=torch.Generator().manual_seed(rank))
             blob = page.expand(layout.num_pages, -1).contiguous()  # one page repeated: drawing all takes seconds
-            self._packed[rank] = layout, blob.pin_memory() if runner.device.type == "cuda" else blob
+            self._packed[rank] = layout, blob.pin_memory() if runner.facts.device.type == "cuda" else blob
         return self._packed[rank]
 
 
@@ -111,21 +112,21 @@ class House:
 
     def weight_bytes(self) -> int:
         """Bytes of the base model that a step reads: all but the embedding, of which it reads one row per token."""
-        spec = self.runner.spec
+        spec = self.runner.facts.spec
         linears = spec.layers * (
             spec.hidden_size * (2 * spec.query_width + 2 * spec.kv_width)
             + 3 * spec.hidden_size * spec.intermediate_size
         )
-        return (linears + spec.vocab_size * spec.hidden_size) * self.runner.dtype.itemsize
+        return (linears + spec.vocab_size * spec.hidden_size) * self.runner.facts.dtype.itemsize
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of K and V of `tokens` tokens, in all layers."""
-        return tokens * self.runner.page_bytes // BLOCK_SIZE
+        return tokens * self.runner.facts.page_bytes // BLOCK_SIZE
 
     def adapter_bytes(self, ranks: Sequence[int]) -> int:
         """Return the bytes of A and B, in all layers, of one adapter for each of `ranks`."""
-        spec = self.runner.spec
-        return sum(adapter_elements(spec, rank) for rank in ranks) * spec.layers * self.runner.dtype.itemsize
+        spec = self.runner.facts.spec
+        return sum(adapter_elements(spec, rank) for rank in ranks) * spec.layers * self.runner.facts.dtype.itemsize
 
 
 def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> House:
@@ -146,11 +147,11 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         host_adapter_gb=0.1,  # adapters are in memory of their own, and pinning takes seconds
     )
     started = time.perf_counter()
-    runner = ModelRunner(config, partial(_tell_progress, tell))
+    runner = ModelRunner(load(config, partial(_tell_progress, tell)))
     core = CoreConfig(
-        num_pages=runner.num_pages,
+        num_pages=runner.loaded.num_pages,
         block_size=BLOCK_SIZE,
-        host_pages=runner.num_host_pages,
+        host_pages=runner.loaded.num_host_pages,
         max_seqs=size.max_seqs,
         max_model_len=size.max_model_len,
         token_budget=size.token_budget,
@@ -159,7 +160,8 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         prefix_caching=False,
     )
     tell(
-        f"engine ready in {time.perf_counter() - started:.1f} s, {runner.num_pages} pages of {runner.page_bytes} bytes"
+        f"engine ready in {time.perf_counter() - started:.1f} s, "
+        f"{runner.loaded.num_pages} pages of {runner.facts.page_bytes} bytes"
     )
     return House(runner, engine_under(Mode(size.policy), core, Adapters(runner)))
 

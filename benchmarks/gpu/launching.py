@@ -26,6 +26,7 @@ from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.batch.rows import HostBatch
 from engine.model.batch.state import BatchState
 from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
+from engine.model.decode.head import Head
 from engine.model.layers.feed_forward import Mlp
 from engine.model.layers.lora import projection_groups
 from engine.model.memory.arena import Arena, page_shape
@@ -110,8 +111,7 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
         embed=embed,
         ropes=(Rope(torch.tensor(spec.ropes[0].inv_freq), 1.0),),
         layers=tuple(layers),
-        norm=norm,
-        head=linear(spec.vocab_size),
+        head=Head(spec, norm, linear(spec.vocab_size)),
     )
 
 

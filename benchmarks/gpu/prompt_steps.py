@@ -58,7 +58,7 @@ def run(journal: Journal) -> None:
         time_first_grammar(journal, house, sizes)
         for rows in sizes.rows:
             for name, used in (("base", (None,) * rows), (f"{rows} adapters", adapters[:rows])):
-                for mode in (one for one in MODES if house.runner.captured or not one.graphs):
+                for mode in (one for one in MODES if house.runner.loaded.captured or not one.graphs):
                     with journal.case(f"{rows} rows, {name}, {mode.name}", LEAST_S), stepping(house, mode):
                         time_neighbours(journal, house, sizes, used, f"{rows} rows, {name}, {mode.name}")
         house.runner.close()

@@ -56,7 +56,7 @@ def _settle(house: House) -> None:
 
 def tell_capture(journal: Journal, house: House) -> None:
     """Write to the journal what capturing the graphs cost, or that there are none."""
-    captured = house.runner.captured
+    captured = house.runner.loaded.captured
     if captured is None:
         journal.note("CUDA graphs are left out: there are none on a CPU")
         return
@@ -67,7 +67,7 @@ def tell_capture(journal: Journal, house: House) -> None:
 def measure_modes(journal: Journal, house: House, sizes: Sizes, name: str) -> None:
     """Write to the journal the step times and tokens per second of every mode that this device supports, for the
     requests that the engine decodes. Their contexts grow by STEPS and a few tokens from one mode to the next."""
-    for mode in (one for one in MODES if house.runner.captured or not one.graphs):
+    for mode in (one for one in MODES if house.runner.loaded.captured or not one.graphs):
         with stepping(house, mode):
             for _ in range(SETTLING_STEPS):
                 check_events(house.engine.step())

@@ -44,10 +44,9 @@ class Executor(Protocol):
         before all other methods."""
 
     def submit(self, plan: StepPlan) -> Launch:
-        """Start to execute a plan: save, release, evict, load, drop host copies, cancel and start fetches, forget and
-        prepare grammars, restore, admit and compute, in this order. The plan is queued after the previous plan; a chunk
-        may begin with a token that the previous plan samples. This call waits for such tokens only if grammars need
-        them, and only once the device has its next work. An exception, here or in `collect`, is a bug and ends the
+        """Start to execute a plan, in the order that `StepPlan` says. The plan is queued after the previous plan; a
+        chunk may begin with a token that the previous plan samples. This call waits for such tokens only if grammars
+        need them, and only once the device has its next work. An exception, here or in `collect`, is a bug and ends the
         engine.
 
         Returns:

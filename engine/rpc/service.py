@@ -13,7 +13,8 @@ from engine.core.config import LaneGoals
 from engine.core.memory.adapters import HostAdapter
 from engine.core.messages.commands import Abort, FetchKv, Submit
 from engine.core.messages.requests import Lane, Request, TokenEvent
-from engine.engine import Engine, EngineStopped
+from engine.engine import Engine
+from engine.inbox import EngineStopped
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.load_attempts import LoadAttempts

@@ -41,6 +41,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
     core's configuration, the executor, and the description of the engine for its gateways."""
     from engine.model.memory.allocation import free_host_bytes
+    from engine.model.runner.loading import load
     from engine.model.runner.model_runner import ModelRunner
     from engine.model.runner.sizes import adapter_bytes_per_rank
 
@@ -48,31 +49,33 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     if config.ranks > 1:
         from engine.model.parallel.group import start_ranks
 
-        runner, executor = start_ranks(config, on_progress)
+        loaded, executor = start_ranks(config, on_progress)
     else:
-        runner = executor = ModelRunner(config, on_progress)
-    runner.start_grammar_workers()
-    config = runner.config
-    sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
-    core = replace(core_config(config, *sizes), chosen_experts=runner.spec.chosen_experts, vocab_size=runner.vocab_size)
-    core = replace(core, speculation=core.speculation and runner.proposes, draft_block=runner.draft_block)
+        loaded = load(config, on_progress)
+        executor = ModelRunner(loaded)
+    loaded.grammars.start()
+    facts = loaded.facts
+    config, spec = facts.config, facts.spec
+    sizes = loaded.num_pages, loaded.num_host_pages, facts.max_model_len, spec.eos_token_ids
+    core = replace(core_config(config, *sizes), chosen_experts=spec.chosen_experts, vocab_size=spec.vocab_size)
+    core = replace(core, speculation=core.speculation and facts.proposes, draft_block=loaded.draft_model.block)
     info = pb.EngineInfo(
         model=config.model,
-        model_hash=runner.model_hash,
-        architecture=runner.spec.model_type,
-        device=str(runner.device),
-        dtype=str(runner.dtype).removeprefix("torch."),
-        backend=runner.backend.name,
-        vocab_size=runner.vocab_size,
-        page_bytes=runner.page_bytes,
-        hidden_size=runner.spec.hidden_size,
-        weights=runner.weights,
+        model_hash=facts.model_hash,
+        architecture=spec.model_type,
+        device=str(facts.device),
+        dtype=str(facts.dtype).removeprefix("torch."),
+        backend=loaded.backend.name,
+        vocab_size=spec.vocab_size,
+        page_bytes=facts.page_bytes,
+        hidden_size=spec.hidden_size,
+        weights=facts.weights,
         tensor_parallel=config.tensor_parallel,
         pipeline_parallel=config.pipeline_parallel,
-        kv_identity=runner.kv_identity if config.ranks == 1 else "",
+        kv_identity=facts.kv_identity if config.ranks == 1 else "",
     )
-    info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype, runner.shard)
-    info.outlook.free_bytes = free_host_bytes() if runner.device.type == "cpu" else 0
+    info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, spec, facts.dtype, facts.shard)
+    info.outlook.free_bytes = free_host_bytes() if facts.device.type == "cpu" else 0
     return core, executor, info
 
 

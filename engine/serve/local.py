@@ -21,8 +21,9 @@ from engine.core.config import LaneGoals
 from engine.core.messages.commands import Abort, Submit
 from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request, TokenEvent
 from engine.core.state.engine_state import EngineState
-from engine.engine import Engine, EngineStopped
+from engine.engine import Engine
 from engine.executor.base import Executor
+from engine.inbox import EngineStopped
 from engine.model.folders.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
 from engine.process.model_source import find_prepared

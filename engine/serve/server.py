@@ -27,8 +27,9 @@ import structlog
 from engine.config import EngineConfig
 from engine.core.messages.moves import PageMemory
 from engine.core.state.engine_state import EngineState
-from engine.engine import Engine, EngineStopped
+from engine.engine import Engine
 from engine.executor.base import RankDied
+from engine.inbox import EngineStopped
 from engine.kv.line import OwnEngine
 from engine.kv.mover import KvMover, listen_address
 from engine.pb import engine_pb2 as pb

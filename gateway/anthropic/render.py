@@ -13,7 +13,8 @@ from gateway.anthropic.errors import error_body
 from gateway.core.errors import ApiError
 from gateway.openai.render import Json, encode_json, sse_event
 from gateway.openai.tools import ToolCalls
-from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_chunks
+from gateway.requests.streams import join_chunks
+from gateway.requests.types import Admitted, GenerationChunk, TokenUsage
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.parser import Part
 

@@ -10,7 +10,8 @@ from msgspec import Struct
 from engine.core.messages.prompt_logprobs import PromptLogprob
 from engine.core.messages.requests import TokenLogprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
-from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
+from gateway.requests.streams import join_answers
+from gateway.requests.types import Admitted, GenerationChunk, TokenUsage
 
 if TYPE_CHECKING:
     import numpy as np

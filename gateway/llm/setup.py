@@ -31,9 +31,9 @@ from gateway.core.tenants import Principal, Tenant
 from gateway.limiter.local import LocalLimiter
 from gateway.llm.adapters import AdapterFolders, adapter_source
 from gateway.registry.memory import MemoryRecordStore
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
+from gateway.requests.settings import ServiceSettings
 from gateway.text.reasoning.parser import ReasoningParserName
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.dialects import ToolParserName

@@ -16,7 +16,8 @@ from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.styles import Style, ending, tells
 from gateway.requests.rendering import off_the_loop
-from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
+from gateway.requests.streams import join_answers
+from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage
 
 Json = dict[str, Any]
 

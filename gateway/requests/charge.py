@@ -10,7 +10,7 @@ class Charge(Enum):
     PENDING if the work that was begun early is dropped, and from each of them to WAIVED, where it stays."""
 
     PENDING = "pending"
-    """Nothing is charged, because the request has not been submitted, or no longer counts as submitted."""
+    """Nothing is charged, because no engine and no upstream has had the request, or its work no longer counts."""
     DUE = "due"
     """The prompt and the tokens that have come are charged."""
     WAIVED = "waived"

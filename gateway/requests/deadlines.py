@@ -9,7 +9,7 @@ from types import TracebackType
 
 from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 
 class Timer:

@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.requests.member_run import MemberRun
-from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech, join_answers
+from gateway.requests.streams import join_answers
+from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech
 from gateway.routes.acceptance import HeldAnswer
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart

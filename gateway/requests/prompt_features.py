@@ -3,9 +3,6 @@ the prompt's vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-
 import numpy as np
 from msgspec.structs import replace
 
@@ -13,15 +10,14 @@ from engine.core.messages.requests import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
 from gateway.requests.member_run import MemberRun
-from gateway.requests.types import Chat, GenerateRequest, Generation, PromptInput
+from gateway.requests.members import Members
+from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.routes.features import PromptFacts
 from gateway.routes.policy import NoVector, Vector
 
-Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
-
 
 async def prompt_vector(
-    serve: Serve, principal: Principal, request: GenerateRequest, run: MemberRun, pooling: str
+    members: Members, principal: Principal, request: GenerateRequest, run: MemberRun, pooling: str
 ) -> Vector:
     """Return the vector of a request's first prompt: fp32 [hidden_size], of length 1.
 
@@ -29,8 +25,8 @@ async def prompt_vector(
     same member computes only the last page of the prompt again.
 
     Args:
-        serve: runs a member.
-        run: the member that computes the vector.
+        members: run the member.
+        run: the run that computes the vector.
         pooling: the name of a PoolingKind.
 
     Raises:
@@ -52,7 +48,7 @@ async def prompt_vector(
         coalesce=True,
     )
     try:
-        async with serve(principal, asked, run) as generation:
+        async with members.serve(principal, asked, run) as generation:
             async for chunk in generation:
                 if chunk.vector:
                     return np.frombuffer(chunk.vector, dtype="<f4")

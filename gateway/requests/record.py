@@ -186,8 +186,11 @@ class RequestRecord(Struct):
         return _span(self.started, self.ended)
 
     def submit(self, now: float) -> None:
-        """Record that the request is submitted `now`. From here on it is charged, unless the charge is waived."""
+        """Record that the request is submitted `now`, whether or not an engine takes it at once."""
         self.submitted = now
+
+    def fall_due(self) -> None:
+        """Charge the request from now on, because an engine or an upstream has it, unless the charge is waived."""
         if self.charge is Charge.PENDING:
             self.charge = Charge.DUE
 

@@ -49,11 +49,10 @@ def outcome_of(
     """Return the outcome of the runs of one request. `members` are the names of all members, as in usage; no `billing`
     means that no costs are computed."""
     computed = [MemberTokens(run.member, *_tokens(run)) for run in runs]
-    record = answering.record if answering else None
     found = None
-    if billing is not None and record is not None:
-        spent = [Spent(run.record.served_name, run.record.counts()) for run in runs if run.record]
-        found = costs(billing, spent, record.counts(), members, lane_name(lane), today())
+    if billing is not None and answering is not None:
+        spent = [Spent(run.record.served_name, run.record.counts()) for run in runs if run.record.served_name]
+        found = costs(billing, spent, answering.record.counts(), members, lane_name(lane), today())
     member, reason = (answering.member, answering.reason) if answering else ("", "failed")
     return RouteOutcome(model, member, reason, computed, found)
 
@@ -69,6 +68,6 @@ def _tokens(run: MemberRun) -> tuple[int, int]:
     """Return the numbers of prompt and completion tokens that a run computed. They are 0 if it was never submitted, or
     if its charge was waived. A shadow copy, which is never charged, counts in full."""
     record = run.record
-    if record is None or record.submitted is None or (run.is_charged and record.charge is not Charge.DUE):
+    if record.submitted is None or (run.terms.is_charged and record.charge is not Charge.DUE):
         return 0, 0
     return record.prompt_tokens, record.completion_tokens

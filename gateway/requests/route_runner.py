@@ -6,16 +6,9 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 import structlog
 from msgspec import Struct
@@ -24,19 +17,17 @@ from msgspec.structs import replace
 from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
-from gateway.core.routing import ModelQuery
 from gateway.core.tenants import COPIES_TENANT, Principal, Tenant
-from gateway.core.trace_context import Ingress, new_id
-from gateway.requests.admission import ServiceSettings
+from gateway.core.trace_context import new_id
 from gateway.requests.deadlines import earliest
 from gateway.requests.member_run import MemberRun
-from gateway.requests.observers import ArrivingRequest
+from gateway.requests.members import Members
 from gateway.requests.prompt_features import prompt_facts, prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun
-from gateway.requests.served_model import ServedModels
+from gateway.requests.terms import RunTerms
 from gateway.requests.types import Chat, GenerateRequest, Generation
-from gateway.requests.upstreams import Upstream, UpstreamServer
+from gateway.requests.upstreams import Upstream
 from gateway.routes.policies import members_of_batches
 from gateway.routes.policy import Asked, MemberState, Policy, Vector
 
@@ -59,39 +50,19 @@ class RouteTable(Struct, frozen=True):
     """Called with the outcome at the end of each request for a virtual model, and of each shadow copy of one."""
 
 
-class MemberServer(Protocol):
-    """The part of the gateway that serves a single member."""
-
-    @property
-    def models(self) -> ServedModels: ...
-
-    def serve(
-        self, principal: Principal, request: GenerateRequest, run: MemberRun
-    ) -> AbstractAsyncContextManager[Generation]:
-        """Run a request with a member; see `Gateway.serve`."""
-
-    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
-        """Return a context manager for the work on a request before a member serves it. It yields an `ArrivingRequest`,
-        and reports the request to the observers (metrics, traces, log) as refused if the block raises."""
-
-
 class RouteRunner:
     """Answers the requests for virtual models, for one gateway."""
 
     def __init__(
         self,
-        server: MemberServer,
-        upstreams: UpstreamServer,
+        members: Members,
         table: RouteTable,
-        settings: ServiceSettings,
-        clock: Callable[[], float],
+        request_timeout: float | None,
     ) -> None:
-        """`server` serves members with engines, `upstreams` the others. `clock` is the gateway's, in seconds."""
-        self._server = server
-        self._upstreams = upstreams
+        """`request_timeout` is that of `ServiceSettings`."""
+        self._members = members
         self._table = table
-        self._settings = settings
-        self._clock = clock
+        self._timeout = request_timeout
         self._copies: set[asyncio.Task[None]] = set()
         self._copying: Counter[str] = Counter()
         """Number of running shadow copies of requests, by virtual model."""
@@ -110,8 +81,8 @@ class RouteRunner:
         policy's members; an empty name stands for all upstreams. Members that do not exist and those that the tenant
         may not use are left out. None stands for any tenant."""
         members = members_of_batches(self._table.policies[model])
-        usable = [member for member in members if tenant is None or self._may_use(tenant, member, Lane.BATCH)]
-        homes = ("" if member in self._upstreams else self._home(member) for member in usable)
+        usable = [one for one in members if tenant is None or self._members.may_use(tenant, one, Lane.BATCH)]
+        homes = map(self._members.home, usable)
         return [home for home in dict.fromkeys(homes) if home is not None]
 
     @asynccontextmanager
@@ -121,8 +92,8 @@ class RouteRunner:
         """Run a request for a virtual model like `Gateway.generate`, and report its outcome at the end. Raises the
         error of the last member that was tried, and ApiError: MODEL_NOT_FOUND, the tenant may not use the virtual model
         or any of its members; UNSUPPORTED_PARAMETER, the request is for vectors."""
-        policy, started = self._table.policies[request.model.model], self._clock()
-        with self._server.arriving(request.request_id, request.ingress) as arrival:
+        policy, started = self._table.policies[request.model.model], self._members.path.clock()
+        with self._members.path.arriving(request.request_id, request.ingress) as arrival:
             arrival.identify(principal)
             runs: list[MemberRun] = []
             asked = self._asked(policy, principal, request, runs)
@@ -134,8 +105,8 @@ class RouteRunner:
             if not steps:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
-            request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
-        steps_run = StepsRun(self._serve, principal, request, asked.lane, started, runs, begun)
+            request = replace(request, deadline=earliest(request.deadline, self._timeout))
+        steps_run = StepsRun(self._members, principal, request, started, runs, begun)
         try:
             async with AsyncExitStack() as stack:
                 generation = await steps_run.begin(stack, steps)
@@ -157,11 +128,13 @@ class RouteRunner:
         are added to `runs`."""
 
         async def vector(member: str, pooling: str) -> Vector:
-            runs.append(MemberRun(member, "vector", self._clock(), engine_wait=0.0, for_policy=True))
-            return await prompt_vector(self._server.serve, principal, request, runs[-1], pooling)
+            terms = RunTerms(engine_wait=0.0, is_counted=any(run.record.is_granted for run in runs))
+            run = self._members.new_run(principal, request, member, "vector", terms, for_policy=True)
+            runs.append(run)
+            return await prompt_vector(self._members, principal, request, run, pooling)
 
-        self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
-        if request.pooling is not None and len({self._computed_by(member) for member in policy.members}) > 1:
+        self._members.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
+        if request.pooling is not None and len(set(map(self._members.computed_by, policy.members))) > 1:
             raise unsupported_parameter("model", "names a virtual model, whose members' vectors cannot be compared")
         lane = principal.tenant.effective_lane(request.lane)
         return Asked(
@@ -169,36 +142,16 @@ class RouteRunner:
             lane=lane,
             session=conversation(request),
             request=new_id(),
-            members=[member for member in policy.members if self._may_use(principal.tenant, member, lane)],
+            members=[member for member in policy.members if self._members.may_use(principal.tenant, member, lane)],
             state=partial(self._state, principal.tenant),
             facts=partial(prompt_facts, request),
             vector=vector,
         )
 
-    def _serve(
-        self, principal: Principal, request: GenerateRequest, run: MemberRun
-    ) -> AbstractAsyncContextManager[Generation]:
-        server = self._upstreams if run.member in self._upstreams else self._server
-        return server.serve(principal, request, run)
-
-    def _computed_by(self, member: str) -> str:
-        """Return a key for comparing members' vectors, which are comparable if the keys are equal: it is the same for
-        upstreams with the same model; other members have their own names."""
-        upstream = self._table.upstreams.get(member)
-        return member if upstream is None else f"upstream {upstream.model}"
-
     def _state(self, tenant: Tenant, member: str) -> MemberState:
-        if member in self._upstreams:
-            return MemberState(ready=self._table.upstreams[member].is_ready(tenant))
+        if member in self._members.upstreams:
+            return MemberState(ready=self._members.upstreams[member].is_ready(tenant))
         return self._table.state(member)
-
-    def _may_use(self, tenant: Tenant, member: str, lane: Lane) -> bool:
-        if member in self._upstreams:
-            return self._table.upstreams[member].permits(tenant, lane)
-        with suppress(ApiError):
-            self._server.models.resolve(tenant, ModelQuery(member))
-            return True
-        return False
 
     def _copy(self, policy: Policy, principal: Principal, request: GenerateRequest, asked: Asked) -> None:
         """Start a copy of a request, whose answer is discarded, with the member that shadows the virtual model, if the
@@ -206,11 +159,12 @@ class RouteRunner:
         shadow, name = policy.shadow, request.model.model
         if shadow is None or not shadow.copies(asked) or self._copying[name] >= shadow.at_once:
             return
-        if not self._may_use(principal.tenant, shadow.member, Lane.BATCH):
+        if not self._members.may_use(principal.tenant, shadow.member, Lane.BATCH):
             return
-        run = MemberRun(shadow.member, "shadow", self._clock(), is_charged=False, permitted=principal.tenant)
         copied = replace(request, lane=Lane.BATCH, request_class="", coalesce=True, stall=None)
-        copied = replace(copied, deadline=self._settings.request_timeout)
+        copied = replace(copied, deadline=self._timeout)
+        terms, permitted = RunTerms(is_charged=False), principal.tenant
+        run = self._members.new_run(COPIES, copied, shadow.member, "shadow", terms, permitted=permitted)
         task = asyncio.create_task(self._run_copy(copied, run), name="shadow")
         self._copies.add(task)
         self._copying[name] += 1
@@ -219,7 +173,7 @@ class RouteRunner:
 
     async def _run_copy(self, request: GenerateRequest, run: MemberRun) -> None:
         try:
-            async with self._serve(COPIES, request, run) as generation:
+            async with self._members.serve(COPIES, request, run) as generation:
                 async for _ in generation:
                     pass
         except ApiError as error:
@@ -234,22 +188,8 @@ class RouteRunner:
     ) -> None:
         """Report how a request for a virtual model ended. `runs` are all runs; `answering` that of the member that
         answered, None if none did."""
-        served = [self._served_name(member) for member in policy.members]
+        served = list(map(self._members.served_name, policy.members))
         self._table.observe(outcome_of(name, runs, answering, self._table.billing, served, lane))
-
-    def _home(self, member: str) -> str | None:
-        """Return the name of the base model of a member that is no upstream; None means that there is none now."""
-        found = self._server.models.find(member)
-        return None if found is None else found[0].name
-
-    def _served_name(self, member: str) -> str:
-        """Return the name under which a member's usage is counted: that of its adapter or base model, or its
-        own as an upstream."""
-        found = None if member in self._upstreams else self._server.models.find(member)
-        if found is None:
-            return member
-        model, adapter = found
-        return adapter or model.name
 
 
 def conversation(request: GenerateRequest) -> str:

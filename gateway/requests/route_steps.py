@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -14,8 +14,10 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
 from gateway.requests.member_run import MemberRun
+from gateway.requests.members import Members
 from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs
+from gateway.requests.terms import RunTerms
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
 from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
 from gateway.routes.policy import Step
@@ -35,11 +37,11 @@ MOVES = frozenset(
 )
 """Faults of a member for which the next one is tried: it lacks capacity, or something that this request needs. Limits
 of the tenant, deadlines, and requests that crash engines are not among them: they end the steps."""
+ASIDE = RunTerms(engine_wait=0.0)
+"""The terms of a run that only judges an answer, which can do without it."""
 MOST_DOUBTS = 2
 """Number of engine processes, of all members together, that may have crashed because of a request until no further
 member gets it. After the first one, it is a suspect (`gateway.requests.resumption`)."""
-
-Serve = Callable[[Principal, GenerateRequest, MemberRun], AbstractAsyncContextManager[Generation]]
 
 
 class StepsRun:
@@ -47,21 +49,20 @@ class StepsRun:
 
     def __init__(
         self,
-        serve: Serve,
+        members: Members,
         principal: Principal,
         request: GenerateRequest,
-        lane: Lane,
         started: float,
         runs: list[MemberRun],
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `runs` are those that
-        the policy needed to plan the steps, such as one that computed the prompt's vector. `begun` is called when the
-        first member has begun to work."""
-        self._serve = serve
+        """`started` is when the request arrived, on the gateway's clock. `runs` are those that the policy needed to
+        plan the steps, such as one that computed the prompt's vector. `begun` is called when the first member has begun
+        to work."""
+        self._members = members
         self._principal = principal
         self._request = request
-        self._lane = lane
+        self._lane = principal.tenant.effective_lane(request.lane)
         self._started = started
         self._begun = begun
         self._has_begun = False
@@ -72,18 +73,20 @@ class StepsRun:
 
     async def begin(self, stack: AsyncExitStack, steps: Sequence[Step]) -> Generation:
         """Take the steps until one answers, and return its generation, which `stack` closes. If all later steps fail,
-        the last held answer is returned although it failed its tests. Raises ApiError: the last step's error."""
+        the last held answer is returned although it failed its tests. Raises ApiError: the last step's error, or
+        DEADLINE_EXCEEDED if no answer was held and the last step's patience has run out."""
         held: HeldRun | None = None
         trouble = ""
         for number, step in enumerate(steps, 1):
             if self.doubts >= MOST_DOUBTS:
                 if held is None:
                     raise ApiError(Fault.ENGINE_CRASHED, "two engines ended with this request; it is not tried again")
-                break
+                return self._released(held, trouble)
             left = len(steps) - number
             can_move = left > 0 or held is not None
             # An answer that fails its tests still counts; a member that fails before its first token does not.
-            run = self._new_run(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move=can_move)
+            reserved, wait = 1 + left if step.accept else 1, 0.0 if can_move else None
+            run = self._new_run(self._request, step.member, trouble or step.reason, RunTerms(wait, reserved))
             try:
                 if step.accept is None:
                     return self._answered(await self._first_output(stack, run, wait=can_move), run)
@@ -95,27 +98,26 @@ class StepsRun:
                 if is_last and held is None:
                     raise
                 trouble = error.fault.name.lower()
-                if is_last:
-                    break
-            if held is not None and not trouble:
-                break
-        assert held is not None, "otherwise the last step has answered or raised"
-        generation = held.replay(with_logprobs=self._request.sampling.logprobs is not None)
-        held.run.reason = trouble or "accepted"
-        return self._answered(generation, held.run)
+            else:
+                is_last = left == 0 or not trouble
+            if is_last and held is not None:
+                return self._released(held, trouble)
+        raise ApiError(Fault.DEADLINE_EXCEEDED, "no member of the virtual model answered in time; try again")
 
     @property
     def doubts(self) -> int:
         """Number of engine processes that may have crashed because of the request."""
-        return sum(run.record.doubts for run in self.runs if run.record is not None)
+        return sum(run.record.doubts for run in self.runs)
 
     def _new_run(
-        self, member: str, reason: str, reserved_runs: int = 1, *, can_move: bool = True, for_policy: bool = False
+        self, request: GenerateRequest, member: str, reason: str, terms: RunTerms, *, for_policy: bool = False
     ) -> MemberRun:
-        run = MemberRun(member, reason, self._started, 0.0 if can_move else None, reserved_runs, for_policy=for_policy)
-        earlier = [run.record for run in self.runs if run.record is not None]
-        run.is_counted = any(record.is_granted for record in earlier)
-        run.suspect = any(record.doubts for record in earlier)
+        """Return a run on these terms, except that a request that an earlier run has counted is not counted again."""
+        terms = replace(terms, is_counted=any(run.record.is_granted for run in self.runs))
+        run = self._members.new_run(
+            self._principal, request, member, reason, terms, started=self._started, for_policy=for_policy
+        )
+        run.record.suspect = self.doubts > 0
         self.runs.append(run)
         return run
 
@@ -123,7 +125,7 @@ class StepsRun:
         """Begin a run, which `stack` ends, and return its generation. `wait` waits for the first output, so that an
         earlier failure is raised here, where the next step can still be taken."""
         async with AsyncExitStack() as own:
-            generation = await own.enter_async_context(self._serve(self._principal, self._request, run))
+            generation = await own.enter_async_context(self._members.serve(self._principal, self._request, run))
             self._begin()
             if wait:
                 await _await_output(generation)
@@ -144,7 +146,7 @@ class StepsRun:
             return None
 
     async def _complete(self, run: MemberRun, request: GenerateRequest) -> HeldRun:
-        async with self._serve(self._principal, request, run) as generation:
+        async with self._members.serve(self._principal, request, run) as generation:
             self._begin()
             chunks = [chunk async for chunk in generation]
         return HeldRun(run, generation.admitted, chunks)
@@ -173,9 +175,9 @@ class StepsRun:
         request, offering = self._request, self._request.offering
         sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
         seed = None if request.seed is None else request.seed + len(answers)
-        run = self._new_run(held.run.member, "agreement")
         defaulted = request.defaulted - {"temperature"}
         other = replace(request, sampling=sampling, defaulted=defaulted, seed=seed, coalesce=True)
+        run = self._new_run(other, held.run.member, "agreement", ASIDE)
         second = (await self._complete(run, other)).answers(offering.tools if offering else ())
         return all(agree(one, two) for one, two in zip(answers, second, strict=True))
 
@@ -199,10 +201,16 @@ class StepsRun:
                 ignore_server_timeout=self._request.ignore_server_timeout,
                 deferred=self._request.deferred,
             )
-            held = await self._complete(self._new_run(verifier.member, "judge", for_policy=True), judgement)
+            run = self._new_run(judgement, verifier.member, "judge", ASIDE, for_policy=True)
+            held = await self._complete(run, judgement)
             if not verifier.accepts("".join(chunk.text or chunk.reasoning for chunk in held.chunks)):
                 return False
         return True
+
+    def _released(self, held: HeldRun, trouble: str) -> Generation:
+        """Return the generation of a held answer. `trouble` is why no later one is sent; empty if it was accepted."""
+        held.run.reason = trouble or "accepted"
+        return self._answered(held.replay(with_logprobs=self._request.sampling.logprobs is not None), held.run)
 
     def _answered(self, generation: Generation, run: MemberRun) -> Generation:
         """Note that `run` is the one that answers, and return its generation, which now tells the caller the member and

@@ -19,9 +19,10 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError, Fault, model_not_found, unavailable
 from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
 from gateway.core.tenants import Tenant
-from gateway.requests.admission import RequestIntake, ServiceSettings
+from gateway.requests.admission import RequestIntake
 from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.job import GenerationJob
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
 

@@ -10,10 +10,10 @@ import structlog
 from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
+from gateway.requests.settings import ServiceSettings
 
 log = structlog.get_logger("gateway")
 
@@ -44,10 +44,10 @@ class Submission:
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
 
-        The first call records the submission. If the engine is not ready, a stream submits its answer when it
-        is read. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
-        must not fill the engine's queue. An answer with max_tokens 0 ends at once and is not sent to the engine, unless
-        a vector or log probabilities of its prompt are wanted.
+        The first call records the submission; the charge falls due when an engine has an answer. If the engine is not
+        ready, a stream submits its answer when it is read. So does every stream after the first `max_choices`, which
+        only requests for vectors have: their prompts must not fill the engine's queue. An answer with max_tokens 0 ends
+        at once and is not sent to the engine, unless a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
             self._record.submit(self._clock())
@@ -65,6 +65,7 @@ class Submission:
         request = self._job.engine_request(self._record, index, self._clock())
         params = request.params
         if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
+            self._record.fall_due()
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         wait, session = self._settings.engine_wait, self._session()
@@ -81,6 +82,7 @@ class Submission:
         return f"{self._record.tenant}/{session}" if session else ""
 
     def _note_place(self, stream: PlacedStream) -> None:
+        self._record.fall_due()
         if stream.engine:
             self._record.engine = stream.engine
         if stream.reason:

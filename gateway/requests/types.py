@@ -1,22 +1,19 @@
-"""Requests, chunks and results of a generation, independent of the protocol, and how the chunks of several answers are
-merged. HTTP and gRPC convert to and from these types."""
+"""Requests, chunks and results of a generation, independent of the protocol. HTTP and gRPC convert to and from these
+types."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import replace
 
 from engine.core.messages.requests import Lane, Pooling, SamplingParams, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import DeferredUsage
-from gateway.requests.prompt_scores import PromptScores, join_scores
+from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.truncation import Truncation
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.tokenizer import Tokenizer
@@ -278,72 +275,3 @@ class Generation(Struct):
             return await anext(self.rest)
         opening, self.opening = self.opening, None
         return opening
-
-
-T = TypeVar("T")
-
-
-def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
-    """Return one chunk for each answer, ordered by the answer's number, joined from all chunks of all answers. The
-    chunks of each answer must be in order. `usage` is dropped."""
-    answers: dict[int, list[GenerationChunk]] = {}
-    for chunk in chunks:
-        answers.setdefault(chunk.answer, []).append(chunk)
-    return [join_chunks(answers[index]) for index in sorted(answers)]
-
-
-def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
-    """Return one chunk that joins all chunks of one answer, given in order. `usage` is dropped."""
-    if len(chunks) == 1:
-        return replace(chunks[0], usage=None, more=False)
-    return GenerationChunk(
-        answer=chunks[0].answer,
-        text="".join(chunk.text for chunk in chunks),
-        reasoning="".join(chunk.reasoning for chunk in chunks),
-        calls=tuple(call for chunk in chunks for call in chunk.calls),
-        prompt_scores=join_scores([chunk.prompt_scores for chunk in chunks]),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
-        silent=chunks[-1].silent,
-        finish_reason=chunks[-1].finish_reason,
-        stop_string=chunks[-1].stop_string,
-    )
-
-
-async def merge_streams(streams: Sequence[AsyncGenerator[T, None]], most: int) -> AsyncGenerator[T, None]:
-    """Yield the items of all streams as they come, reading them in concurrent tasks, at most `most` streams at a time,
-    in their order. The first error of any stream is raised; that, the end, or closing the merged stream closes every
-    stream that was begun."""
-    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-    turns = asyncio.Semaphore(most)
-    pumps = [asyncio.create_task(_pump(stream, queue, turns)) for stream in streams]
-    try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                try:
-                    raise item
-                finally:
-                    del item  # its traceback refers to this frame: a cycle would keep what the frame holds
-            if item is None:
-                running -= 1
-            else:
-                yield item[0]
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(
-    stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None], turns: asyncio.Semaphore
-) -> None:
-    try:
-        async with turns, aclosing(stream):
-            async for item in stream:
-                queue.put_nowait((item,))
-    except Exception as error:
-        queue.put_nowait(error)
-    else:
-        queue.put_nowait(None)

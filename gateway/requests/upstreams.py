@@ -1,26 +1,23 @@
-"""Serves requests with upstreams: servers elsewhere, which are members of virtual models."""
+"""Upstreams as backends of requests: servers elsewhere, which are members of virtual models."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, nullcontext
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, model_not_found
-from gateway.core.estimate import OutputAverages
-from gateway.core.tenants import Principal, Tenant
-from gateway.limiter.base import ReserveRequest
+from gateway.core.tenants import Tenant
+from gateway.requests.backend import Instruments, NeededTokens
 from gateway.requests.deadlines import Timer
-from gateway.requests.frame import RequestFrame
 from gateway.requests.loop_turns import EncodingPauses
-from gateway.requests.member_run import MemberRun
 from gateway.requests.record import RequestRecord
-from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, GenerationChunk, Speech, TokenUsage
+from gateway.requests.types import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Speech, TokenUsage
 from gateway.text.tokenizer import Tokenizer
 
 FINGERPRINT = "fp_upstream"
@@ -56,73 +53,115 @@ class Upstream(Protocol):
         CONTEXT_LENGTH_EXCEEDED."""
 
 
-class UpstreamServer:
-    """Serves single requests of one gateway with its upstreams."""
+class UpstreamBackends:
+    """The upstreams of a gateway, by name."""
 
-    def __init__(
-        self, upstreams: Mapping[str, Upstream], frame: RequestFrame, outputs: OutputAverages, tokenizer: Tokenizer
-    ) -> None:
-        """`outputs` has the average length of answers. `tokenizer` estimates numbers of tokens."""
+    def __init__(self, upstreams: Mapping[str, Upstream], instruments: Instruments, tokenizer: Tokenizer) -> None:
+        """`tokenizer` estimates numbers of tokens."""
         self._upstreams = upstreams
-        self._frame = frame
-        self._outputs = outputs
+        self._instruments = instruments
         self._tokenizer = tokenizer
-        self._speech = Speech(tokenizer, None, calls_apart=True)
 
     def __contains__(self, member: str) -> bool:
         return member in self._upstreams
 
-    @asynccontextmanager
-    async def serve(self, principal: Principal, request: GenerateRequest, run: MemberRun) -> AsyncIterator[Generation]:
-        """Run a request with the upstream in `run`, as `Gateway.serve` does with an engine. Raises ApiError
-        (MODEL_NOT_FOUND) if the configuration does not let the tenant's data leave this installation for that
-        upstream."""
-        upstream, lane = self._upstreams[run.member], principal.tenant.effective_lane(request.lane)
-        with self._frame.recorded(principal, request, lane, run) as record:
-            if not upstream.permits(run.permitted or principal.tenant, lane):
-                raise model_not_found(run.member)
-            record.base_model = upstream.name
-            record.n, record.max_tokens = request.n, request.asked_tokens or 0
-            async with self._frame.timer(request, lane, record) as timer:
-                principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
-                upstream.check(request, principal.tenant)
-                async with self._frame.admitting(request, record, run):
-                    record.prompt_tokens = await self._estimated_prompt(record.tenant, request)
-                    wanted = self._wanted(request, record, run)
-                    reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=run.is_charged)
-                    stream = upstream.stream(request, principal.tenant)
-                    async with (
-                        reserved as headers,
-                        timer.lifted_at_exit(),
-                        aclosing(self._run(stream, request, record, timer)) as chunks,
-                    ):
-                        first = await anext(chunks)
-                        yield Generation(self._admitted(request, record, lane, headers), first, chunks)
+    def __getitem__(self, member: str) -> Upstream:
+        return self._upstreams[member]
 
-    async def _run(
+    def member(self, name: str, tenant: Tenant, lane: Lane) -> UpstreamBackend:
+        """Return an upstream as the backend of a tenant's request. Raises ApiError (MODEL_NOT_FOUND) if the
+        configuration does not let the tenant's data leave this installation for that upstream."""
+        upstream = self._upstreams[name]
+        if not upstream.permits(tenant, lane):
+            raise model_not_found(name)
+        return UpstreamBackend(upstream, self._instruments, self._tokenizer)
+
+
+class UpstreamBackend:
+    """An upstream as the `Backend` of one request."""
+
+    adapter_name = None
+
+    def __init__(self, upstream: Upstream, instruments: Instruments, tokenizer: Tokenizer) -> None:
+        self._upstream = upstream
+        self._instruments = instruments
+        self._tokenizer = tokenizer
+
+    @property
+    def name(self) -> str:
+        return self._upstream.name
+
+    def place(self, tenant: Tenant, lane: Lane, request: GenerateRequest) -> AbstractContextManager[None]:
+        """Hold nothing: the upstream counts the requests that it has itself."""
+        return nullcontext()
+
+    def check(self, tenant: Tenant, request: GenerateRequest) -> None:
+        tenant.class_of(request.request_class)  # raises if the tenant has no such class
+        self._upstream.check(request, tenant)
+
+    async def prepare(
+        self, tenant: Tenant, lane: Lane, request: GenerateRequest, record: RequestRecord, engine_wait: float | None
+    ) -> UpstreamRun:
+        record.n, record.max_tokens = request.n, request.asked_tokens or 0
+        record.prompt_tokens = await estimated_tokens(self._tokenizer, tenant.name, request.prompts)
+        stream = self._upstream.stream(request, tenant)
+        return UpstreamRun(stream, request, record, Speech(self._tokenizer, None, calls_apart=True), self._instruments)
+
+
+class UpstreamRun:
+    """The `Run` of a request that an upstream answers."""
+
+    def __init__(
         self,
         stream: AsyncGenerator[GenerationChunk, None],
         request: GenerateRequest,
         record: RequestRecord,
-        timer: Timer,
-    ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of an upstream's stream, and update the record. The answer's tokens are estimated until the
-        upstream tells the usage. A failure before the first output is not charged, unless the upstream has answered
-        without what the request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the
-        output so far."""
-        record.submit(self._frame.clock())
+        speech: Speech,
+        instruments: Instruments,
+    ) -> None:
+        """`stream` is the upstream's, which sends the request when it is first read."""
+        self._stream = stream
+        self._request = request
+        self._record = record
+        self._speech = speech
+        self._outputs = instruments.outputs
+        self._clock = instruments.clock
+
+    @property
+    def needed(self) -> NeededTokens:
+        request, record = self._request, self._record
+        average = math.ceil(self._outputs.average(record.tenant, record.served_name))
+        asked = max(request.asked_tokens or 0, request.reserve_tokens)
+        outputs = 0 if request.pooling else (asked or average) * self._num_answers
+        least = None if asked else record.prompt_tokens + self._num_answers
+        return NeededTokens(record.prompt_tokens + outputs, least)
+
+    def held(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    def begin(self) -> None:
+        """Do nothing: what an upstream has begun is not taken back for free."""
+
+    async def chunks(self, timer: Timer) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of the upstream's stream. The answer's tokens are estimated until the upstream tells the
+        usage. A failure before the first output is not charged, unless the upstream has answered without what the
+        request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the output so
+        far."""
+        record = self._record
+        record.submit(self._clock())
+        record.fall_due()
         try:
-            async with aclosing(stream) as chunks:
+            async with aclosing(self._stream) as chunks:
                 async for chunk in chunks:
-                    now = self._frame.clock()
+                    now = self._clock()
                     record.admitted = record.admitted or now
                     if chunk.has_output:
                         timer.on_token()
                         record.first_token, record.last_token = record.first_token or now, now
-                        record.note_tokens(chunk.answer, _estimated_tokens(chunk))
+                        record.note_tokens(chunk.answer, _estimated_length(chunk))
                     if chunk.usage is not None:
                         timer.on_answered()
-                        self._end(request, record, chunk.usage, chunk.finish_reason or "stop")
+                        self._end(chunk.usage, chunk.finish_reason or "stop")
                         chunk = replace(chunk, usage=record.usage)
                     yield chunk
                     timer.on_waiting()
@@ -132,50 +171,15 @@ class UpstreamServer:
                 record.waive()
             raise
 
-    def _end(self, request: GenerateRequest, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
-        """Complete the record of an answered request with the usage that the upstream reported; where it reported 0
-        tokens, the estimates remain."""
-        if usage.prompt:
-            record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
-            record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
-        record.first_token = record.first_token or self._frame.clock()
-        if request.pooling is None:
-            answers = len(request.prompts) * request.n
-            self._outputs.add(record.tenant, record.served_name, record.completion_tokens / answers)
-        record.end(finish, 200)
-
-    async def _estimated_prompt(self, tenant: str, request: GenerateRequest) -> int:
-        """Return the estimated number of tokens of all prompts of a request, for its reservation: texts are encoded
-        with this gateway's tokenizer, although the upstream's model may have another, and token ids are counted. Of
-        chats, the texts of messages and tools are counted. `tenant` is whose share of the encoding threads is used."""
-        total, pauses = 0, EncodingPauses()
-        for prompt in request.prompts:
-            if isinstance(prompt, tuple):
-                total += len(prompt)
-                continue
-            text = _text_of(prompt)
-            total += len(await self._tokenizer.encode(text, special=False, tenant=tenant))
-            await pauses.after(len(text))
-        return total
-
-    def _wanted(self, request: GenerateRequest, record: RequestRecord, run: MemberRun) -> ReserveRequest:
-        answers = len(request.prompts) * request.n
-        average = math.ceil(self._outputs.average(record.tenant, record.served_name))
-        asked = max(request.asked_tokens or 0, request.reserve_tokens)
-        outputs = 0 if request.pooling else (asked or average) * answers
-        tokens = (record.prompt_tokens + outputs) * run.reserved_runs
-        least = None if asked else record.prompt_tokens + answers
-        return self._frame.reservation(record, run, tokens, least)
-
-    def _admitted(
-        self, request: GenerateRequest, record: RequestRecord, lane: Lane, headers: Mapping[str, str]
-    ) -> Admitted:
+    def admitted(self, headers: Mapping[str, str]) -> Admitted:
+        request, record = self._request, self._record
+        assert record.lane is not None, "its lane is known"
         return Admitted(
             id=record.id,
             request_id=record.request_id,
             created=int(time.time()),
             model=record.model,
-            lane=lane,
+            lane=record.lane,
             fingerprint=FINGERPRINT,
             prompt_ids=((),) * len(request.prompts),
             rate_headers=headers,
@@ -184,8 +188,40 @@ class UpstreamServer:
             top_p=request.given("top_p"),
         )
 
+    @property
+    def _num_answers(self) -> int:
+        return len(self._request.prompts) * self._request.n
 
-def _estimated_tokens(chunk: GenerationChunk) -> int:
+    def _end(self, usage: TokenUsage, finish: str) -> None:
+        """Complete the record of an answered request with the usage that the upstream reported; where it reported 0
+        tokens, the estimates remain."""
+        record = self._record
+        if usage.prompt:
+            record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
+            record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
+        record.first_token = record.first_token or self._clock()
+        if self._request.pooling is None:
+            average = record.completion_tokens / self._num_answers
+            self._outputs.add(record.tenant, record.served_name, average)
+        record.end(finish, 200)
+
+
+async def estimated_tokens(tokenizer: Tokenizer, tenant: str, prompts: Sequence[PromptInput]) -> int:
+    """Return the estimated number of tokens of all prompts of a request, for its reservation: texts are encoded with
+    this gateway's tokenizer, although the upstream's model may have another, and token ids are counted. Of chats, the
+    texts of messages and tools are counted. `tenant` is whose share of the encoding threads is used."""
+    total, pauses = 0, EncodingPauses()
+    for prompt in prompts:
+        if isinstance(prompt, tuple):
+            total += len(prompt)
+            continue
+        text = _text_of(prompt)
+        total += len(await tokenizer.encode(text, special=False, tenant=tenant))
+        await pauses.after(len(text))
+    return total
+
+
+def _estimated_length(chunk: GenerationChunk) -> int:
     """Return about how many tokens a piece of an answer has. Some upstreams send dozens in a piece: if it counted as
     one token, a caller who leaves before the upstream tells the usage would pay too little."""
     if chunk.vector:

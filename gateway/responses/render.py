@@ -16,7 +16,8 @@ from gateway.openai.logprobs import ChatLogprobsRenderer
 from gateway.openai.render import PING, encode_json, sse_event
 from gateway.openai.tools import ToolCalls
 from gateway.requests.rendering import off_the_loop
-from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage, join_chunks
+from gateway.requests.streams import join_chunks
+from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.responses.items import Event, OutputItems
 from gateway.responses.schema import ResponsesRequest, ResponseTool, TextFormat
 from gateway.text.tokenizer import Tokenizer

@@ -22,6 +22,7 @@ from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.prompt_scores import PromptScores
+from gateway.requests.streams import join_answers
 from gateway.requests.types import (
     DEFAULTED,
     Admitted,
@@ -30,7 +31,6 @@ from gateway.requests.types import (
     GenerationChunk,
     PromptInput,
     TokenUsage,
-    join_answers,
 )
 from gateway.text.chat_template import effort_variables, template_options
 

@@ -42,10 +42,10 @@ from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
 from gateway.redis.connect import redis_client
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
+from gateway.requests.settings import ServiceSettings
 from gateway.responses.service import Responses
 from gateway.responses.store import DAY, ResponseStore, StoreLimits
 from gateway.routing.news import Role

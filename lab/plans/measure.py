@@ -97,19 +97,21 @@ def cost_of(prices: Prices, chosen: float = 1.0) -> dict[str, Any]:
 @contextmanager
 def open_engine(config: EngineConfig) -> Iterator[tuple[RealEngine, Any]]:
     """Load a model, and yield the parts of an engine and its `ModelRunner`, which is closed afterwards."""
+    from engine.model.runner.loading import load
     from engine.model.runner.model_runner import ModelRunner
 
-    runner = ModelRunner(config)
+    runner = ModelRunner(load(config))
     try:
-        yield RealEngine(core_of(runner), runner, runner.vocab_size), runner
+        yield RealEngine(core_of(runner), runner, runner.facts.vocab_size), runner
     finally:
         runner.close()
 
 
 def core_of(runner: Any) -> CoreConfig:
     """Return the scheduler's settings for an engine with this `ModelRunner`."""
-    sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
-    return replace(core_config(runner.config, *sizes), chosen_experts=runner.spec.chosen_experts)
+    loaded, facts = runner.loaded, runner.facts
+    sizes = loaded.num_pages, loaded.num_host_pages, facts.max_model_len, facts.eos_token_ids
+    return replace(core_config(facts.config, *sizes), chosen_experts=facts.spec.chosen_experts)
 
 
 Lessons = list[tuple[RealEngine, Workload]]
@@ -190,7 +192,8 @@ def adapter_bytes(runner: Any) -> int:
     """Return the bytes of an adapter of rank 1 on all projections of a `ModelRunner`'s model."""
     from engine.model.runner.sizes import adapter_bytes_per_rank
 
-    return adapter_bytes_per_rank(runner.config, runner.spec, runner.dtype, runner.shard)
+    facts = runner.facts
+    return adapter_bytes_per_rank(facts.config, facts.spec, facts.dtype, facts.shard)
 
 
 def _ranks_that_fit(core: CoreConfig, bytes_per_rank: int) -> list[int]:
@@ -217,17 +220,17 @@ def _disk_rate(runner: Any, folders: list[Path]) -> float:
 def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_bytes_per_s: float) -> dict[str, Any]:
     """Return the contents of a file that describes the measured machine for simulations: the engine's sizes, the cost
     model that `lesson` has learned with its errors, and the rate of reading adapters."""
-    model = lesson.learned()
+    model, facts = lesson.learned(), runner.facts
     errors = [math.log(seconds / model.predict(features)) for features, seconds in lesson.steps]
     middle = statistics.median(errors)
     ordered = sorted(abs(math.expm1(error)) for error in errors)
     sizes = {size: getattr(core, size) for size in SIZES}
     return {
         "name": name,
-        "description": f"{runner.spec.architecture} ({runner.weights}) on {runner.device}, as measured",
+        "description": f"{facts.spec.architecture} ({facts.weights}) on {facts.device}, as measured",
         "kind": "linear",
         "noise_sigma": round(MAD * statistics.median(abs(error - middle) for error in errors), 4),
-        "page_bytes": runner.page_bytes,
+        "page_bytes": facts.page_bytes,
         "adapter_bytes_per_rank": adapter_bytes(runner),
         "disk_bytes_per_s": float(f"{disk_bytes_per_s:.3g}"),
         "engine": sizes,

@@ -11,8 +11,9 @@ from engine.core.messages.moves import CancelFetch, FetchPages
 from engine.core.messages.requests import FinishReason, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
-from engine.engine import Engine, EngineStopped
+from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
+from engine.inbox import EngineStopped
 from engine.pb import engine_pb2 as pb
 from engine.rpc.service import EngineService, GatewaySession
 

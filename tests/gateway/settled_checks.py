@@ -65,7 +65,7 @@ def check_settled(world: World) -> None:
         assert not model.adapters._versions._users, "a request that pins an adapter"
     assert world.client._running.total == 0, "a place at the upstream"
     assert world.cloud.open == [], "a response that the gateway has not closed"
-    assert not world.gateway.frame._deadlines._running, "a timer"
+    assert not world.gateway._path._deadlines._running, "a timer"
     assert not world.gateway._routes._copies and not +world.gateway._routes._copying, "a shadow copy"
     for engine in world.engines:
         assert not engine.works, f"engine {engine.name} still computes {list(engine.works)}"
@@ -103,7 +103,10 @@ def _check_charges(world: World, visit: Visit, runs: Sequence[RequestRecord]) ->
     charged = [tokens for lease in mine for tokens in world.limiter.settled[lease]]
     due = [charges_of(world, run) for run in runs if run.is_granted]
     assert len(charged) == len(due), f"{name}: {len(charged)} leases for {len(due)} runs"
-    # Only a run that ended before its reservation is counted with one of no tokens, perhaps after the next one's.
+    assert not mine or sum(not world.limiter.grants[lease].request.is_counted for lease in mine) == 1, (
+        f"{name} does not count as one request: {[world.limiter.grants[lease].request for lease in mine]}"
+    )
+    # Only a run that ended before its reservation is counted with one of no tokens.
     assert not any(world.limiter.settled[lease][0] for lease in mine if not world.limiter.grants[lease].request.tokens)
     fits = any(all(map(contains, due, order)) for order in permutations(charged))
     told = [(run.served_name, run.finish, run.error_code, run.prompt_tokens, run.completion_tokens) for run in runs]

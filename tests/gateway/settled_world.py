@@ -27,11 +27,11 @@ from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal, Tenant
 from gateway.engines.pool import EnginePool
 from gateway.registry.memory import MemoryRecordStore
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.route_outcome import RouteOutcome
 from gateway.requests.route_runner import RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.routes.acceptance import Acceptance, Verifier
 from gateway.routes.cascade import Cascade

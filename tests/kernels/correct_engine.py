@@ -29,6 +29,7 @@ from engine.core.messages.requests import AdapterHash, Lane, Request, SamplingPa
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 TESTS = Path(__file__).parents[1] / "model"
@@ -139,12 +140,12 @@ def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engin
     config = EngineConfig(
         str(model), dtype="float32", device=device, block_size=BLOCK, num_pages=32, swap_gb=0.001, max_seqs=4, threads=1
     )
-    runner = ModelRunner(replace(config, graphs=ahead))
+    runner = ModelRunner(load(replace(config, graphs=ahead)))
     runner.overlaps = ahead
     core = CoreConfig(
         num_pages=config.num_pages,
         block_size=BLOCK,
-        host_pages=runner.num_host_pages,
+        host_pages=runner.loaded.num_host_pages,
         max_seqs=4,
         max_model_len=64,
         token_budget=24,

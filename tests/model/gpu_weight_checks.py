@@ -71,7 +71,7 @@ def logits(decoder: Decoder) -> list[torch.Tensor]:
         state.admit(admission, arena.adapter_slot(adapter))
     chunks = [ScheduledChunk(str(index), 0, len(PROMPT), (next(pages),), samples=True) for index in range(2)]
     batch = state.gather(chunks).to_device(torch.zeros(2, dtype=torch.int64))
-    rows = decoder.forward(batch, arena, TritonBackend()).log_softmax(-1)
+    rows = decoder.run(batch, arena, TritonBackend()).logits.log_softmax(-1)
     return [rows[batch.sample_ids.index(str(index))] for index in range(2)]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from engine.core.messages.requests import FinishReason, Lane, Pooling, PoolingKi
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import Loaded, load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.sample.device_sampler import DeviceSampler
 from engine.model.steps.forward import Steps, forward_over
@@ -69,10 +71,10 @@ class SteppedEngine:
 
     def __init__(self, model: Path, adapter: Path, ahead: bool) -> None:
         sizes = {"block_size": BLOCK, "num_pages": NUM_PAGES, "max_seqs": MAX_SEQS, "max_model_len": MAX_LEN}
-        runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", swap_gb=0.001, threads=1, **sizes))
+        config = EngineConfig(str(model), dtype="float32", device="cpu", swap_gb=0.001, threads=1, **sizes)
         self.recorder = Rerun()
-        _sample_with_triton(runner, self.recorder if ahead else None)
-        runner._arena.pages[1:] = torch.nan
+        runner = ModelRunner(_sampled_with_triton(load(config), self.recorder if ahead else None))
+        runner.loaded.arena.pages[1:] = torch.nan
         runner.overlaps = ahead
         core = CoreConfig(
             **sizes,
@@ -130,18 +132,18 @@ class SteppedEngine:
                 self.engine.inbox.put(Abort("aborted"))
         while self.engine.state.has_work:
             self.step()
-        assert leftovers(self.engine.state) == [] and len(self.runner._batch) == 0
+        assert leftovers(self.engine.state) == [] and len(self.runner._requests.batch) == 0
 
 
-def _sample_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
+def _sampled_with_triton(loaded: Loaded, recorder: Rerun | None) -> Loaded:
     """Steps are replayed if there is a recorder; otherwise torch computes them, without the interpreter."""
     attention = PagedAttention(DecodeTuning(block_n=16, split_tokens=16, max_splits=4, programs=3))
     backend: Backend = TritonBackend(LoraTuning(most_programs=4), attention) if recorder else ReferenceBackend()
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
-    parts = StepParts(runner._decoder, runner._arena, backend, sampler)
+    parts = StepParts(loaded.decoder, loaded.arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None
     forward = forward_over(parts.decoder, parts.arena, backend)
-    runner._sampler, runner._steps = sampler, Steps(forward, sampler.last_tokens, graphs)
+    return replace(loaded, sampler=sampler, steps=Steps(forward, sampler.last_tokens, graphs))
 
 
 def _refuse(*_: Any, **__: Any) -> None:

@@ -10,6 +10,7 @@ from engine.model.parallel.follower import follow
 from engine.model.parallel.group import hang_up
 from engine.model.parallel.leader import Leader
 from engine.model.ranks.collectives import join_ranks
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 
@@ -48,9 +49,9 @@ def start_rank_threads(config):
     """Return what `start_ranks` returns."""
     store = HashStore()
     others = [RankThread(rank, store, config) for rank in range(1, config.ranks)]
-    runner = ModelRunner(config, ranks=join_ranks(store, 0, config, torch.device("cpu")))
+    loaded = load(config, ranks=join_ranks(store, 0, config, torch.device("cpu")))
     for other in others:
         other.receive()
-    leader = Leader(runner, others)
+    leader = Leader(ModelRunner(loaded), others)
     leader.start()
-    return runner, leader
+    return loaded, leader

@@ -68,7 +68,7 @@ class Replay:
         while any(count < len(tokens) for count, tokens in zip(done, sequences, strict=True)):
             chunks = [self.chunk(i, done, tokens) for i, tokens in enumerate(sequences) if done[i] < len(tokens)]
             batch = self.state.gather(chunks).to_device(self.last_tokens)
-            rows = self.decoder.forward(batch, self.arena, self.backend)
+            rows = self.decoder.run(batch, self.arena, self.backend).logits
             for name, row in zip(batch.sample_ids, rows, strict=True):
                 logits[int(name), done[int(name)] - 1] = row
         return logits
@@ -156,4 +156,4 @@ def test_a_step_that_samples_nothing_has_no_logits(tmp_path):
     replay = Replay(tmp_path)
     replay.state.admit(Admission("a", (1, 2, 3, 4), 4, 0, (1,), None, SamplingParams()), -1)
     batch = replay.state.gather([ScheduledChunk("a", 0, 3, (), samples=False)]).to_device(replay.last_tokens)
-    assert replay.decoder.forward(batch, replay.arena, replay.backend).shape == (0, VOCAB)
+    assert replay.decoder.run(batch, replay.arena, replay.backend).logits.shape == (0, VOCAB)

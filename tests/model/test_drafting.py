@@ -18,6 +18,7 @@ from engine.core.messages.requests import Request, SamplingParams
 from engine.core.plan import draft_asks, proposals
 from engine.core.plan.draft_asks import Wanted
 from engine.core.speculate.proposer import Guess, PromptLookup
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.spec.config import read_spec
 from engine.model.spec.draft import find_draft
@@ -127,7 +128,7 @@ def test_adapters_with_parts_for_the_draft_model_make_way_for_each_other(tiny_ll
 def test_an_adapter_is_its_part_for_the_draft_model_too(tiny_llama, paired):
     """It has pages and a hash of its own, which do not say whether the engine has a draft model."""
     drafting = config(tiny_llama, tiny_llama)
-    engines = [ModelRunner(each) for each in (drafting, replace(drafting, speculation="auto"))]
+    engines = [ModelRunner(load(each)) for each in (drafting, replace(drafting, speculation="auto"))]
     found = [
         {name: engine.load_host(str(folder), lambda host: False) for name, folder in paired.items()}
         for engine in engines
@@ -174,9 +175,9 @@ def test_a_draft_model_that_cannot_guess_is_refused_by_name(tmp_path):
     save_llama(draft, 98, 128)
     empty.mkdir()
     with pytest.raises(ValueError, match=r"engine.speculation.draft_model: .*empty has no config.json"):
-        ModelRunner(config(model, empty))
+        ModelRunner(load(config(model, empty)))
     with pytest.raises(ValueError, match=r"draft_model .*draft has not the vocabulary .* 98 tokens in place of 97"):
-        ModelRunner(config(model, draft))
+        ModelRunner(load(config(model, draft)))
     with pytest.raises(ValueError, match=r"draft_model is for a CPU, not for cuda: remove it"):
         find_draft(config(model, model), read_spec(model), torch.device("cuda"))
     save_tokenizer(model, ["a", "b", "c"])

@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.model.adapters import fetcher as fetcher_module
 from engine.model.adapters.packing import Packer
 from engine.model.adapters.peft.settings import AdapterError
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.rpc.snapshot import snapshot
 
@@ -40,8 +41,8 @@ class SteppedEngine:
     def __init__(self, model, host, resident, **core):
         config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=500, max_seqs=8, threads=1)
         config = replace(config, swap_gb=0, fetch_threads=3, host_adapter_gb=host * ADAPTER_BYTES / 2**30)
-        self.runner = ModelRunner(config)
-        self.runner._arena.pages[1:] = 1e4
+        self.runner = ModelRunner(load(config))
+        self.runner.loaded.arena.pages[1:] = 1e4
         defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64}
         core = CoreConfig(
             host_adapter_bytes=host * ADAPTER_BYTES, max_adapter_pages=resident * PAGES, **defaults | core
@@ -68,7 +69,8 @@ class SteppedEngine:
             if event.finish_reason is not None:
                 self.ends[event.request_id] = event
         assert violations(self.state) == []
-        assert self.runner._host.num_bytes <= self.state.tiers.held.host_bytes <= self.state.config.host_adapter_bytes
+        held = self.runner.loaded.host_adapters.num_bytes
+        assert held <= self.state.tiers.held.host_bytes <= self.state.config.host_adapter_bytes
         if self.state.in_flight.is_empty:
             time.sleep(0.0005)
 
@@ -231,7 +233,7 @@ def test_a_fetch_no_request_waits_for_any_more_is_called_off(stepped, folders, m
     stepped.finish()
     assert stepped.state.adapters[adapter].host is HostCopy.ABSENT
     assert stepped.state.counters.adapter_fetch_failures == 0 and len(seen) == 1
-    assert stepped.runner._fetcher._called_off == {}
+    assert stepped.runner.loaded.fetcher._called_off == {}
 
 
 def test_unloading_frees_every_tier(stepped, folders):
@@ -240,8 +242,8 @@ def test_unloading_frees_every_tier(stepped, folders):
     for adapter in (x, y):
         stepped.engine.inbox.put(DropAdapter(adapter))
     stepped.finish()
-    assert stepped.state.adapters == {} and stepped.runner._host.num_bytes == 0
-    assert stepped.state.adapter_pages == 0 and stepped.runner._arena._adapter_slots == {}
+    assert stepped.state.adapters == {} and stepped.runner.loaded.host_adapters.num_bytes == 0
+    assert stepped.state.adapter_pages == 0 and stepped.runner.loaded.arena._adapter_slots == {}
 
 
 def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(stepped, folders):

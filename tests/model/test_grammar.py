@@ -31,8 +31,9 @@ from engine.model.grammar.cache import GrammarCache
 from engine.model.grammar.compiler import Compiler, Unproven
 from engine.model.grammar.matchers import MOST_FORCED, GrammarRoom
 from engine.model.memory.arena import PageUses
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
-from engine.model.runner.submitted import SubmittedStep
+from engine.model.runner.submitted import Outputs, SubmittedStep
 from engine.model.sample.masks import TokenMasks, num_words, pack_bits
 from engine.model.sample.slot_sampler import HostSample
 from tests.schemas import check, random_schema
@@ -67,7 +68,7 @@ class SteppedEngine:
         sizes = {"num_pages": 400, "max_seqs": 16, "token_budget": 64, "block_size": 16} | core
         shared = {name: sizes[name] for name in ("num_pages", "max_seqs", "token_budget", "block_size")}
         shared["speculation"] = "auto" if sizes.get("speculation") else "off"
-        self.runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **shared))
+        self.runner = ModelRunner(load(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **shared)))
         self.runner.overlaps = overlaps
         state = EngineState.create(CoreConfig(max_model_len=512, eos_token_ids=(EOS,), **sizes))
         self.engine = Engine(state, self.runner)
@@ -363,7 +364,7 @@ def held(byte_model, monkeypatch):
         made.append(Held(Compiler(*args, **options)))
         return made[-1]
 
-    monkeypatch.setattr("engine.model.runner.model_runner.Compiler", hold)
+    monkeypatch.setattr("engine.model.runner.loading.Compiler", hold)
     stepped = SteppedEngine(byte_model)
     yield stepped, made[0]
     made[0].leave.set()
@@ -541,7 +542,7 @@ def test_what_followed_a_grammar_before_it_failed_in_a_step_is_kept(byte_model):
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
     tokens = [SampledToken(*one) for one in (("r", a), ("other", a), ("r", b), ("r", 99), ("r", a), ("other", 99))]
-    step = SubmittedStep(HostSample(tokens), 0.0, 0.0, PageUses(()))
+    step = SubmittedStep(Outputs(HostSample(tokens)), 0.0, 0.0, PageUses(()))
     assert step.read() == step.followed == tuple(tokens)
     step.failed = room.advance(tokens)
     assert step.failed.keys() == {"r"} and step.failed["r"].num_good == 2

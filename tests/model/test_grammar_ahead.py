@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from grammar_model import EOS, byte_tokenizer, save_byte_model
@@ -16,7 +17,9 @@ from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
 from engine.model.decode.decoder import StepOutput
 from engine.model.grammar import mask_cost
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
+from engine.model.sample.sampler import NO_PROPOSALS
 from engine.model.steps.forward import Steps
 
 BYTES = byte_tokenizer()
@@ -115,20 +118,21 @@ class LateSampler:
         self._device.catch_up()
         self._sampler.remove(request_id)
 
-    def start(self, logits, request_ids, masks=None):
+    def start(self, logits, request_ids, masks=None, proposals=NO_PROPOSALS):
         what = "sample" if masks is None else "sample with masks"
-        return self._device.do(what, lambda: self._sampler.start(logits.value.logits, request_ids, masks))
+        return self._device.do(what, lambda: self._sampler.start(logits.value.logits, request_ids, masks, proposals))
 
 
 class SteppedEngine:
     def __init__(self, model, is_late, **core):
         sizes = {"num_pages": 200, "max_seqs": 10, "token_budget": 48, "block_size": 4} | core
-        self.runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **sizes))
+        loaded = load(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **sizes))
         self.device = LateDevice() if is_late else None
         if is_late:
-            self.runner.overlaps = True
-            self.runner._steps = LateSteps(self.device, self.runner._steps)
-            self.runner._sampler = LateSampler(self.device, self.runner._sampler)
+            steps, sampler = LateSteps(self.device, loaded.steps), LateSampler(self.device, loaded.sampler)
+            loaded = replace(loaded, steps=steps, sampler=sampler)
+        self.runner = ModelRunner(loaded)
+        self.runner.overlaps = is_late
         core = CoreConfig(max_model_len=256, eos_token_ids=(EOS,), prefix_caching=False, **sizes)
         ticks = iter(range(10**9))
         self.engine = Engine(EngineState.create(core), self.runner, clock=lambda: next(ticks) / 1000)
@@ -161,8 +165,8 @@ class SteppedEngine:
             if not self.step() and self.engine.state.in_flight.is_empty:
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox._arrived.clear()
-        assert leftovers(self.engine.state) == [] and len(self.runner._batch) == 0
-        assert self.runner._grammars._rows == {}
+        assert leftovers(self.engine.state) == [] and len(self.runner._requests.batch) == 0
+        assert self.runner.loaded.grammars._rows == {}
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +232,7 @@ def test_slow_masks_say_what_quick_ones_say(byte_model, monkeypatch, core, is_la
     monkeypatch.setattr(mask_cost, "ROW_SECONDS", 0.0)
     slow = serve(byte_model, is_late, **core)
     check_alike(plain, slow)
-    assert slow.runner._grammars._thread._consumer is not None, "the thread has consumed the tokens"
+    assert slow.runner.loaded.grammars._thread._consumer is not None, "the thread has consumed the tokens"
 
 
 def test_the_logits_of_a_step_are_launched_before_its_masks_wait_for_tokens(byte_model):
@@ -257,7 +261,7 @@ def test_a_grammar_that_can_go_no_further_ends_its_request_once(byte_model, is_l
     stepped.ask("other", SamplingParams(20, ignore_eos=True))
     while len(stepped.tokens["r"]) < 3:
         stepped.step()
-    row = stepped.runner._grammars._rows["r"]
+    row = stepped.runner.loaded.grammars._rows["r"]
     row.matcher.consume_token(BYTES.encode("?").ids[0])
     assert row.matcher.is_error()
     stepped.finish()

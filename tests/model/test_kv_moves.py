@@ -23,7 +23,7 @@ DRAWN = SamplingParams(12, temperature=0.9, seed=5, ignore_eos=True)
 
 def moving(one, listen):
     """Return the mover of an engine, which gives pages at `listen`."""
-    own = OwnEngine(one.runner.kv_identity, one.runner.page_memory, one.engine.inbox.put, one.engine.clock)
+    own = OwnEngine(one.runner.facts.kv_identity, one.runner.page_memory, one.engine.inbox.put, one.engine.clock)
     mover = KvMover(own, listen)
     one.engine.connect(mover)
     return mover

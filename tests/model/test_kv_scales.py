@@ -89,7 +89,8 @@ def rounded(numbers, scale):
 
 @torch.inference_mode()
 def logits(decoder, backend):
-    return decoder.forward(_chunk(PROMPT), Arena(page_shape(decoder.spec, 16), 1, 1, torch.float32, CPU), backend)
+    arena = Arena(page_shape(decoder.spec, 16), 1, 1, torch.float32, CPU)
+    return decoder.run(_chunk(PROMPT), arena, backend).logits
 
 
 def error(found, exact):
@@ -134,7 +135,7 @@ def test_scales_leave_room_at_every_position_that_is_served(spec, pairs):
         batch, meter = _chunk(PROMPT), Largest(codings)
         with torch.inference_mode():
             arena = Arena(page_shape(spec, 16), 1, 1, torch.float32, CPU)
-            decoder.forward(replace(batch, positions=batch.positions + first), arena, meter)
+            decoder.run(replace(batch, positions=batch.positions + first), arena, meter)
         used = torch.stack(meter.used) / LARGEST
         assert (used < 0.8).all() and (used > 0.02).all(), "numbers fit, and their scale is not much too large"
     scales = torch.stack([coding.scales for coding in codings])
@@ -177,14 +178,14 @@ def test_every_layer_is_stored_and_read_with_its_own_coding(spec, decoder):
     codings, noted = tuple(KvCoding(torch.rand(2, 2), torch.rand(2, 32)) for _ in range(2)), Noted()
     arena = Arena(page_shape(spec, 16), 1, 1, torch.float32, CPU, kv_codings=codings)
     with torch.inference_mode():
-        decoder.forward(_chunk(PROMPT), arena, noted)
+        decoder.run(_chunk(PROMPT), arena, noted)
     assert tuple(noted.written) == tuple(noted.read) == codings
 
 
 def test_a_cpu_refuses_scales(spec, decoder):
     arena = Arena(page_shape(spec, 16), 5, 1, torch.float32, CPU, kv_codings=plain(spec))
     with torch.inference_mode(), pytest.raises(ValueError, match="only where they are stored in FP8, on a GPU"):
-        decoder.forward(_chunk(PROMPT), arena, ReferenceBackend())
+        decoder.run(_chunk(PROMPT), arena, ReferenceBackend())
 
 
 def test_nothing_is_subtracted_from_keys_whose_scores_are_bounded(spec):

@@ -11,6 +11,7 @@ from engine.core.messages.step import Admission, ScheduledChunk, StepPlan
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.runner.submitted import HostClock
 
@@ -30,10 +31,10 @@ PARAMS = {
 
 def make_runner(model, overlaps):
     sizes = {"block_size": BLOCK, "num_pages": CORE.num_pages, "max_seqs": CORE.max_seqs, "threads": 1}
-    runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", **sizes))
+    runner = ModelRunner(load(EngineConfig(str(model), dtype="float32", device="cpu", **sizes)))
     assert not runner.overlaps, "a CPU has nothing else to compute with"
     runner.overlaps = overlaps
-    runner._arena.pages[1:] = 1e4
+    runner.loaded.arena.pages[1:] = 1e4
     return runner
 
 
@@ -56,7 +57,7 @@ def serve(model, adapter, overlaps):
         if len(tokens["aborted"]) == 7 and "aborted" not in ends:
             engine.inbox.put(Abort("aborted"))
     assert leftovers(engine.state) == []
-    assert len(runner._batch) == 0 and engine.state.counters.steps > 20
+    assert len(runner._requests.batch) == 0 and engine.state.counters.steps > 20
     return tokens, ends
 
 
@@ -92,7 +93,7 @@ def test_what_a_request_leaves_behind_is_not_given_to_another_of_its_name(tiny_l
     found = [runner.collect().sampled[0].token for _ in range(2)]
     assert other != expected[0]
     assert found == expected
-    known = runner._batch.gather([chunk("r", 2, 2)])
+    known = runner._requests.batch.gather([chunk("r", 2, 2)])
     assert known.token_ids.tolist() == expected
 
 

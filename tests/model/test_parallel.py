@@ -33,6 +33,7 @@ from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Drop
 from engine.model.ranks.shard import Shard
 from engine.model.ranks.stages import find_shard, split_layers
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.runner.sizes import count_weights
 from engine.model.spec.config import read_spec
@@ -137,11 +138,12 @@ class Engines:
             **SIZES,
         )
         if self.config.ranks > 1:
-            self.runner, executor = start_rank_threads(self.config)
+            self.loaded, executor = start_rank_threads(self.config)
         else:
-            self.runner = executor = ModelRunner(self.config)
+            self.loaded = load(self.config)
+            executor = ModelRunner(self.loaded)
         settings = CoreConfig(
-            max_model_len=256, host_pages=self.runner.num_host_pages, eos_token_ids=(), **SIZES, **core
+            max_model_len=256, host_pages=self.loaded.num_host_pages, eos_token_ids=(), **SIZES, **core
         )
         ticks = iter(range(10**9))
         self.engine = Engine(EngineState.create(settings), executor, clock=lambda: next(ticks) / 1000)
@@ -223,7 +225,7 @@ def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alon
     assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
     assert engines.tokens == alone.tokens
     layers, heads = (5, 2)[stages - 1], max(1, KV_HEADS // size)
-    assert engines.runner._arena.pages.shape == (90, layers * 2 * 16 * heads * HEAD_DIM)
+    assert engines.loaded.arena.pages.shape == (90, layers * 2 * 16 * heads * HEAD_DIM)
     for name, logprobs in alone.logprobs.items():
         assert engines.logprobs[name] == pytest.approx(logprobs, abs=2e-5)
     engines.close()

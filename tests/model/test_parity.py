@@ -23,6 +23,7 @@ from engine.core.watch.check import leftovers, violations
 from engine.demo import DEMO_ADAPTERS
 from engine.engine import Engine
 from engine.model.memory.allocation import pick_dtype
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from lab.demo.characters import CHARACTERS
 
@@ -57,15 +58,15 @@ def prompts(smollm2):
 
 def run_engine(smollm2, prompts, dtype, num_pages, repeats, num_tokens=NUM_TOKENS):
     sizes = {"num_pages": num_pages, "max_seqs": 16, "threads": 1}
-    runner = ModelRunner(EngineConfig(str(smollm2), dtype=dtype, device="cpu", **sizes))
+    runner = ModelRunner(load(EngineConfig(str(smollm2), dtype=dtype, device="cpu", **sizes)))
     core = CoreConfig(
         num_pages,
-        runner.block_size,
-        host_pages=runner.num_host_pages,
+        runner.facts.config.block_size,
+        host_pages=runner.loaded.num_host_pages,
         max_seqs=16,
         max_model_len=512,
         token_budget=64,
-        eos_token_ids=runner.eos_token_ids,
+        eos_token_ids=runner.facts.eos_token_ids,
     )
     engine = Engine(EngineState.create(core), runner)
     versions = {name: engine.load_adapter(str(path)).adapter_hash for name, path in ADAPTERS.items()}

@@ -26,6 +26,7 @@ from engine.core.messages.commands import Submit
 from engine.core.messages.requests import AdapterHash, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES = 120
@@ -55,7 +56,7 @@ class Server:
     def footprint(self) -> tuple[object, ...]:
         """What a refused adapter may not change."""
         known = self.engine.inspect(lambda state: (sorted(state.adapters), len(state.pool.free), state.adapter_pages))
-        return (*known, self.engine.executor._host.num_bytes, adapter_files_open())
+        return (*known, self.engine.executor.loaded.host_adapters.num_bytes, adapter_files_open())
 
     def unload_all(self) -> None:
         for adapter in self.engine.inspect(lambda state: list(state.adapters)):
@@ -76,9 +77,9 @@ def server(tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("model")
     base_model().save_pretrained(folder)
     runner = ModelRunner(
-        EngineConfig(str(folder), dtype="float32", device="cpu", num_pages=NUM_PAGES, max_seqs=2, threads=1)
+        load(EngineConfig(str(folder), dtype="float32", device="cpu", num_pages=NUM_PAGES, max_seqs=2, threads=1))
     )
-    core = CoreConfig(NUM_PAGES, runner.block_size, max_seqs=2, max_model_len=64, prefix_caching=False)
+    core = CoreConfig(NUM_PAGES, runner.facts.config.block_size, max_seqs=2, max_model_len=64, prefix_caching=False)
     running = Server(Engine(EngineState.create(core), runner), [], threading.Event())
 
     def deliver(events):

@@ -20,6 +20,7 @@ from engine.core.messages.requests import Lane, Request, SamplingParams, TokenLo
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 NUM_PAGES, NUM_TOKENS = 160, 6
@@ -41,9 +42,9 @@ def model(tmp_path_factory) -> Path:
 
 def make_engine(model: Path, num_pages: int = NUM_PAGES, max_seqs: int = 4) -> Engine:
     config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=num_pages, max_seqs=max_seqs, threads=1)
-    runner = ModelRunner(config)
-    runner._arena.pages[1:] = 1e4  # what a page held before must not matter
-    core = CoreConfig(num_pages, runner.block_size, max_seqs=max_seqs, max_model_len=128, token_budget=16)
+    runner = ModelRunner(load(config))
+    runner.loaded.arena.pages[1:] = 1e4  # what a page held before must not matter
+    core = CoreConfig(num_pages, runner.facts.config.block_size, max_seqs=max_seqs, max_model_len=128, token_budget=16)
     return Engine(EngineState.create(core), runner)
 
 

@@ -145,7 +145,7 @@ def test_no_kv_is_kept_or_shared(tiny_llama, adapter):
     run.finish()
     assert not run.cached["mean"] and not run.cached["last"] and not run.cached["not after the mean"]
     assert run.cached["again"] == 84, "chats share as before"
-    pooler = run.runner._pooler
+    pooler = run.runner.loaded.pooler
     pooler.warm_up(torch.float32)
     assert not pooler._sums and not pooler._entries
 
@@ -155,7 +155,7 @@ def test_an_abort_in_the_middle_of_a_mean_leaves_nothing(tiny_llama, adapter, hi
     run.embed("mean", PROMPTS[3], ASKS["mean"])
     for _ in range(3):
         run.step()
-    assert run.runner._pooler._sums
+    assert run.runner.loaded.pooler._sums
     run.engine.inbox.put(Abort("mean"))
     run.finish()
     run.embed("mean", PROMPTS[3], ASKS["mean"])

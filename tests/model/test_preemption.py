@@ -17,6 +17,7 @@ from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.sample.draws import uniforms
 
@@ -109,10 +110,10 @@ def run(model, adapter_folders, schedule, core, overlaps=False, **options):
         threads=1,
         **options,
     )
-    runner, ticks = ModelRunner(config), iter(range(10**9))
+    runner, ticks = ModelRunner(load(config)), iter(range(10**9))
     runner.overlaps = overlaps
-    runner._arena.pages[1:] = 1e4
-    runner._host_pages.pages[:] = 1e4
+    runner.loaded.arena.pages[1:] = 1e4
+    runner.loaded.host_pages.pages[:] = 1e4
     engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
     versions = {name: engine.load_adapter(str(folder)).adapter_hash for name, folder in adapter_folders.items()}
     streams = {arrival.request.id: [] for arrival in schedule.arrivals}
@@ -128,7 +129,7 @@ def run(model, adapter_folders, schedule, core, overlaps=False, **options):
         if step > schedule.arrivals[-1].step and not engine.state.has_work:
             break
     assert leftovers(engine.state) == []
-    assert not runner._arena.pages[0].any()
+    assert not runner.loaded.arena.pages[0].any()
     return streams, engine.state.counters
 
 

@@ -33,7 +33,7 @@ class Run(TinyEngine):
 
     def finish(self):
         super().finish()
-        assert not self.runner._scorer._prompts and not self.runner._batch._scored
+        assert not self.runner.loaded.scorer._prompts and not self.runner._requests.batch._scored
         return self
 
     def step(self):

@@ -35,7 +35,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     run = Replay(tmp_path / "model")
     run.decoder = build_decoder(spec, source, torch.float32, CPU)
     linears = [part for layer in run.decoder.layers for part in (layer.qkv, layer.o, *layer.feed_forward.linears)]
-    are_kept = [isinstance(linear, QuantizedLinear) for linear in (run.decoder.head, *linears)]
+    are_kept = [isinstance(linear, QuantizedLinear) for linear in (run.decoder.head.linear, *linears)]
     assert not any(are_kept) if weights == "fp8" else all(are_kept), "a CPU computes with dequantised FP8"
     found = run.run(TOKENS)
     reference = dequantized(model, source)

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.core.messages.commands import FetchFailed
 from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12
@@ -37,12 +38,12 @@ def config(folder):
 
 def test_adapters_in_fp8_need_a_gpu(config):
     with pytest.raises(ValueError, match=r"engine\.adapter_dtype fp8 needs device cuda"):
-        ModelRunner(replace(config, adapter_dtype="fp8"))
+        load(replace(config, adapter_dtype="fp8"))
 
 
 @pytest.fixture
 def runner(config):
-    return ModelRunner(config)
+    return ModelRunner(load(config))
 
 
 def reference(folder, prompt, delta=None):
@@ -221,10 +222,10 @@ def test_an_adapter_is_packed_if_its_claim_is_granted(runner, tmp_path):
     answers, asked = [], []
     runner.connect(answers.append)
     host = runner.load_host(str(tmp_path / "x"), lambda adapter: asked.append(adapter))
-    assert (asked, answers, runner._host.num_bytes) == ([host], [], 0)
+    assert (asked, answers, runner.loaded.host_adapters.num_bytes) == ([host], [], 0)
     assert runner.load_host(str(tmp_path / "x"), lambda _: True) == host
-    layout = runner._host.get(host.adapter_hash).layout.num_bytes
-    assert runner._host.num_bytes == host.num_bytes == host.num_pages * runner.page_bytes + layout
+    layout = runner.loaded.host_adapters.get(host.adapter_hash).layout.num_bytes
+    assert runner.loaded.host_adapters.num_bytes == host.num_bytes == host.num_pages * runner.facts.page_bytes + layout
     assert [answer.adapter_hash for answer in answers] == [host.adapter_hash]
 
 
@@ -247,9 +248,9 @@ def test_a_released_request_leaves_nothing_behind(runner):
     driver = Driver(runner)
     driver.step(["a"], admitted=(driver.admission("a", PROMPTS["a"]),))
     execute(runner, StepPlan(released=("a",)))
-    assert len(runner._batch) == 0
+    assert len(runner._requests.batch) == 0
     with pytest.raises(KeyError):
-        runner._sampler.remove("a")
+        runner.loaded.sampler.remove("a")
 
 
 def test_aborts_of_requests_that_never_ran_are_ignored(runner):
@@ -258,25 +259,27 @@ def test_aborts_of_requests_that_never_ran_are_ignored(runner):
 
 
 def test_describes_itself(runner, config, folder):
-    assert (runner.vocab_size, runner.max_model_len, runner.num_pages, runner.block_size) == (97, 128, 40, BLOCK)
-    assert runner.page_bytes == 2 * 2 * BLOCK * 2 * 16 * 4
-    assert runner.eos_token_ids == (2, 3)
-    assert (runner.device.type, runner.dtype, runner.weights) == ("cpu", torch.float32, "fp32")
-    assert runner.model_hash == ModelRunner(config).model_hash
+    facts = runner.facts
+    assert (facts.vocab_size, facts.max_model_len, facts.config.block_size) == (97, 128, BLOCK)
+    assert runner.loaded.num_pages == 40
+    assert runner.facts.page_bytes == 2 * 2 * BLOCK * 2 * 16 * 4
+    assert runner.facts.eos_token_ids == (2, 3)
+    assert (runner.facts.device.type, runner.facts.dtype, runner.facts.weights) == ("cpu", torch.float32, "fp32")
+    assert runner.facts.model_hash == load(config).facts.model_hash
 
 
 def test_the_model_hash_follows_the_weights(config, tmp_path):
     shutil.copy(f"{config.model}/config.json", tmp_path)
     dummy = replace(config, model=str(tmp_path), load_format="dummy")
-    hashes = {ModelRunner(replace(dummy, seed=seed)).model_hash for seed in (0, 0, 1)}
-    quantised = ModelRunner(replace(dummy, weights="int8"))
+    hashes = {load(replace(dummy, seed=seed)).facts.model_hash for seed in (0, 0, 1)}
+    quantised = load(replace(dummy, weights="int8")).facts
     assert quantised.weights == "int8"
-    assert len(hashes | {ModelRunner(config).model_hash, quantised.model_hash}) == 4
+    assert len(hashes | {load(config).facts.model_hash, quantised.model_hash}) == 4
 
 
 def test_progress_is_told(config):
     told = []
-    ModelRunner(config, on_progress=lambda *news: told.append(news))
+    load(config, on_progress=lambda *news: told.append(news))
     assert [call for call in told if call[0] == "loading weights"] == [
         ("loading weights", 1, 2),
         ("loading weights", 2, 2),
@@ -284,28 +287,28 @@ def test_progress_is_told(config):
 
 
 def test_memory_sizes_the_pool(config):
-    page_bytes = ModelRunner(config).page_bytes
-    sized = ModelRunner(replace(config, num_pages=0, memory_gb=10.5 * page_bytes / 2**30))
+    page_bytes = load(config).facts.page_bytes
+    sized = load(replace(config, num_pages=0, memory_gb=10.5 * page_bytes / 2**30))
     assert sized.num_pages == 10
     with pytest.raises(ValueError, match="fewer than two pages"):
-        ModelRunner(replace(config, num_pages=0, memory_gb=1.5 * page_bytes / 2**30))
+        load(replace(config, num_pages=0, memory_gb=1.5 * page_bytes / 2**30))
 
 
 def test_host_memory_for_pages_is_sized(config, monkeypatch):
-    page_bytes = ModelRunner(config).page_bytes
-    assert ModelRunner(replace(config, swap_gb=7.5 * page_bytes / 2**30)).num_host_pages == 7
-    assert ModelRunner(replace(config, swap_gb=0)).num_host_pages == 0
+    page_bytes = load(config).facts.page_bytes
+    assert load(replace(config, swap_gb=7.5 * page_bytes / 2**30)).num_host_pages == 7
+    assert load(replace(config, swap_gb=0)).num_host_pages == 0
     monkeypatch.setattr("engine.model.memory.allocation.free_host_bytes", lambda: 20 * page_bytes)
-    assert ModelRunner(config).num_host_pages == 5
+    assert load(config).num_host_pages == 5
 
 
 def test_eight_bit_kv_is_refused_where_nothing_reads_it(config):
     with pytest.raises(ValueError, match=r"engine\.kv_dtype fp8 needs a GPU"):
-        ModelRunner(replace(config, kv_dtype="fp8"))
+        load(replace(config, kv_dtype="fp8"))
     with pytest.raises(ValueError, match=r"engine\.kv_dtype must be one of auto, fp8"):
         replace(config, kv_dtype="int4")
 
 
 def test_too_long_a_context_is_refused(config):
     with pytest.raises(ValueError, match="max_model_len is 129, the model was made for 128"):
-        ModelRunner(replace(config, max_model_len=129))
+        load(replace(config, max_model_len=129))

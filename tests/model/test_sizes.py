@@ -273,7 +273,7 @@ def test_weights_are_counted_as_linears_hold_them(family, stored, bits, tmp_path
     counted = count_weight_bytes(spec, find_kept_bits(EngineConfig(str(tmp_path)), spec, cpu, torch.float32))
     decoder = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, cpu)
     packed = [one for layer in decoder.layers for one in (layer.qkv, layer.o, *layer.feed_forward.linears)]
-    held = sum(one.nbytes for one in [decoder.head, *packed])
+    held = sum(one.nbytes for one in [decoder.head.linear, *packed])
     router_pads = 2 * (16 - 3) * 64 * bits // 8 if family == "mixtral" else 0
     matrices = sum(prod(shape) for name, shape in parameter_shapes(spec).items() if len(shape) == 2)
     embedding, norms = 96 * 64, sum(shape[0] for shape in parameter_shapes(spec).values() if len(shape) == 1)

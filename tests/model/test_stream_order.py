@@ -2,6 +2,7 @@
 must. Random traffic on a real engine that plans ahead, whose streams are pretended (pretended_streams.py)."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from engine.model.memory.adapter_copies import CudaQueue, QueuedCopies
 from engine.model.memory.allocation import CPU
 from engine.model.memory.arena import PageUses
 from engine.model.memory.host_pages import HostPages
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
+from engine.model.runner.step_memory import StepMemory
 from engine.model.runner.submitted import CudaClock
 from engine.model.steps.forward import Steps, forward_over
 
@@ -86,21 +89,23 @@ class Traffic:
             scheduling=Scheduling(preemption=preemption),
         )
         self.timeline, self._random = Timeline(), np.random.default_rng(seed)
-        ticks, runner = iter(range(10**9)), ModelRunner(config)
+        ticks, loaded = iter(range(10**9)), load(config)
         with self.timeline.pretend():
-            self._pretend(runner)
+            runner = self._pretend(loaded)
         self.engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
         self._hashes = [None, *(self.engine.load_adapter(str(folder)).adapter_hash for folder in adapter_folders)]
 
-    def _pretend(self, runner):
-        """Makes a runner on the CPU use streams and events as on a GPU."""
-        arena, self.timeline.current = runner._arena, self.timeline.kernels
+    def _pretend(self, loaded):
+        """Returns a runner on the CPU that uses streams and events as on a GPU."""
+        arena, self.timeline.current = loaded.arena, self.timeline.kernels
         self.timeline.watch("page", arena.pages)
-        runner.overlaps, runner._clock = True, CudaClock()
         arena.copies = self.copies = WatchedCopies(arena.pages, self.timeline)
-        runner._host_pages = self.host_pages = WatchedHostPages(runner._host_pages.pages, self.timeline)
-        backend = WatchedBackend(runner.backend, self.timeline, arena.shape.elements)
-        runner._steps = Steps(forward_over(runner._decoder, arena, backend), runner._sampler.last_tokens)
+        self.host_pages = WatchedHostPages(loaded.host_pages.pages, self.timeline)
+        backend = WatchedBackend(loaded.backend, self.timeline, arena.shape.elements)
+        steps = Steps(forward_over(loaded.decoder, arena, backend), loaded.sampler.last_tokens)
+        runner = ModelRunner(replace(loaded, host_pages=self.host_pages, steps=steps))
+        runner.overlaps, runner._clock = True, CudaClock()
+        return runner
 
     def run(self, until_race=False):
         arrivals = Counter(self._random.integers(0, ARRIVAL_STEPS, NUM_REQUESTS).tolist())
@@ -148,7 +153,7 @@ def wait_of_kernels(wait):
 
 MUTANTS = {
     "a copy for the kernels that use its pages": (CudaQueue, "after_kernels", lambda queue: None),
-    "a copy for the step under way": (ModelRunner, "_uses", lambda *_: PageUses()),
+    "a copy for the step under way": (StepMemory, "uses", lambda *_: PageUses()),
     "kernels for a layer of an adapter": (CudaQueue, "before_kernels", lambda queue, mark: None),
     "kernels for transfers of KV": (HostPages, "_wait_for_copies", lambda pages: None),
     "a transfer for the kernels that fill its buffer": (Stream, "wait_stream", wait_of_kernels(Stream.wait_stream)),

@@ -19,6 +19,7 @@ from engine.core.messages.requests import Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 from engine.model.steps.forward import Steps
 from engine.model.steps.tapes import TapedDecoder
@@ -32,14 +33,14 @@ packs = pytest.mark.usefixtures("packed_linears")
 
 def make_runner(model, threads=1, **options):
     config = {"dtype": "bfloat16", "device": "cpu", "max_resident_adapters": 2, "threads": threads, **SIZES, **options}
-    runner = ModelRunner(EngineConfig(str(model), **config))
-    runner._arena.pages[1:] = torch.nan
+    runner = ModelRunner(load(EngineConfig(str(model), **config)))
+    runner.loaded.arena.pages[1:] = torch.nan
     return runner
 
 
 def untaped(runner):
-    forward = partial(runner._decoder.run, arena=runner._arena, backend=runner.backend)
-    runner._steps = Steps(forward, runner._sampler.last_tokens)
+    forward = partial(runner.loaded.decoder.run, arena=runner.loaded.arena, backend=runner.loaded.backend)
+    runner._steps = Steps(forward, runner.loaded.sampler.last_tokens)
     return runner
 
 

@@ -9,6 +9,7 @@ from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
 from engine.engine import Engine
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 
@@ -17,7 +18,7 @@ class TinyEngine:
 
     def __init__(self, folder, adapter, scheduling=None, **core):
         sizes = {"num_pages": 200, "max_seqs": 8, "block_size": 4, "token_budget": 12} | core
-        self.runner = ModelRunner(EngineConfig(str(folder), dtype="float32", device="cpu", swap_gb=0.01, **sizes))
+        self.runner = ModelRunner(load(EngineConfig(str(folder), dtype="float32", device="cpu", swap_gb=0.01, **sizes)))
         config = CoreConfig(
             max_model_len=128, host_pages=50, scheduling=scheduling or Scheduling(), eos_token_ids=(), **sizes
         )

@@ -13,7 +13,7 @@ def await_masks(state: EngineState, step: StepUnderWay, result: StepResult) -> N
     next mask takes too long for a step wait for it. Called once the step's other tokens have been appended."""
     for request_id in result.unsampled:
         seq = step.sequences[request_id]
-        if state.sequences.get(seq.id) is seq:
+        if state.is_live(seq):
             _take_back(state, seq)
     for request_id in result.masking:
         seq = step.sequences[request_id]
@@ -42,4 +42,4 @@ def end_mask(state: EngineState, request_id: str, seconds: float) -> Sequence | 
         return None
     seq.account.charge(seconds, seconds)
     seq.device_seconds += seconds
-    return seq if state.sequences.get(seq.id) is seq else None
+    return seq if state.is_live(seq) else None

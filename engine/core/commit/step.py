@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
 from engine.core.commit.adapters import (
     adapter_wait,
     forget_closed,
@@ -21,6 +24,8 @@ from engine.core.state.engine_state import EngineState
 from engine.core.state.page_keys import page_keys, tail_key
 from engine.core.state.sequence import Sequence
 from engine.core.state.under_way import StepUnderWay, follow
+
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 
 def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
@@ -111,24 +116,16 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     update_need(state, now)
     _measure(state, step, began)
     note_loads(state, step.plan.loads, result.load_seconds)
-    for scored in result.scored:
-        seq = step.sequences[scored.request_id]
-        if state.sequences.get(seq.id) is seq:
-            _pass_on(state, seq, scored, now)
-    for sample in result.sampled:
-        seq = step.sequences[sample.request_id]
-        if state.sequences.get(seq.id) is seq:  # it has not ended since the step was planned
-            _append(state, seq, sample, now)
-    for pooled in result.pooled:
-        seq = step.sequences[pooled.request_id]
-        if state.sequences.get(seq.id) is seq:
-            _end_pooled(state, seq, pooled.vector, now)
-    for request_id, refusal in result.failed:
-        seq = step.sequences[request_id]
-        if state.sequences.get(seq.id) is seq:
-            if refusal.code is ErrorCode.MODEL_OUTPUT_INVALID:
-                _distrust_pages(state, seq)
-            finish_early(state, seq, refusal)
+    for seq, scored in _still_live(state, step, result.scored):
+        _pass_on(state, seq, scored, now)
+    for seq, sample in _still_live(state, step, result.sampled):
+        _append(state, seq, sample, now)
+    for seq, pooled in _still_live(state, step, result.pooled):
+        _end_pooled(state, seq, pooled.vector, now)
+    for seq, (_, refusal) in _still_live(state, step, result.failed):
+        if refusal.code is ErrorCode.MODEL_OUTPUT_INVALID:
+            _distrust_pages(state, seq)
+        finish_early(state, seq, refusal)
     await_masks(state, step, result)
     if state.config.speculation:
         note_proposals(state, step, refused, result)
@@ -138,6 +135,15 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     events = list(state.outbox)
     state.outbox.clear()
     return events
+
+
+def _still_live(state: EngineState, step: StepUnderWay, entries: Iterable[Entry]) -> Iterator[tuple[Sequence, Entry]]:
+    """Yield those of a result's `entries`, which begin with the id of a request, whose request has not ended since the
+    step was planned, each with its sequence. An entry may end the request of later ones."""
+    for entry in entries:
+        seq = step.sequences[entry[0]]
+        if state.is_live(seq):
+            yield seq, entry
 
 
 def _distrust_pages(state: EngineState, seq: Sequence) -> None:

@@ -160,6 +160,10 @@ class EngineState:
         they leave room for preempted sequences."""
         return max(0, self.host.num_pages // 2 - len(self.host.reserved) - len(self.host.leased))
 
+    def is_live(self, seq: Sequence) -> bool:
+        """Return whether a sequence has not ended; a new request may have its id by now."""
+        return self.sequences.get(seq.id) is seq
+
     def may_start(self, lane: Lane) -> bool:
         """Return whether requests wait in a lane and the lane is not paused."""
         return bool(self.waiting.groups(lane)) and self.modes[lane] is not LaneMode.PAUSED

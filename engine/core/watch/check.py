@@ -132,7 +132,7 @@ def _sequences(state: EngineState) -> Iterator[str]:
 
 
 def _pending(state: EngineState) -> Iterator[str]:
-    chosen = Counter(seq.id for step in state.under_way for seq in step.awaiting if state.sequences.get(seq.id) is seq)
+    chosen = Counter(seq.id for step in state.under_way for seq in step.awaiting if state.is_live(seq))
     for seq in state.sequences.values():
         if seq.num_pending != chosen[seq.id]:
             yield f"sequence {seq.id} waits for {seq.num_pending} tokens, and {chosen[seq.id]} are being chosen"

@@ -10,10 +10,11 @@ from threading import Event
 import structlog
 import torch
 
+from engine.core.memory.adapters import HostAdapter
 from engine.core.messages.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
 from engine.core.messages.requests import AdapterHash
 from engine.core.messages.step import AdapterFetch
-from engine.executor.base import Report
+from engine.executor.base import Claim, Report
 from engine.model.adapters.packing import Packer
 from engine.model.adapters.peft.folder import PeftFolder
 from engine.model.memory.host_store import HostStore
@@ -42,27 +43,23 @@ class _CalledOff(Exception):
 
 
 class Fetcher:
-    """Reads and packs adapters into a store, and reports exactly one answer to each fetch. Tries a read that failed for
-    a passing reason up to three times. A fetch fails if the folder's content hash is not the requested one.
+    """Reads and packs adapters into a store: for a plan, as a fetch, to each of which it reports exactly one answer, or
+    for a caller that waits. Tries a read of a fetch that failed for a passing reason up to three times. A fetch fails
+    if the folder's content hash is not the requested one.
 
     Args:
         packer: reads and packs adapters.
         store: receives the packed adapters.
-        report: called with each answer, in the thread of the fetch.
-        num_threads: number of fetches that run at the same time.
+        report: called with each answer, in the thread that reads the adapter.
+        num_threads: number of fetches that run at the same time, and of callers served at the same time.
     """
 
-    def __init__(
-        self,
-        packer: Packer,
-        store: HostStore,
-        report: Report,
-        num_threads: int,
-    ) -> None:
+    def __init__(self, packer: Packer, store: HostStore, report: Report, num_threads: int) -> None:
         self._packer = packer
         self._store = store
         self._report = report
         self._threads = start_threads(num_threads, "fetch")
+        self._loaders = start_threads(num_threads, "load")
         self._called_off: dict[AdapterHash, Event] = {}
 
     def begin(self, fetch: AdapterFetch) -> None:
@@ -75,6 +72,27 @@ class Fetcher:
         event = self._called_off.get(adapter_hash)
         if event is not None:
             event.set()
+
+    def load(self, path: str, claim: Claim) -> HostAdapter:
+        """Read and validate a PEFT folder in a loader thread, wait, and return facts about the adapter. If `claim`,
+        which gets the facts, returns True, pack the adapter into host memory, from which plans may load it, and report
+        `AdapterFetched` or `FetchFailed`. Raises ValueError, whose message says why, if the adapter is not one of this
+        model or `claim` refuses it. If packing fails, reports `FetchFailed` and raises the error. Any thread may call
+        this."""
+        return self._loaders.submit(self._load, path, claim).result()
+
+    def _load(self, path: str, claim: Claim) -> HostAdapter:
+        started = time.perf_counter()
+        folder = self._packer.read(path)
+        host = self._packer.check(folder)
+        if claim(host):
+            try:
+                self._store.put(self._packer.pack(folder))
+            except Exception as error:  # every claim is answered, also after an error
+                self._report(FetchFailed(host.adapter_hash, repr(error)))
+                raise
+            self._report(AdapterFetched(host.adapter_hash, time.perf_counter() - started))
+        return host
 
     def _answer(self, fetch: AdapterFetch, called_off: Event) -> None:
         answer = self._try(fetch, called_off)

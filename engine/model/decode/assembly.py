@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
+from engine.model.decode.head import Head
 from engine.model.layers.feed_forward import Experts, FeedForward, Mlp, SharedMlp
 from engine.model.layers.lora import ProjectionGroups, projection_groups
 from engine.model.ranks.collectives import ALONE, Ranks
@@ -93,8 +94,7 @@ def build_decoder(
         embed=ends.embed,
         ropes=tuple(_make_rope(rope, device) for rope in ropes),
         layers=tuple(built),
-        norm=ends.norm,
-        head=ends.head,
+        head=Head(spec, ends.norm, ends.head),
         ranks=ranks,
     )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine.model.batch.rows import BatchInput, Longs
+from engine.model.decode.head import Head
 from engine.model.layers.feed_forward import Experts, FeedForward
 from engine.model.layers.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.memory.arena import Arena
@@ -87,18 +88,22 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `ropes` are the different rotary
-    embeddings of the layers, `norm` (the final RMSNorm) is [hidden_size]. With several ranks, `spec` and the layers are
-    this rank's part of the model, and the ranks of a stage compute each pass together. Of several stages only the first
-    has `embed`, `norm` and `head`."""
+    """A model's weights and its forward pass: `run` computes a step. What captures, records or splits a step calls
+    `step` and `embedded`, and then `outputs` or, in a pipeline stage, `advance`; `head` reads the residual stream.
+
+    Attributes:
+        spec, layers: with several ranks, this rank's part of the model. The ranks of a stage compute each pass
+            together.
+        embed: looks up rows of [hidden_size]. Of several stages only the first has it.
+        ropes: the different rotary embeddings of the layers.
+    """
 
     spec: ModelSpec
     groups: ProjectionGroups
     embed: Embedding
     ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
-    norm: Tensor
-    head: Linear
+    head: Head
     ranks: Ranks = ALONE
 
     @property
@@ -108,27 +113,30 @@ class Decoder:
             isinstance(layer.feed_forward, Experts) and layer.feed_forward.waits_for_routing for layer in self.layers
         )
 
-    def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
-        """Computes every row and writes its K and V to the arena. Returns the logits [num_samples, vocab_size] of
-        `batch.sample_rows`, in the model's dtype. Call it in inference mode. The pass never waits for the device, and
-        its launches depend on shapes and host data only, so that a step may be captured in a CUDA graph.
+    def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
+        """Compute every row and write its K and V to the arena. Returns the logits of `batch.sample_rows`, in the
+        model's dtype, and the residual stream of every row, from which vectors and logprobs of prompts are computed.
+        Call it in inference mode. The pass never waits for the device, and its launches depend on shapes and host data
+        only, so that a step may be captured in a CUDA graph.
 
         Args:
             lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.
         """
-        return self.run(batch, arena, backend, lora).logits
-
-    def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
-        """Does what `forward` does, and returns the logits together with the residual stream of every row, from which
-        vectors and logprobs of prompts are computed."""
         if lora is None:
             lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         step = self.step(batch, arena, backend, lora)
         x = self.embedded(batch, step)
-        return StepOutput(self.compute(x, step, batch.sample_rows, batch.host_sample_rows), x, step.tokens)
+        outputs = self.outputs(x, step, batch.sample_rows, batch.host_sample_rows)
+        return StepOutput(self.head.finish(outputs), x, step.tokens)
+
+    def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
+        """Prepare the inputs of a step that all layers share."""
+        turned = tuple(angles(batch.positions, *rope) for rope in self.ropes)
+        tokens = prepare_tokens(arena.flat, arena.table, batch.segments)
+        return Step(turned, batch.attention, arena, backend, lora, tokens)
 
     def embedded(self, batch: BatchInput, step: Step, out: Tensor | None = None) -> Tensor:
-        """Returns the embedded rows of a step, [num_rows, hidden_size], written to `out` if it is given. A token that
+        """Return the embedded rows of a step, [num_rows, hidden_size], written to `out` if it is given. A token that
         the row's adapter has trained gets the adapter's embedding."""
         x = self.embed(batch.token_ids, out)
         if step.tokens is not None:
@@ -136,45 +144,25 @@ class Decoder:
             step.tokens.embed(x, batch.token_ids, self.spec.embedding_scale)
         return x
 
-    def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
-        turned = tuple(angles(batch.positions, *rope) for rope in self.ropes)
-        tokens = prepare_tokens(arena.flat, arena.table, batch.segments)
-        return Step(turned, batch.attention, arena, backend, lora, tokens)
-
-    def compute(
+    def outputs(
         self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
     ) -> Tensor:
-        """Runs all layers over the embedded rows `x` ([num_rows, hidden_size]) and writes their K and V to the arena.
-        `x` becomes the residual stream after the last layer. Returns the logits [num_samples, vocab_size] of
-        `sample_rows`, which are `host_sample_rows` on the host; None means all rows."""
-        return self.finish(self.head_outputs(x, step, sample_rows, host_sample_rows))
-
-    def head_outputs(
-        self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
-    ) -> Tensor:
-        """Runs all layers over the embedded rows `x`, as `compute` does, and returns the outputs of the head as it
-        computes them, [num_samples, vocab_size]. `finish` turns these into logits."""
+        """Run all layers over the embedded rows `x` ([num_rows, hidden_size]), and write their K and V to the arena.
+        `x` becomes the residual stream after the last layer. Returns the head's outputs [num_samples, vocab_size] of
+        `sample_rows`, which are `host_sample_rows` on the host; None means all rows. `Head.finish` turns them into
+        logits."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
-        rows = self._entering(x, delta, self.norm, step.backend.pointwise)
+        rows = self._entering(x, delta, self.head.norm, step.backend.pointwise)
         if sample_rows is None:
-            return self._head(rows, step.tokens, None)
+            return self.head.outputs(rows, step.tokens, None)
         if not len(sample_rows):
             return x.new_empty(0, self.spec.vocab_size)
-        return self._head(rows[sample_rows], step.tokens, host_sample_rows)
-
-    def _head(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
-        """Returns the head's outputs for `hidden`, some rows of hidden states, whose numbers in the step are `rows`.
-        Outputs of trained `tokens` are computed with the rows of the head that a row's adapter has in place of the base
-        model's."""
-        outputs = self.head(hidden)
-        if tokens is not None:
-            tokens.adjust(outputs, hidden, rows)
-        return outputs
+        return self.head.outputs(rows[sample_rows], step.tokens, host_sample_rows)
 
     def advance(self, x: Tensor, step: Step) -> None:
-        """Runs a pipeline stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after
+        """Run a pipeline stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after
         them: the input of the next stage."""
         self._entering(x, self._run_layers(x, step), None, step.backend.pointwise)
 
@@ -199,27 +187,6 @@ class Decoder:
         """Returns the output `delta` of attention or MLP as it is added to the residual stream, before
         `ModelSpec.residual_scale`: normalised by `norm`, unless that is None."""
         return delta if norm is None else pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
-
-    def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
-        """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
-        return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
-
-    def logits(
-        self, x: Tensor, backend: Backend, tokens: TrainedTokens | None = None, rows: Longs | None = None
-    ) -> Tensor:
-        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows `x` of the residual stream. If a
-        step's adapters have trained `tokens`, `rows` are the numbers of these rows in the step; None means that `x` has
-        all of its rows."""
-        return self.finish(self._head(self.final_norm(x, backend), tokens, rows))
-
-    def finish(self, outputs: Tensor) -> Tensor:
-        """Turns the head's outputs into logits, in place, and returns them: divides them (Granite), and bounds them as
-        `Scores.cap` bounds scores (Gemma 2). Each operation is rounded, as by Hugging Face."""
-        if self.spec.logits_divisor != 1.0:
-            outputs.div_(self.spec.logits_divisor)
-        if self.spec.logits_cap is not None:
-            outputs.div_(self.spec.logits_cap).tanh_().mul_(self.spec.logits_cap)
-        return outputs
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)

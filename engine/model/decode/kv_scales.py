@@ -82,7 +82,7 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
     meters = []
     for _ in range(PROMPTS):
         meters.append(_Meter())
-        logits = decoder.forward(_chunk(prompt.to(device)), arena, meters[-1])
+        logits = decoder.run(_chunk(prompt.to(device)), arena, meters[-1]).logits
         if not all(torch.isfinite(tensor).all() for tensor in (*meters[-1].keys, *meters[-1].values)):
             raise ValueError("engine.kv_dtype is fp8, and the model computes K or V that are not finite")
         prompt = _samples(logits.float().cpu(), generator)

@@ -85,7 +85,7 @@ class Pipeline:
         if not batch.sample_ids:
             return rows.new_empty(0, self._decoder.spec.vocab_size)
         sampled = rows[upload(batch.sample_rows, rows.device)]
-        return self._decoder.logits(sampled, self._backend, tokens, batch.sample_rows)
+        return self._decoder.head.logits(sampled, self._backend, tokens, batch.sample_rows)
 
 
 def cut_rows(batch: HostBatch, number: int) -> list[int]:

@@ -177,10 +177,11 @@ class StepMasks(NamedTuple):
 
 class GrammarRoom:
     """The grammars of one executor: compiles them, and holds a matcher for each running request that follows one. Must
-    be called from the executor's thread only. `report` receives the outcome of each compilation and of each mask that
-    `begin` starts."""
+    be called from the executor's thread only, but for `start` and `close`. `report` receives the outcome of each
+    compilation and of each mask that `begin` starts."""
 
     def __init__(self, compiler: Compiler, vocab_size: int, eos_token_ids: tuple[int, ...], report: Report) -> None:
+        self._compiler = compiler
         self._cache = GrammarCache(compiler, report)
         self._thread = MaskThread(lambda: compiler.idle_matcher(), report)
         self._report = report
@@ -190,7 +191,14 @@ class GrammarRoom:
         self._seconds = 0.0
         """Processor time that masks have taken within steps since `take_seconds`."""
 
+    def start(self) -> None:
+        """Make the processes that try grammars before they are compiled start some seconds from now, if no grammar
+        starts them earlier."""
+        self._compiler.start()
+
     def close(self) -> None:
+        """End the processes that try grammars and the thread of slow masks."""
+        self._compiler.close()
         self._thread.close()
 
     def prepare(self, forgotten: Sequence[Grammar], prepared: Sequence[Grammar]) -> None:

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.model.memory.allocation import pick_device
 from engine.model.parallel.messages import Drop, Fetch, Joining, Message, Ready, Refused, Step
 from engine.model.ranks.collectives import Ranks, join_ranks
+from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
 
@@ -42,7 +43,7 @@ def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:
             rank_zero.send(answer)
 
     try:
-        runner = ModelRunner(config, ranks=ranks)
+        runner = ModelRunner(load(config, ranks=ranks))
     except ValueError as error:
         reply(Refused(str(error)))
         return

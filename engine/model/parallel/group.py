@@ -20,6 +20,7 @@ from engine.model.memory.allocation import Progress, pick_device
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Message, Refused, Reply
 from engine.model.ranks.collectives import join_ranks
+from engine.model.runner.loading import Loaded, load
 from engine.model.runner.model_runner import ModelRunner
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,9 +83,9 @@ def hang_up(connection: Connection) -> None:
         ours.shutdown(socket.SHUT_RDWR)
 
 
-def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunner, Leader]:
-    """Starts the other ranks of an engine, loads the model on all of them, and returns rank 0's runner and the executor
-    over all ranks. Raises what `ModelRunner` raises, and ValueError if another rank cannot serve its part."""
+def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[Loaded, Leader]:
+    """Starts the other ranks of an engine, loads the model on all of them, and returns rank 0's part and the executor
+    over all ranks. Raises what `load` raises, and ValueError if another rank cannot serve its part."""
     from torch.distributed import FileStore
 
     folder = Path(tempfile.mkdtemp(prefix="loralane-ranks-"))
@@ -93,8 +94,8 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunne
         device = pick_device(config.device)
         _await(others)  # one that never joins would keep the others waiting
         ranks = join_ranks(FileStore(str(folder / "store"), config.ranks), 0, config, device)
-        runner = ModelRunner(config, on_progress, ranks=ranks)
-        leader = Leader(runner, others)
+        loaded = load(config, on_progress, ranks=ranks)
+        leader = Leader(ModelRunner(loaded), others)
         _await(others)
     except BaseException as error:
         # A RuntimeError is perhaps that of an operation that another rank has not joined.
@@ -107,7 +108,7 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunne
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     leader.start()
-    return runner, leader
+    return loaded, leader
 
 
 def _await(ranks: list[RankProcess]) -> None:

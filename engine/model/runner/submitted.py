@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -63,49 +63,66 @@ class CudaClock:
         return first.elapsed_time(last) / 1000
 
 
+def make_clock(device: torch.device) -> WorkClock:
+    """Return a clock that measures the work of a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+class Outputs(NamedTuple):
+    """What a step gives for its requests. The host reads it later: `vectors` and `scores` once the device has finished
+    the step."""
+
+    sample: Sample | None = None
+    """The step's tokens. None means that the step samples none."""
+    unsampled: tuple[str, ...] = ()
+    """The requests of the step whose masks were not there, so that it samples none of their tokens."""
+    vectors: Vectors | None = None
+    """The step's vectors. None means that it completes none."""
+    scores: Scores | None = None
+    """The step's logprobs of prompts. None means that it has none."""
+
+
 @dataclass(slots=True)
 class SubmittedStep:
     """A step that was submitted to a device and is not collected yet.
 
     Attributes:
-        sample: the step's tokens. None means that the step samples none.
         begun, ended: marks before and after the step's work.
         uses: the pages that the step's work reads or writes.
         launched: whether the step was launched kernel by kernel.
+        drafts: what the draft model is asked for once the tokens have been read.
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
         tokens: the sampled tokens, once they have been read (`is_read`).
-        vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
-        scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
         failed: the requests that cannot go on (see `StepResult.failed`), once their tokens have been read.
-        unsampled: the requests of the step whose masks were not there, so that it samples none of their tokens.
-        drafts: what the draft model is asked for once the tokens have been read.
     """
 
-    sample: Sample | None
+    outputs: Outputs
     begun: Mark
     ended: Mark
     uses: PageUses
     launched: bool = False
+    drafts: tuple[DraftAsk, ...] = ()
     released: set[str] = field(default_factory=set)
     tokens: tuple[SampledToken, ...] = ()
     failed: dict[str, AnswerEnd] = field(default_factory=dict)
     is_read: bool = False
-    vectors: Vectors | None = None
-    scores: Scores | None = None
-    drafts: tuple[DraftAsk, ...] = ()
-    unsampled: tuple[str, ...] = ()
+
+    def goes_on(self, request_id: str) -> bool:
+        """Return whether a request of the step has neither failed nor been released since."""
+        return request_id not in self.failed and request_id not in self.released
 
     def read(self) -> tuple[SampledToken, ...]:
-        """Waits for the step's sampled tokens, and returns and keeps them; empty if the step samples none."""
-        self.tokens, self.is_read = tuple(self.sample.to_host()) if self.sample else (), True
+        """Wait for the step's sampled tokens, and return and keep them; empty if the step samples none."""
+        sample = self.outputs.sample
+        self.tokens, self.is_read = tuple(sample.to_host()) if sample else (), True
         return self.tokens
 
     def read_outputs(self) -> tuple[tuple[PooledVector, ...], tuple[PromptRows, ...]]:
         """Return the step's vectors and its logprobs of prompts, without those of requests for which they are NaN or
         infinite: these fail. The device must have finished the step."""
-        vectors = self.vectors.read() if self.vectors else {}
-        scores = self.scores.read() if self.scores else {}
+        vectors = self.outputs.vectors.read() if self.outputs.vectors else {}
+        scores = self.outputs.scores.read() if self.outputs.scores else {}
         for name in [name for name, one in (*vectors.items(), *scores.items()) if one is None]:
             self.failed[name] = AnswerEnd(UNSOUND)
         return tuple(filter(None, vectors.values())), tuple(filter(None, scores.values()))

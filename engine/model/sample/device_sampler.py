@@ -20,7 +20,15 @@ from engine.core.messages.requests import SamplingParams, TokenLogprobs
 from engine.core.messages.step import SampledToken
 from engine.model.batch.results import ALIGNMENT, ResultBlocks, StepResults
 from engine.model.sample.masks import TokenMasks, num_words
-from engine.model.sample.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, stops_of
+from engine.model.sample.sampler import (
+    GREEDY_BELOW,
+    NO_PROPOSALS,
+    Proposals,
+    TokenCounts,
+    bias_of,
+    has_filters,
+    stops_of,
+)
 from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_sampling import MAX_VOCAB, SampledRows, SamplingTiles, sample
 from lora_kernels.pinned import HostBlock, upload
@@ -218,15 +226,23 @@ class DeviceSampler:
         its slot from `add` to `remove`."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
-    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
+    def start(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None = None,
+        proposals: Proposals = NO_PROPOSALS,
+    ) -> DeviceSample:
         """Starts to choose the next token of each request, to add it to the request's history on the device, and to
         store it and the logprobs that requests want in host memory. Does not wait for any of it. Raises KeyError if a
-        request is not known.
+        request is not known, and ValueError if there are proposals.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
             masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
         """
+        if proposals:
+            raise ValueError(f"the sampler of a GPU draws one token for a request, and {len(proposals)} have proposals")
         entries = [self._entries[request_id] for request_id in request_ids]
         rows = self._rows.upload(self.slots(request_ids), masks)
         any_filters = any(entry.is_filtered for entry in entries)

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,10 @@ from engine.model.sample.soundness import sound_rows
 GREEDY_BELOW = 1e-5
 """Requests with a temperature below this are greedy, because dividing by it would overflow."""
 SEED_MASK = 2**64 - 1
+
+Proposals = Mapping[str, tuple[int, ...]]
+"""Maps the id of a request to its proposals, the tokens that its rows after the first were computed for."""
+NO_PROPOSALS: Proposals = MappingProxyType({})
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -130,7 +135,7 @@ class Sampler:
         logits: Tensor,
         request_ids: Sequence[str],
         masks: TokenMasks | None = None,
-        proposals: Mapping[str, tuple[int, ...]] | None = None,
+        proposals: Proposals = NO_PROPOSALS,
     ) -> list[SampledToken]:
         """Chooses the next tokens of each request and adds them to the request's history. Returns the tokens, with
         logprobs of the unchanged logits where requested.

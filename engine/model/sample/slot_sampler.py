@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import SampledToken
 from engine.model.sample.masks import TokenMasks
-from engine.model.sample.sampler import Sampler
+from engine.model.sample.sampler import NO_PROPOSALS, Proposals, Sampler
 
 
 class Sample(Protocol):
@@ -40,13 +40,21 @@ class SlotSampler(Protocol):
     def remove(self, request_id: str) -> None:
         """Drops a request's history and frees its sampler slot. Raises KeyError if the request is not known."""
 
-    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
+    def start(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None = None,
+        proposals: Proposals = NO_PROPOSALS,
+    ) -> Sample:
         """Chooses the next token of each request and adds it to the request's history. Raises KeyError for an unknown
         request.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
             masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
+            proposals: request id -> the tokens that its rows after the first were computed for (see `Sampler.sample`).
+                A GPU's plans have none.
         """
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
@@ -98,7 +106,7 @@ class HeldTokens:
         logits: Tensor,
         request_ids: Sequence[str],
         masks: TokenMasks | None = None,
-        proposals: Mapping[str, tuple[int, ...]] | None = None,
+        proposals: Proposals = NO_PROPOSALS,
     ) -> HostSample:
         """Chooses the next token of each request with the wrapped sampler, from `logits` ([len(request_ids),
         vocab_size]) where `masks` allow it, and writes the token to the request's slot of `last_tokens`. Requests with

@@ -248,7 +248,7 @@ class StepGraphs:
         batch = replace(batch, token_ids=ids, attention=replace(batch.attention))
         step = parts.decoder.step(batch, parts.arena, parts.backend, lora)
         x = parts.decoder.embedded(batch, step, self._residual[: len(ids)])
-        logits = parts.decoder.compute(x, step, batch.sample_rows)
+        logits = parts.decoder.head.finish(parts.decoder.outputs(x, step, batch.sample_rows))
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[: len(logits)].copy_(logits)
 

@@ -88,10 +88,10 @@ class TapedDecoder:
             if len(self._tapes) == MAX_TAPES:
                 del self._tapes[next(iter(self._tapes))]
             self._tapes[key] = recorded = self._record(x, step)
-        return StepOutput(self._decoder.finish(recorded.outputs), recorded.x)
+        return StepOutput(self._decoder.head.finish(recorded.outputs), recorded.x)
 
     def _record(self, x: Tensor, step: Step) -> Recorded:
-        tape, outputs = record(partial(self._decoder.head_outputs, x, step, None), self._workspace)
+        tape, outputs = record(partial(self._decoder.outputs, x, step, None), self._workspace)
         outputs = self._workspace.let_go(outputs)
         return Recorded(tape, x, step.angles, step.attention.kv_slots, step.lora.of_experts, outputs)
 
@@ -99,7 +99,7 @@ class TapedDecoder:
 def can_tape(decoder: Decoder) -> bool:
     """Returns whether decode-only steps can be recorded, because they run only kernels of this project: all linears are
     packed, none reorders its inputs, and no layer has a shared MLP beside experts. torch would do the latter two."""
-    linears: list[Linear | GroupedLinear] = [decoder.head]
+    linears: list[Linear | GroupedLinear] = [decoder.head.linear]
     for layer in decoder.layers:
         feed_forward = layer.feed_forward
         if isinstance(feed_forward, Experts) and feed_forward.shared is not None:

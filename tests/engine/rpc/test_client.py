@@ -8,8 +8,9 @@ import pytest
 from engine.core.config import CoreConfig
 from engine.core.messages.requests import Lane, LaneMode, Request, SamplingParams
 from engine.core.state.engine_state import EngineState
-from engine.engine import Engine, EngineStopped
+from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
+from engine.inbox import EngineStopped
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected
 from engine.rpc.client import EngineClient

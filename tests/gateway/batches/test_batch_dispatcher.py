@@ -22,7 +22,7 @@ from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
 from gateway.core.tenants import KeyLapse
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 
 @pytest.fixture

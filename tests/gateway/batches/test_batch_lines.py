@@ -18,7 +18,7 @@ from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_tena
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import KeyLapse
 from gateway.core.usage import DeferredUsage
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import TokenUsage
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore

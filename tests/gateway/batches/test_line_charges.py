@@ -163,7 +163,7 @@ async def test_lines_that_ran_again_elsewhere_are_charged_for_the_answers_that_c
         output, errors = await cluster.results(ended)
         assert (ended.status, len(output), errors) == ("completed", LINES, {})
         for member in (one, two):
-            await member.gateway_app.gateway.frame.close()
+            await member.gateway_app.gateway.close()
             assert await member.gateway_app.limiter.outstanding() == 0
         found, expected = await charged(cluster.redis), told(output)
         assert (found.requests, found.prompt_tokens) == (expected.requests, expected.prompt_tokens)
@@ -183,7 +183,7 @@ async def test_the_same_gateway_that_claims_its_lines_again_charges_them_once(cl
         one.gateway_app.engine.go_on = None
         ended = await cluster.ended(batch)
     output, _ = await cluster.results(ended)
-    await one.gateway_app.gateway.frame.close()
+    await one.gateway_app.gateway.close()
     assert len(one.gateway_app.engine.requests) == 2 * LINES
     found, expected = await charged(cluster.redis), told(output)
     assert found.numbers[:2] + found.numbers[3:4] == expected.numbers[:2] + expected.numbers[3:4]
@@ -203,7 +203,7 @@ async def test_a_tenant_pays_for_lines_that_its_own_cancel_stopped(cluster):
     assert (ended.status, len(output), len(errors), one.counts["wasted"]) == ("cancelled", 0, LINES, 0)
     found = await charged(cluster.redis)
     assert (found.requests, found.completion_tokens, found.prompt_tokens > 0) == (LINES, LINES, True)
-    await one.gateway_app.gateway.frame.close()
+    await one.gateway_app.gateway.close()
     assert await used_today(one.gateway_app.limiter) == found.tokens
 
 

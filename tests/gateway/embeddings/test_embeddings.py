@@ -14,7 +14,7 @@ from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Pooling
 from engine.executor.fake import FAKE_HIDDEN, fake_vector
 from gateway.core.json_bounds import MOST_VALUES
 from gateway.pb import generation_pb2 as pb
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 BODIES = {

@@ -12,8 +12,8 @@ from local_engines import Answer, ask, expected, until
 from engine.core.messages.commands import DropAdapter
 from engine.core.messages.requests import Lane
 from engine.core.watch.check import violations
-from gateway.requests.admission import ServiceSettings
 from gateway.requests.record import RequestRecord
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.submission import Submission
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode

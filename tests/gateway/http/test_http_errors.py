@@ -13,7 +13,7 @@ from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal
 from gateway.core.errors import ApiError, Fault
 from gateway.http.coding import STEP_BYTES, decoded
 from gateway.http.hints import method_hint, route_hint
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 

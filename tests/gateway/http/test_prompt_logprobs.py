@@ -10,7 +10,7 @@ from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, ids_of
 from engine.core.messages.prompt_logprobs import unpack
 from engine.core.messages.requests import FinishReason, TokenEvent
 from engine.executor.fake import fake_row
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 PROMPT = "aéb"

@@ -21,6 +21,7 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.redis.client import StoreError
+from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest
 
 
@@ -254,4 +255,22 @@ async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(gateway_a
         await answer(gateway_app, request())
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
     assert list(gateway_app.limiter.ends.values()) == [[0]]
+    await gateway_app.assert_empty()
+
+
+async def test_who_leaves_before_an_engine_has_the_request_pays_nothing(tmp_path, monkeypatch):
+    def generate(request, session=""):
+        raise EngineUnavailable("lost")
+
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(engine_wait=60.0))
+    monkeypatch.setattr(gateway_app.engine, "generate", generate)
+    task = asyncio.create_task(answer(gateway_app, request()))
+    while not gateway_app.limiter.reserved:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait([task])
+    assert list(gateway_app.limiter.ends.values()) == [[0]]
+    assert gateway_app.watcher.records[0].finish == "cancelled"
+    assert gateway_app.limiter.rows == []
     await gateway_app.assert_empty()

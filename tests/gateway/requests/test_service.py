@@ -20,9 +20,10 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.usage import DeferredUsage
-from gateway.requests import service
-from gateway.requests.admission import ServiceSettings
-from gateway.requests.types import Chat, GenerateRequest, join_chunks, merge_streams
+from gateway.requests import engine_backend
+from gateway.requests.settings import ServiceSettings
+from gateway.requests.streams import join_chunks, merge_streams
+from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.stop_strings import StopStrings
 
 USUAL = len(ids_of("Hello, world!")) + 1
@@ -223,7 +224,7 @@ async def test_a_stop_string_ends_the_answer_and_the_work(gateway_app, tokens_pe
 
 async def test_all_answers_share_the_automaton_of_the_stop_strings(gateway_app, monkeypatch):
     made = []
-    monkeypatch.setattr(service, "StopStrings", lambda stops: made.append(stops) or StopStrings(stops))
+    monkeypatch.setattr(engine_backend, "StopStrings", lambda stops: made.append(stops) or StopStrings(stops))
     _, found, _ = await answers(gateway_app, request(stop=("wor",), n=3))
     assert ([answer.text for answer in found], len(made)) == (["Hello, "] * 3, 1)
 

@@ -8,7 +8,7 @@ checked    The limiter has room for another request (`check_requests`). A reques
 started    Only if the limiter is almost sure to grant it: the engine works already. If the limiter refuses, or the
            caller leaves, that work is dropped and not charged, as if the request were only checked.
 reserved   The limiter has granted a lease, which must be settled.
-submitted  The engine or the upstream has the request. From here on the prompt is charged, and the tokens as they come,
+submitted  An engine or the upstream has the request. From here on the prompt is charged, and the tokens as they come,
            whether the model, the caller, a time limit, an administrator or the gateway ends the request.
 refunded   The engine or the upstream failed or refused, which is free.
 settled    The lease is settled before the caller's block is left, once: with nothing for a request that was never

@@ -18,7 +18,7 @@ from gateway.pb import adapters_pb2 as adapters
 from gateway.pb import operations_pb2 as operations
 from gateway.pb.generation_pb2 import ListModelsRequest, TokenizeRequest
 from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub
-from gateway.requests.admission import ServiceSettings
+from gateway.requests.settings import ServiceSettings
 
 SMALL, SMALL_CONTEXT = "small", 128
 HELLO = "Hello from the small one."

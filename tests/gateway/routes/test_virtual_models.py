@@ -31,7 +31,7 @@ from gateway.routes.acceptance import Acceptance, Verifier
 from gateway.routes.by_lane import ByLane
 from gateway.routes.cascade import Cascade
 from gateway.routes.fallback import Fallback
-from gateway.routes.policy import MemberState, Policy, Shadow
+from gateway.routes.policy import MemberState, Policy, Shadow, Step
 from gateway.routes.split import Split
 
 SMALL, JUDGE, ROUTE = "small", "judge", "auto"
@@ -349,6 +349,17 @@ async def test_a_stream_of_a_cascade_does_not_wait_for_ever(make_room):
     assert list(room.engines[SMALL].ends.values()) == ["aborted"]
 
 
+async def test_a_plan_that_ends_with_a_member_that_is_too_slow_ends_with_the_deadline(make_room, monkeypatch):
+    async def plan(policy, asked):
+        return [Step(SMALL, "small", Acceptance(), patience_s=0.05)]
+
+    room = await make_room(Cascade((SMALL, BASE)))
+    monkeypatch.setattr(Cascade, "plan", plan)
+    room.engines[SMALL].admit = asyncio.Event()
+    answer = await room.chat(stream=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
 async def test_a_member_that_is_too_slow_before_its_reservation_counts_the_request_once(make_room, monkeypatch):
     async def never(*args, **more):
         await asyncio.Event().wait()
@@ -357,6 +368,36 @@ async def test_a_member_that_is_too_slow_before_its_reservation_counts_the_reque
     monkeypatch.setattr(room.app.gateway.models.find(SMALL)[0].tokenizer, "encode_chat", never)
     assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
     assert [asked.is_counted for asked in room.app.limiter.reserved] == [False, True]
+
+
+async def test_a_member_that_is_too_slow_while_its_failure_is_counted_counts_the_request_once(make_room, monkeypatch):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    limiter, reserve = room.app.limiter, room.app.limiter.reserve
+
+    async def reserve_slowly(wanted):
+        monkeypatch.setattr(limiter, "reserve", reserve)
+        await asyncio.sleep(0.2)  # four times the patience
+        return await reserve(wanted)
+
+    monkeypatch.setattr(limiter, "reserve", reserve_slowly)
+    room.engines[SMALL].ready = False
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
+    assert [asked.is_counted for asked in limiter.reserved] == [False, True]
+
+
+async def test_a_member_that_is_too_slow_while_it_is_settled_has_left_its_slot(make_room, monkeypatch):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    limiter, settle = room.app.limiter, room.app.limiter.settle
+    await limiter.configure([replace(ACME, limits=Limits(concurrent_requests=1))])
+
+    async def settle_slowly(grant, tokens):
+        monkeypatch.setattr(limiter, "settle", settle)
+        await asyncio.sleep(0.2)  # four times the patience
+        await settle(grant, tokens)
+
+    monkeypatch.setattr(limiter, "settle", settle_slowly)
+    room.engines[SMALL].fail_after = 0
+    assert (await room.chat(stream=True)).headers["x-loralane-reason"] == "slow"
 
 
 async def test_a_deadline_counts_from_the_arrival_and_ends_all_members(make_room):

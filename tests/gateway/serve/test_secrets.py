@@ -53,7 +53,7 @@ async def serve():
     launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), ("engine.serve.server", "--fake"))
     async with running(launch) as app:
         print("repr", config, launch, file=sys.stderr)
-        app.gateway.frame._settle = None  # something breaks for real, with a traceback
+        app.gateway._path._reservations._settle = None  # something breaks for real, with a traceback
         print(app.http_port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

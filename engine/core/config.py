@@ -103,7 +103,7 @@ class Scheduling:
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
     """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: one page. At
-    a long context they are fewer, if so many take longer than two ITL goals (see plan/step_budget.py)."""
+    a long context they are fewer, if so many take longer than two ITL goals (see plan/limits.py)."""
     batch_floor: float = 0.03
     """Minimum share of device time over `floor_window_s` that batch work gets, even where interactive steps become
     longer, unless an interactive token is predicted to be late. 2 s per minute keep the connections and deadlines of

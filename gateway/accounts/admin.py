@@ -9,6 +9,7 @@ from typing import Any
 from engine.core.messages.requests import Lane
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import AccountRegistry
+from gateway.api import accounts as api
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import lane_name
 from gateway.core.limits import NO_LIMITS
@@ -84,35 +85,35 @@ def _lane(name: str, field: str) -> Lane:
     return lanes[name]
 
 
-def tenant_json(account: AccountRecord) -> dict[str, Any]:
-    """Return a tenant's record for JSON, as operators see it: lanes by name, times in Unix seconds, without limits."""
+def shown_tenant(account: AccountRecord) -> api.Tenant:
+    """Return a tenant's record as operators see it."""
     tenant = account.tenant
     assert tenant is not None, "a tenant's record"
-    return {
-        "name": tenant.name,
-        "default_lane": lane_name(tenant.default_lane),
-        "highest_lane": lane_name(tenant.highest_lane),
-        "adapters": list(tenant.adapters),
-        "upstreams": list(tenant.upstreams),
-        "weight": tenant.weight,
-        "unknown_fields": tenant.unknown_fields,
-        "classes": {name: asdict(own) for name, own in tenant.classes.items()},
-        "disabled": account.disabled,
-        "created": account.created,
-        "updated": account.updated,
-    }
+    return api.Tenant(
+        name=tenant.name,
+        default_lane=lane_name(tenant.default_lane),
+        highest_lane=lane_name(tenant.highest_lane),
+        adapters=list(tenant.adapters),
+        upstreams=list(tenant.upstreams),
+        weight=tenant.weight,
+        unknown_fields=tenant.unknown_fields,
+        classes={name: api.RequestClass(**asdict(own)) for name, own in tenant.classes.items()},
+        disabled=account.disabled,
+        created=account.created,
+        updated=account.updated,
+    )
 
 
-def key_json(account: AccountRecord) -> dict[str, Any]:
-    """Return an API key's record for JSON, as operators see it, without its secret. Times are in Unix seconds."""
+def shown_key(account: AccountRecord) -> api.Key:
+    """Return an API key's record as operators see it, without its secret."""
     owner = account.key
     assert owner is not None, "a key's record"
-    return {
-        "id": account.key_id,
-        "tenant": owner.tenant,
-        "label": owner.label,
-        "counts_as": account.counts_as,
-        "disabled": account.disabled,
-        "created": account.created,
-        "updated": account.updated,
-    }
+    return api.Key(
+        id=account.key_id,
+        tenant=owner.tenant,
+        label=owner.label,
+        counts_as=account.counts_as,
+        disabled=account.disabled,
+        created=account.created,
+        updated=account.updated,
+    )

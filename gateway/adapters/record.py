@@ -10,12 +10,11 @@ from redis.asyncio import Redis
 
 from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
+from gateway.api.adapters import MAX_DRAIN_SECONDS
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.names import ADAPTER_NAME, TENANT_NAME
 from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
-
-MAX_DRAIN_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

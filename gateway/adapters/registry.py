@@ -28,11 +28,11 @@ from gateway.adapters.own_text import Comparison
 from gateway.adapters.record import AdapterRecord, check_name, name_unloaded, tenant_list, with_alias, without_alias
 from gateway.adapters.removal import AdapterRemoval
 from gateway.adapters.seeding import NO_TEMPLATES, AdapterSeeding
-from gateway.adapters.status import AdapterStatus
 from gateway.adapters.status_reader import StatusReader
 from gateway.adapters.templates import source_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.adapters.waiting import WaitingSeeds
+from gateway.api.adapters import AdapterStatus
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.core.routing import Catalog
 from gateway.registry.log import RegistryLog

@@ -5,69 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import is_place
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.templates import template_name
+from gateway.api.adapters import AdapterStatus
 
 NOTHING = pb.AdapterStats(state="disk")
 """Statistics of a version that the engine does not have, or of any version while the engine is away."""
-
-
-class AdapterStatus(msgspec.Struct, frozen=True):
-    """Status of one adapter name on this gateway. Fields that `AdapterRecord` has too mean the same. `served_version`
-    is the version that new requests get, `error` the reason why it is not the registry's, each empty if there is none;
-    the fields from `tier` to `idle_seconds` that the record lacks are the engine's statistics of the served version.
-
-    It is a Struct because one list may need thousands: a frozen dataclass of so many fields takes ten times as long to
-    make.
-    """
-
-    name: str
-    base_model: str
-    """Name of the base model that the adapter belongs to."""
-    aliases: tuple[str, ...]
-    tier: str
-    """Tier of the served version: disk, fetching, host or resident."""
-    version: AdapterHash
-    served_version: AdapterHash
-    """Version that new requests get on this gateway: `version`, or the previous one while `version` is being loaded.
-    Empty means that requests for this name are refused."""
-    rank: int
-    bytes: int
-    pages: int
-    running: int
-    """Requests of the served version that run in this gateway's engine, under any name; `waiting` ones wait."""
-    waiting: int
-    hits: int
-    """Number of requests that found the adapter on the device."""
-    loads: int
-    """Number of copies to the device."""
-    fetches: int
-    """Number of reads from disk."""
-    last_load_seconds: float
-    last_fetch_seconds: float
-    idle_seconds: float | None
-    """Seconds since a request last used the adapter. None means that none did."""
-    pinned: bool
-    tenants: tuple[str, ...]
-    target_modules: tuple[str, ...]
-    source: str
-    path: str
-    created: float
-    updated: float
-    generation: int
-    error: str
-    """Reason why this gateway does not serve the registry's version, or could not once it is evicted. Empty means that
-    there is none."""
-    warnings: tuple[str, ...]
-    """What operators should know of the adapter although it is served."""
-    chat_template: str
-    """Which template renders chats of the adapter: `model`, the base model's; `auto`, that of the adapter's folder; or
-    `given`, one that an operator sent."""
 
 
 def statuses_of(
@@ -132,6 +78,3 @@ def _missing_files(record: AdapterRecord, engine: pb.AdapterStats) -> str:
     if not is_place(Path(record.path)):
         return f"{record.path} is gone, and the engine has evicted the adapter: put its files back, or load it again"
     return f"the engine could not read the adapter again: {engine.error}" if engine.error else ""
-
-
-STATUS_FIELDS = AdapterStatus.__struct_fields__

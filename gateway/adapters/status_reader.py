@@ -10,8 +10,9 @@ from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterMirror
 from gateway.adapters.names import NameOwner
-from gateway.adapters.status import AdapterStatus, statuses_of
+from gateway.adapters.status import statuses_of
 from gateway.adapters.waiting import WaitingSeeds
+from gateway.api.adapters import AdapterStatus
 from gateway.core.errors import ApiError
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
+from gateway.api.generation import ChatRequest, Slo
 from gateway.core.errors import unsupported_parameter
 from gateway.core.tenants import UnknownFields
 from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.parse import Body, decode_json, to_struct
-from gateway.openai.schema import ChatRequest, Slo
 from gateway.openai.unknown import check_unknown
 from gateway.text.tools.results import left_out
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from gateway.api.generation import Count, Extended, Fraction
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.core.routing import ModelQuery
-from gateway.openai.schema import Count, Extended, Fraction
 
 ROLES = ("user", "assistant", "system")
 CHOICES = ("auto", "any", "tool", "none")

@@ -11,6 +11,8 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api.vectors import EmbeddingsRequest
 from gateway.batches.cpu_budget import MAX_CPU_SECONDS, CpuBudget
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
@@ -20,10 +22,8 @@ from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.parse import parse as parse_pooled
-from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
-from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.responses.calls import response_request
 from gateway.responses.parse import own_names

@@ -6,15 +6,16 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import msgspec
 
+from gateway.api import batches as api
+from gateway.api.batches import Status
 from gateway.core.errors import ApiError, Fault, invalid_request
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Outcome = Literal["completed", "expired", "cancelled"]
 
 ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
@@ -168,36 +169,37 @@ def batch_not_found(batch_id: str) -> ApiError:
     return ApiError(Fault.BATCH_NOT_FOUND, f"there is no batch {batch_id[:64]!r}", "batch_id")
 
 
-def batch_json(batch: Batch) -> dict[str, Any]:
-    """Return the batch as OpenAI's batch object, for JSON."""
+def shown_batch(batch: Batch, eta_seconds: float | None = None) -> api.Batch:
+    """Return the batch as OpenAI's batch object."""
     tally = batch.tally
-    errors = {"object": "list", "data": [error.json() for error in batch.errors]} if batch.errors else None
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.model,
-        "errors": errors,
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.completion_window,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
+    errors = api.BatchErrors("list", [api.BatchLineError(**asdict(error)) for error in batch.errors])
+    return api.Batch(
+        id=batch.id,
+        object="batch",
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=errors if batch.errors else None,
+        input_file_id=batch.input_file_id,
+        completion_window=batch.completion_window,
+        status=batch.status,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
         **{name: getattr(batch, name) for name in TIMES},
-        "request_counts": {"total": batch.total, "completed": tally.completed, "failed": tally.failed},
-        "usage": _usage(tally),
-        "metadata": None if batch.metadata is None else dict(batch.metadata),
-    }
+        request_counts=api.BatchCounts(batch.total, tally.completed, tally.failed),
+        usage=_usage(tally),
+        metadata=None if batch.metadata is None else dict(batch.metadata),
+        eta_seconds=eta_seconds,
+    )
 
 
-def _usage(tally: Tally) -> dict[str, Any]:
-    return {
-        "input_tokens": tally.input_tokens,
-        "input_tokens_details": {"cached_tokens": tally.cached_tokens},
-        "output_tokens": tally.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": tally.input_tokens + tally.output_tokens,
-    }
+def _usage(tally: Tally) -> api.BatchUsage:
+    return api.BatchUsage(
+        input_tokens=tally.input_tokens,
+        input_tokens_details=api.BatchInputDetails(tally.cached_tokens),
+        output_tokens=tally.output_tokens,
+        output_tokens_details=api.BatchOutputDetails(0),
+        total_tokens=tally.input_tokens + tally.output_tokens,
+    )
 
 
 def new_fields(batch: NewBatch) -> list[str | bytes | int]:

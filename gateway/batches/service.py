@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from gateway.api.batches import DEFAULT_PAGE, MAX_PAGE
+from gateway.api.files import MAX_EXPIRY, MIN_EXPIRY
 from gateway.batches.record import (
     BATCH_ID,
     Batch,
@@ -22,10 +24,9 @@ from gateway.core.errors import MAX_QUOTED, ApiError, Fault, invalid_request
 from gateway.core.space import Disk, SpaceUse, disk_full
 from gateway.core.tenants import Principal
 from gateway.files.record import BATCH
-from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
+from gateway.files.service import Files
 
 ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 CREATING_SECONDS = 600.0
 """Seconds for which the input is pinned while its batch is created, in case the gateway dies before it unpins it."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -13,18 +12,18 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from engine.process.adapter_files import is_place
-from gateway.cli.http import AdminClient
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
-from gateway.pb import adapters_pb2 as pb
-from gateway.pb import adapters_pb2_grpc as pb_grpc
+from gateway.api.adapters import AdapterStatus
+from gateway.cli.http import admin
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, until_interrupted
 from gateway.terminal.console import Console
-from gateway.terminal.output import exit_with_error, message_json, print_wide
+from gateway.terminal.output import exit_with_error, print_wide
 
 TIERS = ("disk", "fetching", "host", "resident")
 VERSION_CHARS = 12
@@ -46,7 +45,7 @@ class SortKey(StrEnum):
     last_use = "last-use"
 
 
-ORDERS: dict[SortKey, Callable[[pb.Adapter], Any]] = {
+ORDERS: dict[SortKey, Callable[[AdapterStatus], Any]] = {
     SortKey.name: lambda adapter: adapter.name,
     SortKey.tier: lambda adapter: TIERS.index(adapter.tier),
     SortKey.rank: lambda adapter: -adapter.rank,
@@ -57,7 +56,7 @@ ORDERS: dict[SortKey, Callable[[pb.Adapter], Any]] = {
     SortKey.hits: lambda adapter: -adapter.hits,
     SortKey.loads: lambda adapter: -adapter.loads,
     SortKey.load_ms: lambda adapter: -adapter.last_load_seconds,
-    SortKey.last_use: lambda adapter: adapter.idle_seconds if adapter.HasField("idle_seconds") else inf,
+    SortKey.last_use: lambda adapter: inf if adapter.idle_seconds is None else adapter.idle_seconds,
 }
 
 
@@ -78,8 +77,8 @@ def list_adapters(
     """List adapters with their tier, size, requests, and loads."""
     if tier not in (None, *TIERS):
         raise typer.BadParameter(f"{tier!r} is none of {', '.join(TIERS)}", param_hint="--tier")
-    with _admin(url, key) as client:
-        adapters = matching_adapters(client.list(), pattern, tier, sort)
+    with admin(url, key) as client:
+        adapters = matching_adapters(client.adapters(), pattern, tier, sort)
         if as_json:
             print(json.dumps([adapter_json(adapter) for adapter in adapters], indent=2))
         elif not watch:
@@ -88,14 +87,14 @@ def list_adapters(
             with Live(adapter_table(adapters), console=Console()) as live, until_interrupted():
                 while True:
                     time.sleep(1.0)
-                    live.update(adapter_table(matching_adapters(client.list(), pattern, tier, sort)))
+                    live.update(adapter_table(matching_adapters(client.adapters(), pattern, tier, sort)))
 
 
 @app.command()
 def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show all fields of one adapter, found by its name or an alias."""
-    with _admin(url, key) as client:
-        found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
+    with admin(url, key) as client:
+        found = [adapter for adapter in client.adapters() if name in (adapter.name, *adapter.aliases)]
     if not found:
         exit_with_error(f"there is no adapter {name!r}")
     if as_json:
@@ -121,16 +120,11 @@ def load(
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
     folder = str(Path(path).resolve()) if is_place(Path(path)) else path
-    request = pb.LoadAdapterRequest(
-        name=name,
-        path=folder,
-        replace=replace_loaded,
-        tenants=tenant or (),
-        base_model=base_model,
-        chat_template=_template(chat_template),
-    )
-    with _admin(url, key) as client:
-        adapter = client.load(request)
+    template = _template(chat_template) or None
+    with admin(url, key) as client:
+        adapter = client.load_adapter(
+            name, folder, base_model=base_model, replace=replace_loaded, tenants=tenant or (), chat_template=template
+        )
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
     for warning in adapter.warnings:
         console.print(Text(warning, style="yellow"))
@@ -139,8 +133,8 @@ def load(
 @app.command()
 def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Read an adapter's files again; running requests finish on the version they started with."""
-    with _admin(url, key) as client:
-        answer = client.reload(name)
+    with admin(url, key) as client:
+        answer = client.reload_adapter(name)
     word = "serves" if answer.changed else "has not changed: it serves"
     console.print(f"[green]{name}[/green] {word} {answer.adapter.version}")
 
@@ -154,24 +148,24 @@ def unload(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Unload an adapter. Requests still live after --drain, or else adapters.drain_seconds, are aborted."""
-    with _admin(url, key) as client:
-        aborted = client.unload(name, drain, base_model)
+    with admin(url, key) as client:
+        aborted = client.unload_adapter(name, drain_seconds=drain or None, base_model=base_model)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
 
 
 @app.command()
 def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Pin an adapter: once it is on the device, it is not evicted."""
-    with _admin(url, key) as client:
-        client.pin(name, pinned=True)
+    with admin(url, key) as client:
+        client.pin_adapter(name)
     console.print(f"[green]{name}[/green] is pinned")
 
 
 @app.command()
 def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Unpin an adapter, so that it may be evicted from the device again."""
-    with _admin(url, key) as client:
-        client.pin(name, pinned=False)
+    with admin(url, key) as client:
+        client.unpin_adapter(name)
     console.print(f"[green]{name}[/green] is not pinned")
 
 
@@ -184,8 +178,8 @@ def alias(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Give an adapter another name, or remove it with --remove: `loralane adapters alias support helpdesk`."""
-    with _admin(url, key) as client:
-        aliases = client.alias(name, other, remove=remove).aliases
+    with admin(url, key) as client:
+        aliases = client.alias_adapter(name, other, remove=remove).aliases
     console.print(f"[green]{name}[/green] has the aliases: {', '.join(aliases) or 'none'}")
 
 
@@ -197,8 +191,8 @@ def allow(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Reserve an adapter for some tenants; without any, allow every tenant."""
-    with _admin(url, key) as client:
-        allowed = client.allow(name, tenants or ()).tenants
+    with admin(url, key) as client:
+        allowed = client.allow_adapter(name, tenants or ()).tenants
     console.print(f"[green]{name}[/green] is for {', '.join(allowed) or 'every tenant that may name it'}")
 
 
@@ -214,45 +208,9 @@ def _template(asked: str) -> str:
         raise typer.BadParameter(str(error), param_hint="--chat-template") from error
 
 
-def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
-    from gateway.cli.adapters import AdaptersClient
-    from gateway.cli.http import reporting_errors
-
-    return reporting_errors(AdaptersClient(grpc_target(url), key), url)
-
-
-class AdaptersClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._stub = pb_grpc.AdapterAdminStub(self._channel)
-
-    def list(self) -> Sequence[pb.Adapter]:
-        return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
-
-    def load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
-        return self._stub.Load(request, metadata=self._metadata)
-
-    def reload(self, name: str) -> pb.ReloadAdapterResponse:
-        return self._stub.Reload(pb.ReloadAdapterRequest(name=name), metadata=self._metadata)
-
-    def unload(self, name: str, drain_seconds: float, base_model: str = "") -> int:
-        request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds, base_model=base_model)
-        return self._stub.Unload(request, metadata=self._metadata).aborted
-
-    def pin(self, name: str, *, pinned: bool) -> pb.Adapter:
-        return self._stub.Pin(pb.PinAdapterRequest(name=name, pinned=pinned), metadata=self._metadata)
-
-    def alias(self, name: str, alias: str, *, remove: bool) -> pb.Adapter:
-        request = pb.AliasAdapterRequest(name=name, alias=alias, remove=remove)
-        return self._stub.Alias(request, metadata=self._metadata)
-
-    def allow(self, name: str, tenants: Sequence[str]) -> pb.Adapter:
-        return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)
-
-
 def matching_adapters(
-    adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey
-) -> list[pb.Adapter]:
+    adapters: Iterable[AdapterStatus], pattern: str, tier: str | None, sort: SortKey
+) -> list[AdapterStatus]:
     """Return the adapters in `tier` (None: any) whose name or an alias matches the shell pattern, sorted by `sort`."""
     found = [
         adapter
@@ -262,7 +220,7 @@ def matching_adapters(
     return sorted(found, key=lambda adapter: (ORDERS[sort](adapter), adapter.name))
 
 
-def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
+def adapter_table(adapters: Iterable[AdapterStatus]) -> Table:
     table = Table(box=None)
     for title in ("name", "base model", "aliases", "tier", "version"):
         table.add_column(title, no_wrap=True)
@@ -273,7 +231,7 @@ def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
     return table
 
 
-def adapter_facts(adapter: pb.Adapter) -> Table:
+def adapter_facts(adapter: AdapterStatus) -> Table:
     """Return a table with a row for each field of one adapter: its name and its value."""
     table = Table.grid(padding=(0, 2))
     for name, value in adapter_json(adapter).items():
@@ -281,12 +239,13 @@ def adapter_facts(adapter: pb.Adapter) -> Table:
     return table
 
 
-def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
+def adapter_json(adapter: AdapterStatus) -> dict[str, Any]:
     """Return the fields of an adapter as JSON values, with the names of the HTTP API."""
-    return message_json(adapter)
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(adapter))
+    return fields
 
 
-def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
+def _cells(adapter: AdapterStatus) -> Iterable[Text | str]:
     yield Text(adapter.name, style="red" if adapter.error else "yellow" if adapter.warnings else "")
     yield Text(adapter.base_model)
     yield ", ".join(adapter.aliases)
@@ -297,7 +256,7 @@ def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
     for count in (adapter.pages, adapter.running, adapter.waiting, adapter.hits, adapter.loads):
         yield str(count)
     yield f"{adapter.last_load_seconds * 1000:.1f}" if adapter.last_load_seconds else "-"
-    yield _ago(adapter.idle_seconds) if adapter.HasField("idle_seconds") else "never"
+    yield "never" if adapter.idle_seconds is None else _ago(adapter.idle_seconds)
 
 
 def _ago(seconds: float) -> str:

@@ -9,15 +9,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.operations import Model, Watch, admin, show
+from gateway.api.engines import RESTART_SECONDS, EngineOverview
+from gateway.cli.http import admin
+from gateway.cli.operations import Model, Watch, show
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console
-from gateway.pb import operations_pb2 as pb
 
 app = typer.Typer(help="Show running gateways' engines; drain, restart, add or remove them.", no_args_is_help=True)
 
 Engine = Annotated[str, typer.Argument(metavar="ENGINE", help="Name of the engine, as `loralane engines ls` shows it.")]
 OneModel = Annotated[str, typer.Option(help="Base model whose engine it is; needed if the gateway serves several.")]
-Seconds = Annotated[float, typer.Option(help="How long to wait for requests that no other engine can take over.")]
+Seconds = Annotated[int, typer.Option(help="How long to wait for requests that no other engine can take over.")]
 
 
 @app.command("ls")
@@ -36,21 +37,28 @@ def list_engines(
 @app.command()
 def drain(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Drain an engine: its requests move to others, and it gets no new ones: `loralane engines drain engine-1`."""
-    _set(url, key, pb.SetEngineRequest(engine=engine, action="drain", model=model))
+    with admin(url, key) as client:
+        _tell(client.drain_engine(engine, model))
 
 
 @app.command()
 def resume(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Let a draining engine serve again: `loralane engines resume engine-1`."""
-    _set(url, key, pb.SetEngineRequest(engine=engine, action="resume", model=model))
+    with admin(url, key) as client:
+        _tell(client.resume_engine(engine, model))
 
 
 @app.command()
 def restart(
-    engine: Engine, model: OneModel = "", seconds: Seconds = 60.0, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
+    engine: Engine,
+    model: OneModel = "",
+    seconds: Seconds = RESTART_SECONDS,
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
 ) -> None:
     """Drain an engine and start its process anew, without losing a request: `loralane engines restart engine-1`."""
-    _set(url, key, pb.SetEngineRequest(engine=engine, action="restart", model=model, seconds=seconds))
+    with admin(url, key) as client:
+        _tell(client.restart_engine(engine, model, seconds=seconds))
 
 
 @app.command()
@@ -76,16 +84,15 @@ def remove(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key:
     console.print(f"[green]{engine}[/green] is removed", highlight=False)
 
 
-def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
-    with admin(url, key) as client:
-        overview = client.set_engine(request)
+def _tell(overview: EngineOverview) -> None:
+    """Print an engine's new state, and what its operator should know."""
     left = f"{overview.running:,} running, {overview.waiting:,} waiting"
     console.print(f"[green]{overview.name}[/green] is {overview.state}: {left}", highlight=False)
     if overview.notice:
         console.print(Text(overview.notice, style="yellow"))
 
 
-def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
+def engines_table(engines: Iterable[EngineOverview]) -> Table:
     table = Table(box=None)
     for title in ("model", "engine", "state", "role", "device", "weights"):
         table.add_column(title, no_wrap=True)
@@ -104,7 +111,7 @@ def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
     return table
 
 
-def _device(engine: pb.EngineOverview) -> str:
+def _device(engine: EngineOverview) -> str:
     """Return the text about an engine's device and, if it computes the model on several, the numbers of pipeline stages
     and tensor ranks: `cuda, 2 stages x 4 ranks`."""
     stages, ranks = engine.pipeline_parallel, engine.tensor_parallel

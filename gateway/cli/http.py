@@ -1,59 +1,44 @@
-"""Connections of commands to a gateway, over HTTP for tenants and gRPC for administrators, with one-line errors."""
+"""Connections of commands to a gateway, with one-line errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TypeVar
 
-import grpc
 import httpx
 
+from gateway.client.client import Client, ClientError
+from gateway.client.paths import NameRefused
 from gateway.terminal.output import exit_with_error, no_gateway_message
 from gateway.terminal.tls import chosen_tls_files
 
-
-class AdminClient:
-    """Base of the gRPC clients for administration: a context manager that closes the channel when the block ends. Calls
-    raise grpc.RpcError."""
-
-    def __init__(self, target: str, key: str) -> None:
-        """Open a channel to the gRPC address `target`; calls send the API key `key`. Raises TlsFileError if a TLS file
-        of the command line cannot be used."""
-        self._channel = chosen_tls_files().channel(target, [("grpc.max_receive_message_length", -1)])
-        self._metadata = (("authorization", f"Bearer {key}"),)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
-
-
-Client = TypeVar("Client", bound=AdminClient)
+ADMIN_TIMEOUT = httpx.Timeout(10.0, read=None)
+"""Timeouts in seconds of an administrator's calls. An answer may take as long as an adapter's files do to arrive."""
 
 
 @contextmanager
-def reporting_errors(client: Client, url: str) -> Iterator[Client]:
-    """Yield the client, and close it when the block ends. If the gateway at `url` refuses a call or does not answer,
-    print a one-line error and end the command with status 1."""
+def admin(url: str, key: str) -> Iterator[Client]:
+    """Yield a client of the gateway at `url` that sends an administrator's `key` and uses the TLS files of the command
+    line. If the gateway refuses a call or does not answer, print a one-line error and end the command with status 1.
+    Raises TlsFileError if a TLS file cannot be used."""
+    if "://" not in url:
+        exit_with_error(f"{url} is no HTTP address; name it as http://HOST:PORT with --url or LORALANE_URL")
+    http = httpx.Client(timeout=ADMIN_TIMEOUT, verify=chosen_tls_files().context())
     try:
-        with client:
+        with Client(url, key, http=http) as client:
             yield client
-    except grpc.RpcError as error:
-        exit_with_error(_message(error, url))
+    except ClientError as error:
+        exit_with_error(f"{url}: {error}{_hint(error)}")
+    except NameRefused as error:
+        exit_with_error(str(error))
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        exit_with_error(no_gateway_message(url, str(error)))
 
 
-def _message(error: grpc.RpcError, url: str) -> str:
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in details or "http1" in details.lower()):
-        return no_gateway_message(url, details)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return f"{url}: administration is not served here; name the address of `admin.port` with --url or LORALANE_URL"
-    return f"{url}: {details}"
+def _hint(error: ClientError) -> str:
+    """Return what to do where there is no such route: a port may serve everything but administration."""
+    is_absent = error.status == 404 and error.code is None
+    return "; for administration, name the address of `admin.port` with --url or LORALANE_URL" if is_absent else ""
 
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)

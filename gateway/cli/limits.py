@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, cast
 
+import msgspec
 import typer
 from rich.live import Live
 from rich.table import Table
 
-from gateway.cli.http import AdminClient
-from gateway.cli.options import (
-    DEMO_KEY,
-    LOCAL_URL,
-    AdminKey,
-    AdminUrl,
-    AsJson,
-    grpc_target,
-    show_messages,
-    until_interrupted,
-)
+from gateway.api.limits import LimitEntry, LimitScope, LimitUse, ScopeLimits, ScopeUse
+from gateway.cli.http import admin
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, show_answers, until_interrupted
+from gateway.client.account_calls import LimitChanges
 from gateway.core.counts import parse_count
 from gateway.core.limits import LIMIT_NAMES
-from gateway.pb import limits_pb2 as pb
-from gateway.pb import limits_pb2_grpc as pb_grpc
 from gateway.terminal.console import Console
-from gateway.terminal.output import message_json, print_wide
+from gateway.terminal.output import print_wide
 
 app = typer.Typer(help="Show and change the limits of tenants on a running gateway.", no_args_is_help=True)
 
 NONE = "none"
+WATCH_SECONDS = 1.0
 
 Tenant = Annotated[str, typer.Argument(help="Name of the tenant.")]
 Tenants = Annotated[str, typer.Argument(help="Name of a tenant; default: all tenants.")]
@@ -44,9 +37,9 @@ Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="New limit, as
 @app.command()
 def get(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show the limits of tenants, their keys and adapters; limits that only count (shadow) are in brackets."""
-    with _admin(url, key) as client:
-        entries = client.get(tenant)
-    show_messages(limits_table(entries), entries, as_json)
+    with admin(url, key) as client:
+        entries = client.limits(tenant)
+    show_answers(_entries_table(entries), entries, as_json)
 
 
 @app.command("set")
@@ -76,11 +69,14 @@ def set_limits(
     values: dict[str, int | None] = {
         name: _number(text) for name, text in zip(LIMIT_NAMES, texts, strict=True) if text is not None
     }
-    names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
-    with _admin(url, key) as client:
-        scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
-        entry = client.set(scope, values, names, _policies(when_redis_is_away))
-    show_messages(limits_table([entry]), [entry], as_json)
+    changes = cast(LimitChanges, values)
+    if shadow is not None:
+        changes["shadow"] = [name.replace("-", "_") for name in shadow if name != NONE]
+    if when_redis_is_away is not None:
+        changes["when_redis_is_away"] = _policies(when_redis_is_away)
+    with admin(url, key) as client:
+        entry = client.set_limits(tenant, key=key_id, adapter=adapter, **changes)
+    show_answers(_entries_table([entry]), [entry], as_json)
 
 
 @app.command()
@@ -93,33 +89,33 @@ def reset(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Restore the configured limits or, with --used, keep the limits and set the counted use to zero."""
-    scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
-    with _admin(url, key) as client:
-        limits = client.reset(scope, used=used)
-    print_wide(limits_table([pb.LimitEntry(scope=scope, limits=limits, source="in force")]))
+    with admin(url, key) as client:
+        limits = client.reset_limits(tenant, key=key_id, adapter=adapter, used=used)
+    print_wide(limits_table([(limits, "in force")]))
 
 
 @app.command()
 def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show how much of each limit is used, and how many of today's requests did not fit it."""
-    with _admin(url, key) as client:
-        scopes = client.usage(tenant)
-    show_messages(usage_table(scopes), scopes, as_json)
+    with admin(url, key) as client:
+        scopes = client.limits_used(tenant)
+    show_answers(usage_table(scopes), scopes, as_json)
 
 
 @app.command()
 def watch(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Follow usage as it changes, until Ctrl-C; --json prints a line for each scope that has changed."""
-    with _admin(url, key) as client, until_interrupted():
+    with admin(url, key) as client, until_interrupted():
+        changes = _changes(lambda: client.limits_used(tenant))
         if as_json:
-            for changed in client.watch(tenant):
+            for changed in changes:
                 for scope in changed:
-                    print(json.dumps(message_json(scope)), flush=True)
+                    print(json.dumps(msgspec.to_builtins(scope)), flush=True)
             return
-        scopes: dict[tuple[str, str, str], pb.ScopeUsage] = {}
+        scopes: dict[tuple[str, str, str], ScopeUse] = {}
         with Live(console=Console()) as live:
-            for changed in client.watch(tenant):
-                scopes.update(((used.scope.tenant, used.scope.key, used.scope.adapter), used) for used in changed)
+            for changed in changes:
+                scopes.update((_place(used), used) for used in changed)
                 live.update(usage_table(scopes[place] for place in sorted(scopes)))
 
 
@@ -132,70 +128,38 @@ def _number(text: str) -> int | None:
         raise typer.BadParameter(f"{error}, or {NONE} to lift the limit") from error
 
 
-def _policies(pairs: list[str] | None) -> dict[str, str] | None:
-    """Parse LIMIT=POLICY pairs into limit -> policy, without `none`. None means that the option was not given."""
-    if pairs is None:
-        return None
+def _policies(pairs: list[str]) -> dict[str, str]:
+    """Parse LIMIT=POLICY pairs into limit -> policy, without `none`."""
     split = [pair.partition("=") for pair in pairs if pair != NONE]
     return {name.replace("-", "_"): policy for name, _, policy in split}
 
 
-def _admin(url: str, key: str) -> AbstractContextManager[LimitsClient]:
-    from gateway.cli.http import reporting_errors
+def _changes(look: Callable[[], Sequence[ScopeUse]]) -> Iterator[Sequence[ScopeUse]]:
+    """Yield what `look` returns and then, every second, what has changed since, if anything has."""
+    seen = {_place(used): used for used in look()}
+    yield list(seen.values())
+    while True:
+        time.sleep(WATCH_SECONDS)
+        now = {_place(used): used for used in look()}
+        if changed := [used for place, used in now.items() if seen.get(place) != used]:
+            yield changed
+        seen = now
 
-    return reporting_errors(LimitsClient(grpc_target(url), key), url)
 
-
-class LimitsClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._stub = pb_grpc.LimitAdminStub(self._channel)
-
-    def get(self, tenant: str) -> Sequence[pb.LimitEntry]:
-        return self._stub.Get(pb.GetLimitsRequest(tenant=tenant), metadata=self._metadata).entries
-
-    def set(
-        self,
-        scope: pb.LimitScope,
-        values: Mapping[str, int | None],
-        shadow: Sequence[str] | None,
-        away: Mapping[str, str] | None = None,
-    ) -> pb.LimitEntry:
-        """Change the limits of a scope on the gateway; returns the scope's limits after the change.
-
-        Args:
-            values: limit -> new value; None lifts the limit. Limits that are not in it stay unchanged.
-            shadow: limits that only count. None leaves the setting unchanged.
-            away: limit -> policy while Redis is away. None leaves the setting unchanged.
-        """
-        given = {name: value for name, value in values.items() if value is not None}
-        request = pb.SetLimitsRequest(
-            scope=scope,
-            limits=pb.Limits(**given, shadow=shadow or (), when_redis_is_away=away or {}),
-            lift=[name for name, value in values.items() if value is None],
-            set_shadow=shadow is not None,
-            set_when_redis_is_away=away is not None,
-        )
-        return self._stub.Set(request, metadata=self._metadata)
-
-    def reset(self, scope: pb.LimitScope, *, used: bool) -> pb.Limits:
-        return self._stub.Reset(pb.ResetLimitsRequest(scope=scope, used=used), metadata=self._metadata).limits
-
-    def usage(self, tenant: str) -> Sequence[pb.ScopeUsage]:
-        return self._stub.Usage(pb.LimitUsageRequest(tenant=tenant), metadata=self._metadata).scopes
-
-    def watch(self, tenant: str) -> Iterator[Sequence[pb.ScopeUsage]]:
-        """Yield the usage of all scopes of a tenant (empty: of all tenants) first, and then, whenever usage changes,
-        that of the scopes whose usage has changed."""
-        for response in self._stub.Watch(pb.WatchLimitsRequest(tenant=tenant), metadata=self._metadata):
-            yield response.scopes
+def _place(scope: LimitScope) -> tuple[str, str, str]:
+    return scope.tenant, scope.key, scope.adapter
 
 
 TITLES = ("requests/min", "tokens/min", "at once", "tokens/day")
 
 
-def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
-    """Return a table with a row for each scope. A limit in shadow, which only counts, is in brackets."""
+def _entries_table(entries: Iterable[LimitEntry]) -> Table:
+    return limits_table((entry, entry.source) for entry in entries)
+
+
+def limits_table(scopes: Iterable[tuple[ScopeLimits, str]]) -> Table:
+    """Return a table with a row for each scope and the source of its limits. A limit in shadow, which only counts, is
+    in brackets."""
     table = Table(box=None)
     for title in ("tenant", "scope"):
         table.add_column(title, no_wrap=True)
@@ -203,14 +167,14 @@ def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("source")
     table.add_column("while Redis is away")
-    for entry in entries:
-        cells = (_limit(entry.limits, name) for name in LIMIT_NAMES)
-        away = ", ".join(f"{name} {policy}" for name, policy in sorted(entry.limits.when_redis_is_away.items()))
-        table.add_row(entry.scope.tenant, scope_text(entry.scope), *cells, entry.source, away)
+    for limits, source in scopes:
+        cells = (_limit(limits, name) for name in LIMIT_NAMES)
+        away = ", ".join(f"{name} {policy}" for name, policy in sorted(limits.when_redis_is_away.items()))
+        table.add_row(limits.tenant, scope_text(limits), *cells, source, away)
     return table
 
 
-def usage_table(scopes: Iterable[pb.ScopeUsage]) -> Table:
+def usage_table(scopes: Iterable[ScopeUse]) -> Table:
     table = Table(box=None)
     for title in ("tenant", "scope", "limit"):
         table.add_column(title, no_wrap=True)
@@ -218,35 +182,34 @@ def usage_table(scopes: Iterable[pb.ScopeUsage]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for scope in scopes:
         for limit in scope.limits:
-            table.add_row(
-                scope.scope.tenant, scope_text(scope.scope), *_usage_cells(limit), _refused(scope, limit.name)
-            )
+            table.add_row(scope.tenant, scope_text(scope), *_usage_cells(limit), _refused(scope, limit.name))
     return table
 
 
-def scope_text(scope: pb.LimitScope) -> str:
+def scope_text(scope: LimitScope) -> str:
     if scope.key:
         return f"key {scope.key}"
     return f"adapter {scope.adapter}" if scope.adapter else "all"
 
 
-def _limit(limits: pb.Limits, name: str) -> str:
-    if not limits.HasField(name):
+def _limit(limits: ScopeLimits, name: str) -> str:
+    value = getattr(limits, name)
+    if value is None:
         return "-"
-    return f"({getattr(limits, name):,})" if name in limits.shadow else f"{getattr(limits, name):,}"
+    return f"({value:,})" if name in limits.shadow else f"{value:,}"
 
 
-def _refused(scope: pb.ScopeUsage, name: str) -> str:
+def _refused(scope: ScopeUse, name: str) -> str:
     """Return the local time (HH:MM:SS) of the scope's last refusal if the limit `name` caused it, otherwise `-`."""
-    if name not in scope.refused_by:
+    if name not in scope.refused_by or scope.refused_at is None:
         return "-"
     return datetime.fromtimestamp(scope.refused_at).astimezone().strftime("%H:%M:%S")
 
 
-def _usage_cells(usage: pb.LimitUsage) -> Iterable[str]:
+def _usage_cells(usage: LimitUse) -> Iterable[str]:
     yield f"({usage.name})" if usage.shadow else usage.name
     yield f"{usage.used:,.0f}"
-    yield f"{usage.limit:,}" if usage.HasField("limit") else "-"
-    yield f"{usage.remaining:,.0f}" if usage.HasField("remaining") else "-"
-    yield f"{usage.reset_seconds:,.0f} s" if usage.HasField("reset_seconds") else "-"
+    yield "-" if usage.limit is None else f"{usage.limit:,}"
+    yield "-" if usage.remaining is None else f"{usage.remaining:,.0f}"
+    yield "-" if usage.reset_seconds is None else f"{usage.reset_seconds:,.0f} s"
     yield f"{usage.refused_today:,}"

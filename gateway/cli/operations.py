@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import typer
-from google.protobuf.message import Message
+from msgspec import Struct
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.http import AdminClient
+from gateway.api.traffic import LaneStatus, LiveRequest, Percentiles
+from gateway.cli.http import admin
 from gateway.cli.options import (
     DEMO_KEY,
     LOCAL_URL,
@@ -21,17 +21,15 @@ from gateway.cli.options import (
     AdminUrl,
     AsJson,
     console,
-    grpc_target,
-    show_messages,
+    show_answers,
     until_interrupted,
 )
-from gateway.pb import operations_pb2 as pb
-from gateway.pb import operations_pb2_grpc as pb_grpc
+from gateway.core.lanes import LaneName
 from gateway.terminal.console import Console
 
 lanes = typer.Typer(help="Show a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
 requests = typer.Typer(help="Show a running gateway's live requests, and cancel them.", no_args_is_help=True)
-T = TypeVar("T", bound=Message)
+T = TypeVar("T", bound=Struct)
 
 Lane = Annotated[str, typer.Argument(help="Name of the lane: interactive or batch.")]
 Model = Annotated[str, typer.Option(help="Name of a base model; default: all.")]
@@ -80,7 +78,7 @@ def list_requests(
 ) -> None:
     """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
     with admin(url, key) as client:
-        show(lambda: client.requests(model), requests_table, as_json, watch)
+        show(lambda: client.live_requests(model).requests, requests_table, as_json, watch)
 
 
 @requests.command()
@@ -91,14 +89,15 @@ def cancel(
 ) -> None:
     """Cancel a request. Its client gets an error; tokens so far are charged: `loralane requests cancel 3f9a1c`."""
     with admin(url, key) as client:
-        ended = client.cancel(request_id)
+        ended = client.cancel_request(request_id)
     tokens = f"{ended.generated_tokens:,} of {ended.max_tokens:,} tokens"
     console.print(f"[green]{ended.id}[/green] of {ended.tenant} is cancelled, after {tokens}", highlight=False)
 
 
 def _set(lane: str, action: str, model: str, url: str, key: str) -> None:
     with admin(url, key) as client:
-        status = client.set_lane(lane, action, model)
+        change = {"pause": client.pause_lane, "resume": client.resume_lane, "drain": client.drain_lane}[action]
+        status = change(cast(LaneName, lane), model)  # the gateway refuses what is no lane
     left = f"{status.running:,} running, {status.waiting:,} waiting"
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
 
@@ -107,7 +106,7 @@ def show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table],
     """Print what `look` returns as a table or as JSON; with `watch`, refresh the table every second until Ctrl-C."""
     seen = look()
     if as_json or not watch:
-        show_messages(table(seen), seen, as_json)
+        show_answers(table(seen), seen, as_json)
         return
     with Live(table(seen), console=Console()) as live, until_interrupted():
         while True:
@@ -115,54 +114,10 @@ def show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table],
             live.update(table(look()))
 
 
-def admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
-    """Return a context manager that connects to a gateway's admin services, and reports errors to the user."""
-    from gateway.cli.http import reporting_errors
-
-    return reporting_errors(OperationsClient(grpc_target(url), key), url)
-
-
-class OperationsClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._engines = pb_grpc.EngineAdminStub(self._channel)
-        self._lanes = pb_grpc.LaneAdminStub(self._channel)
-        self._requests = pb_grpc.RequestAdminStub(self._channel)
-
-    def lanes(self, model: str = "") -> Sequence[pb.LaneStatus]:
-        return self._lanes.List(pb.ListLanesRequest(model=model), metadata=self._metadata).lanes
-
-    def set_lane(self, lane: str, action: str, model: str = "") -> pb.LaneStatus:
-        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume; `model`
-        is needed only if the gateway serves several base models."""
-        return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action, model=model), metadata=self._metadata)
-
-    def engines(self, model: str = "") -> Sequence[pb.EngineOverview]:
-        return self._engines.List(pb.ListEnginesRequest(model=model), metadata=self._metadata).engines
-
-    def set_engine(self, request: pb.SetEngineRequest) -> pb.EngineOverview:
-        """Change an engine's state on the gateway, and return its new state."""
-        return self._engines.Set(request, metadata=self._metadata)
-
-    def add_engine(self, name: str, address: str, model: str, role: str = "") -> pb.EngineOverview:
-        """Add an engine for all gateways, and return its state."""
-        request = pb.AddEngineRequest(engine=name, address=address, model=model, role=role)
-        return self._engines.Add(request, metadata=self._metadata)
-
-    def remove_engine(self, name: str, model: str) -> None:
-        self._engines.Remove(pb.RemoveEngineRequest(engine=name, model=model), metadata=self._metadata)
-
-    def requests(self, model: str = "") -> Sequence[pb.LiveRequest]:
-        return self._requests.List(pb.ListRequestsRequest(model=model), metadata=self._metadata).requests
-
-    def cancel(self, request_id: str) -> pb.LiveRequest:
-        return self._requests.Cancel(pb.CancelRequestRequest(id=request_id), metadata=self._metadata)
-
-
 ID_CHARS = 12
 
 
-def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
+def lanes_table(lanes: Iterable[LaneStatus]) -> Table:
     """Return a table with a row for each lane. Latencies are shown as p50 / p95 / p99, in milliseconds."""
     table = Table(box=None)
     for title in ("model", "lane", "mode"):
@@ -174,7 +129,7 @@ def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
     return table
 
 
-def requests_table(requests: Iterable[pb.LiveRequest]) -> Table:
+def requests_table(requests: Iterable[LiveRequest]) -> Table:
     table = Table(box=None)
     for title in ("id", "tenant", "key", "model", "lane", "state"):
         table.add_column(title, no_wrap=True)
@@ -185,7 +140,7 @@ def requests_table(requests: Iterable[pb.LiveRequest]) -> Table:
     return table
 
 
-def _lane_cells(lane: pb.LaneStatus) -> Iterable[Text | str]:
+def _lane_cells(lane: LaneStatus) -> Iterable[Text | str]:
     yield Text(lane.model)
     yield lane.lane
     yield Text(lane.mode, style="" if lane.mode == "open" else "yellow")
@@ -199,13 +154,12 @@ def _lane_cells(lane: pb.LaneStatus) -> Iterable[Text | str]:
     yield f"{lane.preemptions:,}"
 
 
-def _percentiles(seconds: pb.Percentiles) -> str:
-    if not seconds.count:
-        return "-"
-    return " / ".join(f"{value * 1000:.0f}" for value in (seconds.p50, seconds.p95, seconds.p99))
+def _percentiles(seconds: Percentiles) -> str:
+    values = [value for value in (seconds.p50, seconds.p95, seconds.p99) if value is not None]
+    return " / ".join(f"{value * 1000:.0f}" for value in values) or "-"
 
 
-def _request_cells(request: pb.LiveRequest) -> Iterable[Text]:
+def _request_cells(request: LiveRequest) -> Iterable[Text]:
     texts = (request.id[:ID_CHARS], request.tenant, request.key, request.model, request.lane, request.state)
     counts = (request.prompt_tokens, request.cached_tokens, request.generated_tokens, request.max_tokens)
     yield from map(Text, texts)  # not parsed as markup: callers choose some of these texts

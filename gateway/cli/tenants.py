@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
 
-from gateway.cli.http import AdminClient
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, show_messages
-from gateway.pb import tenants_pb2 as pb
-from gateway.pb import tenants_pb2_grpc as pb_grpc
+from gateway.api import accounts as api
+from gateway.cli.http import admin
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, show_answers
+from gateway.client.account_calls import ClassSettings, TenantSettings
 
 tenants = typer.Typer(help="Show and change the tenants of a running gateway.", no_args_is_help=True)
 keys = typer.Typer(help="Show and change tenants' API keys on a running gateway.", no_args_is_help=True)
@@ -48,8 +47,8 @@ def create_tenant(
     name: Name,
     default_lane: Lane = None,
     highest_lane: Lane = None,
-    adapter: Adapters = None,
-    upstream: Upstreams = None,
+    adapters: Adapters = None,
+    upstreams: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -57,11 +56,10 @@ def create_tenant(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
-    with _admin(url, key) as client:
-        tenant = client.create(
-            name, _fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
-        )
-    show_messages(_tenant_table([tenant]), [tenant], False)
+    settings = _settings(locals())
+    with admin(url, key) as client:
+        tenant = client.create_tenant(name, **settings)
+    show_answers(_tenant_table([tenant]), [tenant], False)
 
 
 @tenants.command("set")
@@ -69,8 +67,8 @@ def set_tenant(
     name: Name,
     default_lane: Lane = None,
     highest_lane: Lane = None,
-    adapter: Adapters = None,
-    upstream: Upstreams = None,
+    adapters: Adapters = None,
+    upstreams: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -78,50 +76,49 @@ def set_tenant(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
-    with _admin(url, key) as client:
-        tenant = client.update(
-            name, _fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
-        )
-    show_messages(_tenant_table([tenant]), [tenant], False)
+    settings = _settings(locals())
+    with admin(url, key) as client:
+        tenant = client.change_tenant(name, **settings)
+    show_answers(_tenant_table([tenant]), [tenant], False)
 
 
 @tenants.command("ls")
 def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """List all tenants with their settings."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         found = client.tenants()
-    show_messages(_tenant_table(found), found, as_json)
+    show_answers(_tenant_table(found), found, as_json)
 
 
 @tenants.command("show")
 def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show the settings of one tenant."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         tenant = client.tenant(name)
-    show_messages(_tenant_table([tenant]), [tenant], as_json)
+    show_answers(_tenant_table([tenant]), [tenant], as_json)
 
 
 @tenants.command("disable")
 def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Disable a tenant: its requests are refused, from the next one on."""
-    with _admin(url, key) as client:
-        client.disable(name, enable=False)
+    with admin(url, key) as client:
+        client.disable_tenant(name)
     console.print(f"[green]{name}[/green] is disabled")
 
 
 @tenants.command("enable")
 def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Enable a disabled tenant: its requests are accepted again."""
-    with _admin(url, key) as client:
-        client.disable(name, enable=True)
+    with admin(url, key) as client:
+        client.enable_tenant(name)
     console.print(f"[green]{name}[/green] is enabled")
 
 
 @tenants.command("delete")
 def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete a tenant with its API keys and limits."""
-    with _admin(url, key) as client:
-        count = client.delete(name)
+    with admin(url, key) as client:
+        count = client.delete_tenant(name)
     console.print(f"[green]{name}[/green] is deleted, with {count} keys")
 
 
@@ -133,7 +130,7 @@ def create_key(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create an API key for a tenant. It is printed only this once."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         _print_once(client.create_key(tenant, label))
 
 
@@ -145,9 +142,9 @@ def list_keys(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List the ids of API keys, with their tenants and labels, and which are disabled."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         found = client.keys(tenant)
-    show_messages(_key_table(found), found, as_json)
+    show_answers(_key_table(found), found, as_json)
 
 
 @keys.command("rotate")
@@ -158,78 +155,64 @@ def rotate_key(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Replace an API key: the new key is printed only this once, and the old one is disabled unless --keep is given."""
-    with _admin(url, key) as client:
-        _print_once(client.rotate(key_id, keep=keep))
+    with admin(url, key) as client:
+        _print_once(client.rotate_key(key_id, keep=keep))
 
 
 @keys.command("disable")
 def disable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Disable an API key: requests with it are refused, from the next one on."""
-    with _admin(url, key) as client:
-        console.print(f"[green]{client.disable_key(key_id, enable=False).id}[/green] is disabled")
+    with admin(url, key) as client:
+        console.print(f"[green]{client.disable_key(key_id).id}[/green] is disabled")
 
 
 @keys.command("enable")
 def enable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Enable a disabled API key."""
-    with _admin(url, key) as client:
-        console.print(f"[green]{client.disable_key(key_id, enable=True).id}[/green] is enabled")
+    with admin(url, key) as client:
+        console.print(f"[green]{client.enable_key(key_id).id}[/green] is enabled")
 
 
 @keys.command("delete")
 def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete an API key."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         client.delete_key(key_id)
     console.print(f"[green]{key_id}[/green] is deleted")
 
 
-def _fields(
-    default_lane: str | None,
-    highest_lane: str | None,
-    adapters: list[str] | None,
-    upstreams: list[str] | None,
-    weight: float | None,
-    unknown_fields: str | None,
-    classes: list[str] | None,
-) -> pb.TenantFields:
-    return pb.TenantFields(
-        default_lane=default_lane,
-        highest_lane=highest_lane,
-        adapters=adapters or (),
-        upstreams=upstreams or (),
-        weight=weight,
-        unknown_fields=unknown_fields,
-        classes=dict(_class(text) for text in classes or () if text),
-        set_classes=classes is not None,
-    )
+def _settings(given: Mapping[str, Any]) -> TenantSettings:
+    """Return those of a command's arguments, by name, that are settings of a tenant and are not left out."""
+    settings = {name: given[name] for name in TenantSettings.__annotations__ if given.get(name) not in (None, [])}
+    if "classes" in settings:
+        settings["classes"] = dict(_class(text) for text in settings["classes"] if text)
+    return cast(TenantSettings, settings)
 
 
-def _class(text: str) -> tuple[str, pb.RequestClass]:
+def _class(text: str) -> tuple[str, ClassSettings]:
     """Return a class's name and its settings, from a text such as gold:weight=3,ttft_s=0.3. Ends the command with an
     error if a setting is unknown or is no number."""
     name, _, settings = text.partition(":")
-    own = pb.RequestClass()
+    own: dict[str, Any] = {}
+    known = api.ClassBody.__struct_fields__
     for setting in filter(None, settings.split(",")):
         field, _, value = setting.partition("=")
-        if field not in own.DESCRIPTOR.fields_by_name:
-            raise typer.BadParameter(
-                f"{field!r} is none of {', '.join(own.DESCRIPTOR.fields_by_name)}", None, None, "--class"
-            )
+        if field not in known:
+            raise typer.BadParameter(f"{field!r} is none of {', '.join(known)}", None, None, "--class")
         try:
-            setattr(own, field, int(value) if field == "priority" else float(value))
+            own[field] = int(value) if field == "priority" else float(value)
         except ValueError:
             raise typer.BadParameter(f"{field} must be a number, not {value!r}", None, None, "--class") from None
-    return name, own
+    return name, cast(ClassSettings, own)
 
 
-def _print_once(new: pb.NewKey) -> None:
+def _print_once(new: api.NewKey) -> None:
     """Print the key alone on standard output, so that it can be piped, and its description on standard error."""
-    console.print(f"key [green]{new.key.id}[/green] of {new.key.tenant}; it is not shown again:")
-    print(new.secret)
+    console.print(f"key [green]{new.id}[/green] of {new.tenant}; it is not shown again:")
+    print(new.key)
 
 
-def _tenant_table(found: Iterable[pb.Tenant]) -> Table:
+def _tenant_table(found: Iterable[api.Tenant]) -> Table:
     table = Table("tenant", "lane", "highest", "adapters", "weight", "classes", "unknown fields", "", box=None)
     for one in found:
         state = "disabled" if one.disabled else ""
@@ -240,54 +223,8 @@ def _tenant_table(found: Iterable[pb.Tenant]) -> Table:
     return table
 
 
-def _key_table(found: Iterable[pb.Key]) -> Table:
+def _key_table(found: Iterable[api.Key]) -> Table:
     table = Table("key", "tenant", "label", "", box=None)
     for one in found:
         table.add_row(one.id, one.tenant, one.label, "disabled" if one.disabled else "")
     return table
-
-
-def _admin(url: str, key: str) -> AbstractContextManager[TenantsClient]:
-    from gateway.cli.http import reporting_errors
-
-    return reporting_errors(TenantsClient(grpc_target(url), key), url)
-
-
-class TenantsClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._stub = pb_grpc.TenantAdminStub(self._channel)
-
-    def create(self, name: str, fields: pb.TenantFields) -> pb.Tenant:
-        return self._stub.CreateTenant(pb.CreateTenantRequest(name=name, fields=fields), metadata=self._metadata)
-
-    def update(self, name: str, fields: pb.TenantFields) -> pb.Tenant:
-        return self._stub.UpdateTenant(pb.UpdateTenantRequest(name=name, fields=fields), metadata=self._metadata)
-
-    def tenants(self) -> Sequence[pb.Tenant]:
-        return self._stub.ListTenants(pb.ListTenantsRequest(), metadata=self._metadata).tenants
-
-    def tenant(self, name: str) -> pb.Tenant:
-        return self._stub.GetTenant(pb.GetTenantRequest(name=name), metadata=self._metadata)
-
-    def disable(self, name: str, *, enable: bool) -> pb.Tenant:
-        return self._stub.DisableTenant(pb.DisableTenantRequest(name=name, enable=enable), metadata=self._metadata)
-
-    def delete(self, name: str) -> int:
-        """Delete a tenant and its API keys on the gateway. Returns the number of keys deleted."""
-        return self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), metadata=self._metadata).keys
-
-    def create_key(self, tenant: str, label: str) -> pb.NewKey:
-        return self._stub.CreateKey(pb.CreateKeyRequest(tenant=tenant, label=label), metadata=self._metadata)
-
-    def keys(self, tenant: str) -> Sequence[pb.Key]:
-        return self._stub.ListKeys(pb.ListKeysRequest(tenant=tenant), metadata=self._metadata).keys
-
-    def rotate(self, key_id: str, *, keep: bool) -> pb.NewKey:
-        return self._stub.RotateKey(pb.RotateKeyRequest(id=key_id, keep=keep), metadata=self._metadata)
-
-    def disable_key(self, key_id: str, *, enable: bool) -> pb.Key:
-        return self._stub.DisableKey(pb.DisableKeyRequest(id=key_id, enable=enable), metadata=self._metadata)
-
-    def delete_key(self, key_id: str) -> None:
-        self._stub.DeleteKey(pb.DeleteKeyRequest(id=key_id), metadata=self._metadata)

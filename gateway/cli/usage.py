@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
-from gateway.cli.http import AdminClient
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, grpc_target
-from gateway.pb import usage_pb2 as pb
-from gateway.pb import usage_pb2_grpc as pb_grpc
-from gateway.terminal.output import message_json, print_wide
+from gateway.api.usage import DIMENSIONS, NO_GROUPS, UsageFigures
+from gateway.cli.http import admin
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson
+from gateway.terminal.output import print_wide
 from gateway.usage.render import FIGURES, MONEY, csv_text
-from gateway.usage.report import DIMENSIONS
 
 TITLES = {
     "requests": "requests",
@@ -57,16 +55,15 @@ def usage(
     """
     if as_csv and as_json:
         raise typer.BadParameter("choose one of --csv and --json")
+    groups = [] if group_by == NO_GROUPS else group_by.split(",") if group_by else None
     filters = {"tenant": tenant, "key": key_id, "adapter": adapter, "lane": lane}
-    with _admin(url, key) as client:
-        report = client.report({**filters, "from": since, "to": until, "group_by": group_by})
+    with admin(url, key) as client:
+        report = client.usage(**filters, since=since, until=until, group_by=groups)
     lines = [_fields(line, report.group_by) for line in report.usage]
     if as_csv:
         print(csv_text(report.group_by, [{**line, "currency": report.currency} for line in lines]), end="")
     elif as_json:
-        head = {"from": getattr(report, "from"), "to": report.to, "group_by": list(report.group_by)}
-        whole = {**head, "currency": report.currency, "usage": lines, "total": _fields(report.total, ())}
-        print(json.dumps(whole, indent=2))
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
     else:
         print_wide(usage_table(lines, _fields(report.total, ()), report.group_by, report.currency))
 
@@ -95,22 +92,6 @@ def _cell(line: Line, name: str) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
-    fields = message_json(line)
+def _fields(line: UsageFigures, group_by: Sequence[str]) -> Line:
+    fields = msgspec.to_builtins(line)
     return {name: fields[name] for name in (*group_by, *FIGURES, *MONEY)}
-
-
-def _admin(url: str, key: str) -> AbstractContextManager[UsageClient]:
-    from gateway.cli.http import reporting_errors
-
-    return reporting_errors(UsageClient(grpc_target(url), key), url)
-
-
-class UsageClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._stub = pb_grpc.UsageAdminStub(self._channel)
-
-    def report(self, fields: Mapping[str, str]) -> pb.UsageReportResponse:
-        """Query a usage report from the gateway. `fields` are the fields of the message UsageReportRequest."""
-        return self._stub.Report(pb.UsageReportRequest(**fields), metadata=self._metadata)

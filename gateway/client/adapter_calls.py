@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.adapters.status import AdapterStatus
+from gateway.api import adapters as api
+from gateway.api.adapters import AdapterStatus, Reloaded
 from gateway.client.call import Call
-from gateway.client.paths import path_parts
-from gateway.http.admin import ADAPTERS
-from gateway.http.openapi.answers import Adapters, Reloaded, Unloaded
-from gateway.openai.schema import AliasRequest, AllowRequest, NativeLoadRequest
 
 
 def adapters() -> Call[list[AdapterStatus]]:
     """Return all adapters, with their tiers, sizes and use."""
-    return Call("GET", ADAPTERS, Adapters, field="adapters")
+    return Call.of(api.LIST, field="adapters")
 
 
 def adapter(name: str) -> Call[AdapterStatus]:
     """Return one adapter."""
-    return Call("GET", _path(name), AdapterStatus)
+    return Call.of(api.GET, name)
 
 
 def load_adapter(
@@ -34,7 +31,7 @@ def load_adapter(
     """Serve the adapter at `source` (a folder below an adapter root, a Hugging Face id or a URL) under a name, for
     `tenants` only if any are given. `replace` allows to replace an adapter of this name. `chat_template` is `auto`
     (the template in the adapter's folder), `model` (the base model's) or a Jinja template."""
-    body = NativeLoadRequest(
+    body = api.NativeLoadRequest(
         name=name,
         source=source,
         base_model=base_model,
@@ -42,40 +39,36 @@ def load_adapter(
         tenants=list(tenants),
         chat_template=chat_template,
     )
-    return Call("POST", ADAPTERS, AdapterStatus, body=body)
+    return Call.of(api.LOAD, body=body)
 
 
 def reload_adapter(name: str) -> Call[Reloaded]:
     """Read an adapter's source again. Running requests end on the old version."""
-    return Call("POST", _path(name, "reload"), Reloaded)
+    return Call.of(api.RELOAD, name)
 
 
 def unload_adapter(name: str, *, drain_seconds: float | None = None, base_model: str = "") -> Call[int]:
     """Unload an adapter once its running requests have ended; those left after `drain_seconds` are aborted, and their
     number is returned."""
     query = {"drain_seconds": drain_seconds, "base_model": base_model}
-    return Call("DELETE", _path(name), Unloaded, query, field="aborted")
+    return Call.of(api.UNLOAD, name, query=query, field="aborted")
 
 
 def pin_adapter(name: str) -> Call[AdapterStatus]:
     """Pin an adapter, so that it stays on the device."""
-    return Call("POST", _path(name, "pin"), AdapterStatus)
+    return Call.of(api.PIN, name)
 
 
 def unpin_adapter(name: str) -> Call[AdapterStatus]:
     """Unpin an adapter, so that it may be evicted."""
-    return Call("POST", _path(name, "unpin"), AdapterStatus)
+    return Call.of(api.UNPIN, name)
 
 
 def alias_adapter(name: str, alias: str, *, remove: bool = False) -> Call[AdapterStatus]:
     """Add an alias to an adapter, or remove it."""
-    return Call("POST", _path(name, "aliases"), AdapterStatus, body=AliasRequest(alias=alias, remove=remove))
+    return Call.of(api.ALIAS, name, body=api.AliasRequest(alias=alias, remove=remove))
 
 
 def allow_adapter(name: str, tenants: Sequence[str]) -> Call[AdapterStatus]:
     """Set the tenants that may use an adapter. An empty list permits every tenant whose configuration allows it."""
-    return Call("POST", _path(name, "tenants"), AdapterStatus, body=AllowRequest(tenants=list(tenants)))
-
-
-def _path(name: str, action: str = "") -> str:
-    return f"{ADAPTERS}/{path_parts(name)}" + (f"/{action}" if action else "")
+    return Call.of(api.ALLOW, name, body=api.AllowRequest(tenants=list(tenants)))

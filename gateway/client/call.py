@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
+
+from gateway.api.operation import Operation
+from gateway.client.paths import filled
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -24,6 +27,19 @@ class Call(Struct, Generic[T], frozen=True):
     body: Struct | None = None
     field: str = ""
     """Field of the response's body that is the answer; empty if the whole body is."""
+
+    @classmethod
+    def of(
+        cls,
+        operation: Operation[Any],
+        *names: str,
+        query: Mapping[str, str | int | float | None] | None = None,
+        body: Struct | None = None,
+        field: str = "",
+    ) -> Self:
+        """Return a call of an operation. `names` are those that the placeholders of its path stand for, in their
+        order. Raises NameRefused if one of them cannot be part of a path."""
+        return cls(operation.method, filled(operation.path, *names), operation.kind, query or {}, body, field)
 
     @property
     def parameters(self) -> dict[str, str]:

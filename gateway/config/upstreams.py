@@ -12,8 +12,8 @@ from engine.core.messages.requests import Lane
 from engine.rpc.target import is_loopback
 from gateway.config.file import ConfigError, Problems
 from gateway.config.models import check_entry
-from gateway.core.billing import LaneName, Price
-from gateway.core.lanes import lane_name
+from gateway.core.billing import Price
+from gateway.core.lanes import LaneName, lane_name
 from gateway.core.tenants import Tenant
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Literal
 
+from gateway.core.lanes import LaneName
 from gateway.core.usage import Counts, UsageRow
 
 CURRENCY = re.compile(r"[A-Z]{3}")
@@ -19,8 +19,6 @@ COST_PLACES = Decimal("1e-9")
 SMALLEST, MOST = Decimal("0.000001"), 1_000_000
 """Granularity and maximum of a price. With these and token counts below 2^53, amounts stay within the 28 digits in
 which Decimal arithmetic is exact."""
-
-LaneName = Literal["interactive", "batch"]
 
 
 @dataclass(frozen=True, slots=True)

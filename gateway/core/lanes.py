@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from engine.core.messages.requests import Lane
 from gateway.core.errors import invalid_request
+
+LaneName = Literal["interactive", "batch"]
+LANE_NAMES: Mapping[Lane, LaneName] = MappingProxyType({Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"})
 
 LANE_OF_TIER: Mapping[str | None, Lane | None] = MappingProxyType(
     {"priority": Lane.INTERACTIVE, "flex": Lane.BATCH, "auto": None, "default": None, "scale": None, None: None}
@@ -33,6 +37,6 @@ def requested_lane(service_tier: str | None) -> Lane | None:
     return LANE_OF_TIER[service_tier]
 
 
-def lane_name(lane: Lane) -> str:
-    """Return the lane's name in lower case, as it appears in headers, metrics and logs."""
-    return lane.name.lower()
+def lane_name(lane: Lane) -> LaneName:
+    """Return the lane's name as it appears in answers, headers, metrics and logs."""
+    return LANE_NAMES[lane]

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from gateway.api.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.embeddings.parse import embeddings_request, parse, rerank_request, score_request
 from gateway.embeddings.render import EmbeddingsRenderer, RerankRenderer, ScoreRenderer
-from gateway.embeddings.schema import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.openai.render import Json, WholeAnswer
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage

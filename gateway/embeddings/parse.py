@@ -7,23 +7,17 @@ from functools import cache
 from typing import TypeVar
 
 from engine.core.messages.requests import Pooling, PoolingKind
+from gateway.api.generation import Slo
+from gateway.api.vectors import EmbeddingsRequest, PooledBody, RerankRequest, ScoreRequest
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import UnknownFields
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.embeddings.schema import (
-    NO_EFFECT,
-    REFUSED,
-    EmbeddingsRequest,
-    PooledBody,
-    RerankRequest,
-    ScoreRequest,
-)
+from gateway.embeddings.fields import NO_EFFECT, REFUSED
 from gateway.openai.convert import extensions, prompts_of, truncation_of
 from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
-from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 from gateway.requests.types import GenerateRequest, PromptInput
 

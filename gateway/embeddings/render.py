@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gateway.api.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.embeddings.parse import side_lengths, texts_of
-from gateway.embeddings.schema import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.openai.render import encode_json
 from gateway.requests.types import Admitted, TokenUsage
 

@@ -18,12 +18,13 @@ from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget
+from gateway.api.engines import EngineOverview
 from gateway.engines.adapters import PoolAdapters, first_refusal
 from gateway.engines.dispatch import Dispatch
 from gateway.engines.fates import Fates
 from gateway.engines.lanes import PoolLanes
 from gateway.engines.merge import merge_info, merge_requests, merge_stats
-from gateway.engines.replica import CONFIGURED, EngineOverview, PooledEngine, mismatch
+from gateway.engines.replica import CONFIGURED, PooledEngine, mismatch
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode
 

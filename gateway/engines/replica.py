@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Iterable, Sequence, Set
 from enum import Enum
 
-from msgspec import Struct
-
 from engine.core.messages.requests import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
+from gateway.api.engines import EngineOverview
 from gateway.routing.news import News, Replica, Role
 
 MAX_STILL_LOOKS = 30
@@ -86,45 +85,6 @@ class EngineState(Enum):
     DRAINING = "draining"
     """The engine gets no new requests."""
     SERVING = "serving"
-
-
-class EngineOverview(Struct, frozen=True):
-    """One engine of a pool, for operators."""
-
-    name: str
-    address: str
-    state: str
-    """`connecting`, `hanging`, `mismatched`, `draining` or `serving`."""
-    problem: str
-    """Why the engine cannot serve in this pool; empty unless it is `mismatched`."""
-    model: str
-    """Folder or file of the model that the engine has loaded; empty until it was reached."""
-    device: str
-    life: str
-    """Id of the engine process, which differs after a restart."""
-    running: int
-    waiting: int
-    streams: int
-    """Answers of this gateway that the engine has not finished."""
-    free_pages: int
-    total_pages: int
-    adapters_on_device: int
-    predicted_wait_seconds: float
-    """Predicted time until the first token of an interactive request that arrives now, without its own prompt."""
-    base_model: str = ""
-    """Name of the base model that the pool serves."""
-    added_by: str = CONFIGURED
-    """`configuration`, `operator` or `ray`. Only engines of the latter two can be removed."""
-    notice: str = ""
-    """What the operator who has just changed the engine should know; empty otherwise."""
-    weights: str = ""
-    """Format of the weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16; empty until the engine was reached."""
-    tensor_parallel: int = 0
-    """Number of processes of each stage that compute the model together; 0 until the engine was reached."""
-    pipeline_parallel: int = 0
-    """Number of stages of consecutive layers; 0 until the engine was reached."""
-    role: str = Role.BOTH.value
-    """The part of split requests that the engine computes: `prefill`, `decode` or `both`."""
 
 
 class PooledEngine:

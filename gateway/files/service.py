@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from gateway.api.files import MAX_EXPIRY, MAX_PAGE, MIN_EXPIRY
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.space import SpaceUse
 from gateway.core.tenant_room import TenantRoom
@@ -26,8 +27,6 @@ from gateway.files.storage import Storage
 from gateway.files.upload import Upload, uploading
 
 DAY = 86_400
-MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * DAY
-"""OpenAI's bounds of `expires_after`, in seconds. Files expire after the maximum unless the caller asks for less."""
 PIN_SECONDS = 60.0 * DAY
 """Seconds after which a pin ends if its holder died. It is longer than any batch."""
 RECOVERY_SECONDS, RECOVERY_TRIES = 3.0, 6
@@ -36,7 +35,6 @@ tries once a second."""
 MOST_DOWNLOADS = 16
 """Maximum number of files that one tenant downloads at the same time from one gateway process."""
 MAX_FILENAME = 512
-MAX_PAGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)

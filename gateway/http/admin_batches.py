@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
+from gateway.api.batches import CANCEL_ANY, LIST_ALL, MAX_PAGE, WHICH, AdminBatch, AdminBatches
 from gateway.batches.eta import EtaEstimator
-from gateway.batches.record import Batch, batch_json
-from gateway.batches.service import MAX_PAGE, Batches
+from gateway.batches.record import Batch, shown_batch
+from gateway.batches.service import Batches
 from gateway.core.errors import invalid_request
-from gateway.http.edge import RouteEntry
-from gateway.http.stream import json_response
-
-ADMIN_BATCHES = "/admin/v1/batches"
-CANCEL_BATCH = ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel"
-WHICH = ("unfinished", "all")
+from gateway.http.administration import Answers
 
 
 class AdminBatchesApi:
@@ -28,12 +23,11 @@ class AdminBatchesApi:
         self._batches = batches
         self._etas = etas
 
-    def table(self) -> list[RouteEntry]:
-        """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
-        return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
+    def answers(self) -> Answers:
+        return {LIST_ALL: self.listing, CANCEL_ANY: self.cancel}
 
-    async def listing(self, request: Request) -> Response:
-        """Return batches as JSON, of all tenants or of the query's `tenant`, each with its tenant and estimated end.
+    async def listing(self, request: Request) -> AdminBatches:
+        """Return batches, of all tenants or of the query's `tenant`, each with its tenant and estimated end.
 
         `which=all` lists the newest MAX_PAGE batches, the newest first; `which=unfinished` the unfinished ones, the
         earliest deadline first, with a `tenant` only those among its newest MAX_PAGE. The default of `which` is `all`
@@ -45,11 +39,11 @@ class AdminBatchesApi:
         if which not in WHICH:
             raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")
         found = await (self._unfinished(tenant) if which == "unfinished" else self._newest(tenant))
-        return json_response({"batches": [await self._shown(batch) for batch in found]})
+        return AdminBatches([await self._shown(batch) for batch in found])
 
-    async def cancel(self, request: Request) -> Response:
+    async def cancel(self, request: Request) -> AdminBatch:
         place = request.path_params
-        return json_response(await self._shown(await self._batches.cancel_for(place["tenant"], place["batch_id"])))
+        return await self._shown(await self._batches.cancel_for(place["tenant"], place["batch_id"]))
 
     async def _unfinished(self, tenant: str) -> list[Batch]:
         found = await self._batches.of_tenant(tenant) if tenant else (await self._batches.open(MAX_PAGE))[1]
@@ -58,6 +52,6 @@ class AdminBatchesApi:
     async def _newest(self, tenant: str) -> Sequence[Batch]:
         return await (self._batches.of_tenant(tenant) if tenant else self._batches.newest())
 
-    async def _shown(self, batch: Batch) -> dict[str, Any]:
+    async def _shown(self, batch: Batch) -> AdminBatch:
         eta = None if batch.ended else await self._etas.eta(batch)
-        return {"tenant": batch.tenant, **batch_json(batch), "eta_seconds": eta}
+        return AdminBatch(**msgspec.structs.asdict(shown_batch(batch, eta)), tenant=batch.tenant)

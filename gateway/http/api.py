@@ -12,14 +12,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.adapters.templates import BASE, template_name
+from gateway.api import status as rows
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.shared_poll import SharedPoll
 from gateway.http.admin import AdminApi
 from gateway.http.batches import BatchesApi
+from gateway.http.caller import tenant_of
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import RequestMiddleware, tenant_of
+from gateway.http.edge import RequestMiddleware
 from gateway.http.files import FilesApi
 from gateway.http.generation import generation_routes
 from gateway.http.lists import check_parameters
@@ -27,11 +29,12 @@ from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.responses import StoredResponsesApi
 from gateway.http.root import RootApi
+from gateway.http.rows import routes_of
 from gateway.http.scrape import ScrapeApi
 from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 from gateway.http.tokens import TokensApi
-from gateway.openai.render import Json, encode_json
+from gateway.openai.render import encode_json
 from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard
 from gateway.services import Services
@@ -79,32 +82,35 @@ class HttpApi:
         )
 
     def routes(self) -> list[Route]:
-        post, get = ["POST"], ["GET"]
         return [
             *self._generation,
-            Route("/v1/models", self.models, methods=get),
-            Route("/v1/models/{name:path}", self.model, methods=get),
+            *routes_of({rows.LIST_MODELS: self.models, rows.GET_MODEL: self.model}),
             *(route for part in self._parts for route in part.routes()),
-            Route("/health", self.health, methods=get),
-            Route("/ready", self.ready, methods=get),
-            Route("/ping", self.ready, methods=[*get, *post]),
-            Route("/version", self.version, methods=get),
-            Route("/metrics", self._scrape.metrics, methods=get),
-            Route("/openapi.json", self.openapi, methods=get),
+            *routes_of(
+                {
+                    rows.HEALTH: self.health,
+                    rows.READY: self.ready,
+                    rows.PING: self.ready,
+                    rows.POST_PING: self.ready,
+                    rows.VERSION: self.version,
+                    rows.METRICS: self._scrape.metrics,
+                    rows.OPENAPI: self.openapi,
+                }
+            ),
         ]
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(tenant_of(self._accounts, request).tenant)
-        return json_response({"object": "list", "data": [self._model(card) for card in cards]})
+        return json_response(rows.Models("list", [_shown_model(card) for card in cards]))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         model, adapter = self._gateway.models.resolve(tenant_of(self._accounts, request).tenant, ModelQuery(name))
-        return json_response(self._model(ModelCard(name, model, adapter)))
+        return json_response(_shown_model(ModelCard(name, model, adapter)))
 
     async def health(self, request: Request) -> Response:
         """Return 200 without checking anything: the response itself shows that the process is alive."""
-        return json_response({"status": "ok"})
+        return json_response(rows.Health("ok"))
 
     async def ready(self, request: Request) -> Response:
         """Return 200 if requests for at least one base model can be served: status `ready`, or `degraded` if the engine
@@ -121,37 +127,37 @@ class HttpApi:
         trouble = await self._redis_trouble.get()
         warning = trouble or await limiter.warning()
         found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
-        state = {
-            "status": found.status,
-            "reason": "; ".join(filter(None, (found.reason, warning and f"Redis: {warning}"))) or None,
-            "engine": found.engines,
-            "models": {name: trouble or None for name, trouble in found.troubles.items()},
-            "redis": not trouble,
-            "limiter": limiter.mode,
-            "limiter_modes": sorted(limiter.modes),
-        }
+        state = rows.Readiness(
+            status=found.status,
+            reason="; ".join(filter(None, (found.reason, warning and f"Redis: {warning}"))) or None,
+            engine=found.engines,
+            models={name: trouble or None for name, trouble in found.troubles.items()},
+            redis=not trouble,
+            limiter=limiter.mode,
+            limiter_modes=sorted(limiter.modes),
+        )
         return json_response(state, 200 if found.serves else 503)
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": version("loralane")})
+        return json_response(rows.Version(version("loralane")))
 
     async def openapi(self, request: Request) -> Response:
         self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
         return Response(self._openapi, media_type="application/json")
 
-    def _model(self, card: ModelCard) -> Json:
-        """Return a model's entry in OpenAI's model list, with the format of the base model's weights, the sampling
-        parameters of requests that set none, and what renders chats."""
-        info = card.model.engine.info
-        return {
-            "id": card.name,
-            "object": "model",
-            "created": card.created,
-            "owned_by": "loralane",
-            "root": card.root,
-            "parent": card.parent,
-            "max_model_len": info.max_model_len,
-            "weights": info.weights,
-            "default_sampling_params": card.model.intake.sampling_defaults,
-            "chat_template": template_name(card.adapter) if card.adapter else BASE,
-        }
+
+def _shown_model(card: ModelCard) -> rows.Model:
+    """Return a model's entry in OpenAI's model list."""
+    info = card.model.engine.info
+    return rows.Model(
+        id=card.name,
+        object="model",
+        created=card.created,
+        owned_by="loralane",
+        root=card.root,
+        parent=card.parent,
+        max_model_len=info.max_model_len,
+        weights=info.weights,
+        default_sampling_params=dict(card.model.intake.sampling_defaults),
+        chat_template=template_name(card.adapter) if card.adapter else BASE,
+    )

@@ -1,8 +1,8 @@
-"""The outermost layer of the HTTP API: request ids, limits on body sizes, and uniform error responses."""
+"""The outermost layer of the HTTP API: request ids, turns of strangers, and uniform error responses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -18,36 +18,23 @@ from gateway.core.errors import (
     internal,
     invalid_request,
     method_not_allowed,
-    request_too_large,
     route_not_found,
 )
 from gateway.core.part import COMMON
-from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import request_id_from
-from gateway.http.coding import check_coding, decoded
+from gateway.http.body import ClientGone
+from gateway.http.caller import HOLD, header
 from gateway.http.console import CONSOLE
 from gateway.http.hints import method_hint, route_hint
 from gateway.http.stream import json_response
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.wire_room import REQUEST_BYTES, WireHold, WireRoom
+from gateway.requests.wire_room import WireHold, WireRoom
 
 log = structlog.get_logger("http")
 
-HEAD_BYTES = "head_bytes"
-"""Name in a request's state under which the server leaves the size of its headers in bytes."""
-HOLD = "hold"
-"""Name in a request's state under which its `WireHold` is."""
-CHUNKED = b"transfer-encoding"
-ENCODING = b"content-encoding"
-LONG_BODY_BYTES = 64 * 2**10
-"""Bytes of a body beyond which its tenant's limits of requests are asked before it is read, not only afterwards."""
 PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
-
-Handler = Callable[[Request], Awaitable[Response]]
-RouteEntry = tuple[str, str, Handler]
-"""Method, path and handler of an administrators' route."""
 
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
@@ -55,10 +42,6 @@ DOCUMENTS = COMMON - PROBES
 """Paths that are answered without a look at the key, which any header would be taken for."""
 STRANGERS = ""
 """Name under which all clients without a key, or with a wrong one, take their turns together."""
-
-
-class ClientGone(OSError):
-    """The client disconnected before its request was complete."""
 
 
 class RequestMiddleware:
@@ -156,122 +139,8 @@ class AsgiEndpoint:
         await (await self._handler(Request(scope, receive, send)))(scope, receive, send)
 
 
-def header(scope: Scope, name: bytes) -> str:
-    """Return the value of the first request header with a name, given in lower case; empty if there is none."""
-    for known, value in scope["headers"]:
-        if known == name:
-            return str(value, "latin-1")
-    return ""
-
-
 def _names_no_key(scope: Scope) -> bool:
     return not any(value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
-
-
-def request_id(request: Request) -> str:
-    return str(request.scope["state"]["request_id"])
-
-
-def api_key(request: Request) -> str | None:
-    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none or it is empty, in `x-api-key`,
-    where Anthropic's clients send it. None means that there is neither."""
-    scheme, _, token = header(request.scope, b"authorization").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return bearer or header(request.scope, b"x-api-key").strip() or None
-
-
-def authenticate(keys: Authenticator, request: Request) -> Principal:
-    """Return the caller of a request, to whose tenant the bytes that the request holds are counted from now on. Raises
-    ApiError (INVALID_API_KEY)."""
-    principal = keys.authenticate(api_key(request))
-    hold_of(request).identify(principal.tenant)
-    return principal
-
-
-def tenant_of(keys: Authenticator, request: Request) -> Principal:
-    """Return the caller of a request that is for tenants. Raises ApiError: INVALID_API_KEY; FORBIDDEN, the caller is an
-    administrator."""
-    return authenticate(keys, request).as_tenant()
-
-
-def hold_of(request: Request) -> WireHold:
-    """Return what counts the bytes that a request holds. They are freed when the request ends, at the latest."""
-    hold: WireHold = request.scope["state"][HOLD]
-    return hold
-
-
-def has_long_body(request: Request) -> bool:
-    """Return whether the body of a request does not come together with its headers, because it has more than
-    LONG_BODY_BYTES or comes in chunks, or is compressed and may become as long."""
-    declared = header(request.scope, b"content-length")
-    if header(request.scope, ENCODING):
-        return True
-    return int(declared) > LONG_BODY_BYTES if declared.isdecimal() else bool(header(request.scope, CHUNKED))
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body of a request, decoded if it is compressed, which stays counted in `hold_of`. A declared
-    length is reserved there before the first byte is awaited, and other bytes count as they arrive.
-
-    Raises ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`; RATE_LIMIT_EXCEEDED,
-    OVERLOADED, there is no room for it; UNSUPPORTED_CODING, INVALID_REQUEST, it cannot be decoded. Raises ClientGone if
-    the client disconnects before the body is complete.
-    """
-    hold, reserved = hold_of(request), _declared_bytes(request, max_bytes)
-    hold.take(REQUEST_BYTES + request.scope["state"].get(HEAD_BYTES, 0) + reserved)
-    pieces = []
-    async for piece in _pieces(request, max_bytes):
-        if len(piece) > reserved:
-            hold.take(len(piece) - reserved)
-        reserved = max(0, reserved - len(piece))
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _declared_bytes(request: Request, max_bytes: int) -> int:
-    """Return the length that a request declares for its body; 0 if it declares none, because the body comes in chunks.
-    Raises ApiError (REQUEST_TOO_LARGE) if it exceeds `max_bytes`."""
-    declared = header(request.scope, b"content-length")
-    num_bytes = int(declared) if declared.isdecimal() else 0
-    if num_bytes > max_bytes:
-        raise request_too_large(max_bytes)
-    return num_bytes
-
-
-async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a request's body, decoded if it is compressed, as they arrive. Raises what `read_body` does,
-    but counts nothing."""
-    _declared_bytes(request, max_bytes)
-    async for piece in _pieces(request, max_bytes):
-        yield piece
-
-
-async def _pieces(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a request's body, decoded if it is compressed. Neither what arrives nor what is decoded may
-    have more than `max_bytes`: raises ApiError (REQUEST_TOO_LARGE)."""
-    coding = check_coding(header(request.scope, ENCODING))
-    pieces = _bounded(_arriving(request), max_bytes)
-    async for piece in _bounded(decoded(pieces, coding), max_bytes) if coding else pieces:
-        yield piece
-
-
-async def _bounded(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    received = 0
-    async for piece in pieces:
-        received += len(piece)
-        if received > max_bytes:
-            raise request_too_large(max_bytes)
-        yield piece
-
-
-async def _arriving(request: Request) -> AsyncGenerator[bytes, None]:
-    more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("the client hung up before its request was whole")
-        more = message.get("more_body", False)
-        yield message.get("body", b"")
 
 
 def _error_response(scope: Scope, error: ApiError) -> Response:

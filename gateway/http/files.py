@@ -13,23 +13,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.api import files as api
+from gateway.api.files import ANCHOR, MAX_PAGE, SECONDS
 from gateway.core.errors import ApiError, invalid_request
 from gateway.files.record import FileRecord
-from gateway.files.service import MAX_PAGE, check_purpose, keep_upload
+from gateway.files.service import check_purpose, keep_upload
 from gateway.files.upload import PIECE_BYTES
-from gateway.http.edge import header, hold_of, streamed_body, tenant_of
+from gateway.http.body import streamed_body
+from gateway.http.caller import header, hold_of, tenant_of
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import newest_first, parse_number
+from gateway.http.rows import routes_of
 from gateway.http.stream import DisconnectWatch, json_response
 from gateway.openai.render import list_page
 from gateway.services import Services
 
 log = structlog.get_logger("files")
 
-FILES = "/v1/files"
-FILE = FILES + "/{file_id}"
-CONTENT = FILE + "/content"
-ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 MAX_SECONDS = 10**9
 UPLOAD_BYTES = 2 * PIECE_BYTES
 """Bytes of an upload that are in memory: a piece that comes together and one that is being written."""
@@ -43,13 +43,15 @@ class FilesApi:
         self._accounts = services.accounts
 
     def routes(self) -> list[Route]:
-        return [
-            Route(FILES, self.create, methods=["POST"]),
-            Route(FILES, self.list, methods=["GET"]),
-            Route(FILE, self.show, methods=["GET"]),
-            Route(FILE, self.delete, methods=["DELETE"]),
-            Route(CONTENT, self.content, methods=["GET"]),
-        ]
+        return routes_of(
+            {
+                api.UPLOAD: self.create,
+                api.LIST: self.list,
+                api.GET: self.show,
+                api.DELETE: self.delete,
+                api.DOWNLOAD: self.content,
+            }
+        )
 
     async def create(self, request: Request) -> Response:
         """Store an uploaded file and return its record as JSON. The body is read only after the caller was

@@ -4,70 +4,36 @@ slowly it may read. Refusals have the same form as all other errors of the API."
 from __future__ import annotations
 
 import asyncio
-import http
 import math
 from collections import deque
-from functools import partial
 from typing import Any
 
 import httptools
 import structlog
-import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.trace_context import request_id_from
-from gateway.http.edge import HEAD_BYTES
+from gateway.http.caller import HEAD_BYTES
 from gateway.http.peer import UnframedResponses, WritingTime, has_left
-from gateway.http.stream import encode_json
+from gateway.http.wire_limits import WireLimits, head_too_large, refusal_bytes
 from gateway.requests.wire_room import WireRoom
 
 log = structlog.get_logger("http")
 
-KEEP_ALIVE_SECONDS = 75.0
-"""Seconds that a connection may be idle, by default. This is longer than the time for which clients and proxies keep a
-connection (httpx, and so OpenAI's client, 5 s; nginx and AWS's load balancers 60 s), because a request that is sent on
-a connection that is just being closed fails."""
 HEAD_END = b"\r\n\r\n"
 NOWHERE: Any = deque(maxlen=0)
 """List of headers that stays empty."""
 
-VERSIONS = ("1.1", "1.0")
 
-
-class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, one instance for each connection, with deadlines and size limits. Times are in seconds.
+class GuardedProtocol(WireLimits, HttpToolsProtocol):
+    """uvicorn's HTTP protocol, one instance for each connection, with the deadlines and sizes of `WireLimits`.
 
     A peer that exceeds them is disconnected. Before, it gets an error response if it was sending a request and no
     response to that has begun. One request of a connection is parsed and answered at a time: what a peer sends behind
     it stays as it came until the response is complete, and is not read from the socket beyond one read. A body behind
     an `Upgrade` header, which is ignored, and trailers, which are dropped, are never read as anything else.
     """
-
-    max_head_bytes = 64 * 2**10
-    """Maximum bytes of a request's headers, of its trailers, and of what frames its body between two pieces of it."""
-    max_headers = 128
-    granted_head_bytes = 8 * 2**10
-    """Bytes of a head that no bound on strangers counts, so that these cannot keep the requests of others out. Most
-    requests have 0.3 to 4 KiB."""
-    head_seconds = 20.0
-    """Maximum time from the start of a connection or a request to the end of the request's headers."""
-    body_seconds = 30.0
-    """Maximum time for a body to arrive, extended by the received bytes divided by `min_rate`."""
-    min_rate = 16 * 2**10
-    """Minimum rate, in bytes per second, at which a peer must send a body or read a response."""
-    free_chunks, min_chunk_bytes = 4096, 16
-    """Number of chunks of a body that may be as small as they like, and minimum mean size in bytes of all of a longer
-    one's. A single read of chunks of one byte held the event loop for 30 ms."""
-    max_unread_bytes = 8 * 2**20
-    """Maximum bytes of a body that may arrive after the response was sent. Up to it, clients that send the whole body
-    before they read still get the response."""
-    write_seconds = 60.0
-    """Maximum time in which a peer lets a response wait for it, extended by the bytes that it reads divided by
-    `min_rate`. A slower peer is disconnected, which ends and settles a request that is still being answered."""
-    peer_seconds = 1.0
-    """Interval at which the socket is asked whether the peer has left, while nothing is read from it."""
 
     def __init__(self, *args: Any, room: WireRoom, **options: Any) -> None:
         """`room` bounds the heads that arrive at all connections of the process; the rest is uvicorn's."""
@@ -131,7 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_hold.free()
-        if self.parser.get_http_version() not in VERSIONS:
+        if self.parser.get_http_version() not in self.versions:
             raise httptools.HttpParserError("an old or an unknown version")
         size, self._body_length = len(self.url), 0
         for name, value in self.headers:
@@ -141,7 +107,7 @@ class GuardedProtocol(HttpToolsProtocol):
             elif name == b"transfer-encoding":
                 self._body_length = None
         if size > self.max_head_bytes or len(self.headers) > self.max_headers:
-            self._refusal = _head_too_large(self.max_head_bytes)
+            self._refusal = head_too_large(self.max_head_bytes)
             raise httptools.HttpParserError("headers too large")
         if self.parser.should_upgrade():
             self._upgrades = True  # the parser is about to raise HttpParserUpgrade
@@ -239,7 +205,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line_bytes += num_bytes
         try:
             if self._line_bytes > self.max_head_bytes:
-                raise _head_too_large(self.max_head_bytes)
+                raise head_too_large(self.max_head_bytes)
             if self._in_head and self._line_bytes > granted:
                 self._head_hold.take(self._line_bytes - granted)
         except ApiError as error:
@@ -325,46 +291,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_answer(error, request_id))
+        self.transport.write(refusal_bytes(error, request_id))
         self.transport.close()
 
 
 class _Ahead(Exception):
     """The bytes of a further request have come before the response to the one before it is complete."""
-
-
-def guarded_config(
-    app: ASGIApp,
-    protocol: type[GuardedProtocol] = GuardedProtocol,
-    *,
-    room: WireRoom | None = None,
-    keep_alive_s: float = KEEP_ALIVE_SECONDS,
-    **options: Any,
-) -> uvicorn.Config:
-    """Return the uvicorn configuration that serves an application with `protocol`, whose connections are closed after
-    `keep_alive_s` idle seconds. `room` bounds what strangers hold; None means one of its own. `options` are further
-    arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are off, and proxy headers are ignored, because the
-    caller's identity follows from its key alone."""
-    fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
-    http: Any = partial(protocol, room=room or WireRoom())
-    return uvicorn.Config(app, http=http, timeout_keep_alive=keep_alive_s, **fixed, **options)  # type: ignore[arg-type]
-
-
-def _head_too_large(most: int) -> ApiError:
-    return ApiError(
-        Fault.REQUEST_TOO_LARGE, f"the request's headers are more, or larger, than the {most} bytes allowed"
-    )
-
-
-def _answer(error: ApiError, request_id: str) -> bytes:
-    body = encode_json(error.body())
-    headers: dict[str, Any] = {
-        "content-type": "application/json",
-        "content-length": len(body),
-        "connection": "close",
-        "x-request-id": request_id,
-        **error.headers(),
-    }
-    lines = [f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -41,3 +41,8 @@ def check_parameters(given: Collection[str], *known: str) -> None:
 def tenant_filter(request: Request) -> str:
     """Return the query parameter `tenant`; empty means all tenants."""
     return request.query_params.get("tenant", "")
+
+
+def model_filter(request: Request) -> str:
+    """Return the base model that the query parameter `model` names; empty if it is absent."""
+    return request.query_params.get("model", "")

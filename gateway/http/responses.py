@@ -12,16 +12,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, invalid_request
-from gateway.http.edge import AsgiEndpoint, hold_of, tenant_of
+from gateway.http.caller import hold_of, tenant_of
+from gateway.http.edge import AsgiEndpoint
 from gateway.http.lists import MAX_NUMBER, check_parameters, newest_first, parse_number
 from gateway.http.settings import PortSettings
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
 from gateway.openai.render import list_page
+from gateway.protocols.generation import RESPONSES
 from gateway.responses.events import EventFeed
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE
 from gateway.services import Services
 
-RESPONSES = "/v1/responses"
 RESPONSE = RESPONSES + "/{response_id}"
 CANCEL = RESPONSE + "/cancel"
 INPUT_ITEMS = RESPONSE + "/input_items"

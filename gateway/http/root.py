@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.api import status as api
 from gateway.core.part import serves_path
 from gateway.http.console import CONSOLE
+from gateway.http.rows import routes_of
 from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
-
-ROOT = "/"
 
 
 class RootApi:
@@ -26,11 +26,11 @@ class RootApi:
         self._grpc = settings.grpc
 
     def routes(self) -> list[Route]:
-        return [Route(ROOT, self.show, methods=["GET"])]
+        return routes_of({api.ROOT: self.show})
 
     async def show(self, request: Request) -> Response:
         if self._has_console and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(CONSOLE.removeprefix("/"))  # relative, because a proxy may add a path prefix
         grpc = self._grpc()
-        address = None if grpc is None else {"port": grpc.port, "tls": grpc.tls}
-        return json_response({"name": "loralane", "version": version("loralane"), "grpc": address})
+        address = None if grpc is None else api.GrpcPort(grpc.port, grpc.tls)
+        return json_response(api.Root("loralane", version("loralane"), address))

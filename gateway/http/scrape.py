@@ -12,7 +12,7 @@ from starlette.responses import Response
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import hash_key
-from gateway.http.edge import api_key, authenticate
+from gateway.http.caller import api_key, authenticate
 from gateway.http.settings import PortSettings
 from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import CONTENT_TYPE

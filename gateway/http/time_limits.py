@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from gateway.api.generation import Seconds
 from gateway.core.errors import MAX_QUOTED, invalid_request
-from gateway.http.edge import header
-from gateway.openai.schema import Seconds
+from gateway.http.caller import header
 from gateway.requests.deadlines import earliest
 from gateway.requests.types import GenerateRequest
 

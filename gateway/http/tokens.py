@@ -10,15 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.anthropic.calls import count_tokens
+from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
-from gateway.http.edge import hold_of, read_body, tenant_of
+from gateway.http.body import read_body
+from gateway.http.caller import hold_of, tenant_of
 from gateway.http.settings import PortSettings
 from gateway.http.stream import json_response
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import parse
-from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.served_model import ServedModel
 from gateway.requests.types import Chat

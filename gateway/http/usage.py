@@ -7,15 +7,13 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.usage import CSV, FORMATS, REPORT
 from gateway.core.errors import invalid_request
-from gateway.http.edge import RouteEntry, header
+from gateway.http.administration import Answers
+from gateway.http.caller import header
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
 from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
-
-USAGE = "/admin/v1/usage"
-CSV = "text/csv"
-FORMATS = ("json", "csv")
 
 
 class UsageApi:
@@ -25,9 +23,8 @@ class UsageApi:
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage
 
-    def table(self) -> list[RouteEntry]:
-        """Return (method, path, handler) for the route; `AdminApi` makes the route from it."""
-        return [("GET", USAGE, self.usage)]
+    def answers(self) -> Answers:
+        return {REPORT: self.usage}
 
     async def usage(self, request: Request) -> Response:
         report = await self._usage.report(parse_query(request.query_params))

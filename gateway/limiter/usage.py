@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.api.limits import LimitUse
 from gateway.core.bucket import DAY, Bucket, CountMeter, Meter
 from gateway.core.limits import LimitName, Scope
 
 
 @dataclass(frozen=True, slots=True)
-class LimitUsage:
-    """Usage of one limit of one scope. `limit` and `remaining` are None if use is counted although no limit is set."""
-
-    name: LimitName
-    limit: int | None
-    used: float
-    """Requests or tokens that count against the limit: in the bucket (limits per minute), running now, or today. A
-    value above the limit is debt."""
-    remaining: float | None
-    reset_seconds: float | None
-    """Seconds until the use is zero if nothing is added. None means that this is unknown."""
-    shadow: bool
-    refused_today: int
-    """Requests of today that did not fit this limit. If the limit is in shadow, they were admitted anyway."""
-
-
-@dataclass(frozen=True, slots=True)
 class ScopeUsage:
     scope: Scope
-    limits: tuple[LimitUsage, ...]
+    limits: tuple[LimitUse, ...]
     refused_at: float | None = None
     """Unix time in seconds of the last refusal. None means that no refusal is remembered."""
     refused_by: tuple[LimitName, ...] = ()
@@ -54,11 +38,9 @@ def usage_of(
     return ScopeUsage(scope, shown, last[0] / 1e6 if last and missed else None, missed)
 
 
-def _usage(name: LimitName, meter: Meter | CountMeter, now: int, refused: int) -> LimitUsage:
+def _usage(name: LimitName, meter: Meter | CountMeter, now: int, refused: int) -> LimitUse:
     remaining = None if meter.limit is None else round(max(0.0, meter.limit - meter.used), 3)
-    return LimitUsage(
-        name, meter.limit, round(meter.used, 3), remaining, _reset(meter, name, now), meter.shadow, refused
-    )
+    return LimitUse(name, meter.limit, round(meter.used, 3), remaining, _reset(meter, name, now), meter.shadow, refused)
 
 
 def _reset(meter: Meter | CountMeter, name: LimitName, now: int) -> float | None:

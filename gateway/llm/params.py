@@ -10,13 +10,13 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec import Struct
 
+from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api.vectors import EmbeddingsRequest
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import TIER_OF_LANE, lane_name
 from gateway.embeddings.parse import embeddings_request
-from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import to_struct
-from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.requests.types import GenerateRequest
 
 LaneName = Literal["interactive", "batch"]

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
+from gateway.api.traffic import HistoryPoints
 
 FINE_SECONDS = 5.0
 FINE_KEPT = 360
@@ -19,23 +19,11 @@ COARSE_POINTS = 12
 """Number of fine points in one coarse point: a minute."""
 COARSE_KEPT = 1440
 """Capacity of the coarse ring in points: a day."""
-MAX_MINUTES = 1440
 LATE_POINTS = 2.5
 """Age, in fine points, beyond which the newest point is too old to be reported as current."""
 
 Figures = Mapping[str, float | None]
 """Values by name of the figure. None means that the figure was unknown at that moment."""
-
-
-class HistoryPoints(Struct, frozen=True):
-    """Figures over time, one list for each, the oldest value first. Points are `step_seconds` apart, except at gaps."""
-
-    step_seconds: float
-    """Expected time between two points. A longer one is a gap: the engine was unavailable, or the gateway stalled."""
-    times: list[float]
-    """Unix seconds of each point."""
-    series: dict[str, list[float | None]]
-    """Values by figure, as many as `times`; null where the figure was unknown."""
 
 
 class History:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from msgspec import Struct
 from prometheus_client.core import Metric
 
 from engine.core.messages.requests import Lane
+from gateway.api.traffic import Percentiles
 from gateway.core.lanes import lane_name
 from gateway.observe.vllm_requests import MODEL
 
@@ -26,16 +26,6 @@ WINDOW_SECONDS by at most this time."""
 Counts = Mapping[tuple[str, str, str], Sequence[tuple[float, float]]]
 """(Histogram, base model, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last
 bound infinite."""
-
-
-class Percentiles(Struct, frozen=True):
-    """Percentiles in seconds of `count` observations, interpolated between a histogram's bounds; null if there are
-    none."""
-
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

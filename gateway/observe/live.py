@@ -6,97 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal
-
-from msgspec import Struct
 
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
-from gateway.observe.latency import ITL, TTFT, Latency, Percentiles
+from gateway.api.traffic import LaneStatus, LiveRequest
+from gateway.core.lanes import LANE_NAMES
+from gateway.observe.latency import ITL, TTFT, Latency
 
-LaneName = Literal["interactive", "batch"]
-LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
 LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
-
-
-class LaneStatus(Struct, frozen=True):
-    lane: LaneName
-    model: str
-    """Name of the base model whose lane it is."""
-    mode: Literal["open", "paused", "draining"]
-    running: int
-    waiting: int
-    oldest_wait_seconds: float
-    slo_ttft_attainment: float
-    """Share of recent first tokens that came within their goal; 1 if there were none."""
-    slo_itl_attainment: float
-    preemptions: int
-    """Number of preemptions in this lane since the engine started."""
-    device_seconds: float
-    ttft_seconds: Percentiles
-    itl_seconds: Percentiles
-    window_seconds: float
-    """Length of the time window of the percentiles, in seconds."""
-    ttft_goal_seconds: float
-    itl_goal_seconds: float
-    attainment_goal: float
-    """Share of tokens (0 to 1) that the lane promises to deliver within its goals."""
-
-
-class LiveRequest(Struct, frozen=True):
-    id: str
-    request_id: str
-    """Request id of the caller; it need not be unique."""
-    tenant: str
-    key: str
-    """Short id of the API key."""
-    model: str
-    base_model: str
-    adapter: str
-    """Name of the adapter; empty means the base model."""
-    lane: LaneName
-    state: Literal["queued", "running"]
-    answers: int
-    """Number of answers that are still live; the request may have asked for more."""
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    max_tokens: int
-    preemptions: int
-    age_seconds: float
-    started: float
-    """When the engine received the request, in Unix seconds."""
-
-
-class LiveRequests(Struct, frozen=True):
-    """Live requests of all gateway processes that share the engines. `total` counts their answers, listed or not."""
-
-    requests: list[LiveRequest]
-    total: int
-    """Number of live answers, listed or not. A request may have several answers."""
-
-
-class EngineStatus(Struct, frozen=True):
-    """State of the engine. Pages are pages of its pool; steps and tokens are totals since the engine started."""
-
-    served_name: str
-    """Name by which callers ask for the base model."""
-    model: str
-    """Folder or file that the engine has loaded."""
-    device: str
-    tokens_per_second: float | None
-    """Generated tokens per second between the last two samples, five seconds apart; None if there are none."""
-    steps: int
-    generated_tokens: int
-    prompt_tokens: int
-    cached_tokens: int
-    total_pages: int
-    free_pages: int
-    kv_pages: int
-    cached_pages: int
-    adapter_pages: int
 
 
 def lane_status(model: str, stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> LaneStatus:

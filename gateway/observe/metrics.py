@@ -121,10 +121,10 @@ class Metrics:
     def finished(self, record: RequestRecord) -> None:
         lane = "none" if record.lane is None else lane_name(record.lane)
         spans = (
-            (self._ttft, record.ttft_seconds),
+            (self._ttft, record.times.ttft_seconds),
             (self._tpot, record.tpot_seconds),
-            (self._queue, record.queue_seconds),
-            (self._duration, record.duration_seconds),
+            (self._queue, record.times.queue_seconds),
+            (self._duration, record.times.duration_seconds),
         )
         for lanes, seconds in spans:
             if seconds is not None and record.lane is not None:
@@ -217,13 +217,13 @@ class Metrics:
         self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
 
     def _count_decision(self, record: RequestRecord) -> None:
-        if record.reserve_seconds is not None:
-            self._reserve.observe(record.reserve_seconds)
+        if record.times.reserve_seconds is not None:
+            self._reserve.observe(record.times.reserve_seconds)
         for scope, limit in record.shadowed:
             self._shadowed.labels(scope, limit).inc()
-        if record.reserving is None:
+        if record.times.reserving is None:
             return
-        if record.submitted is not None:
+        if record.times.submitted is not None:
             self._decisions.labels("admitted").inc()
         elif record.error_code in DECISIONS:
             self._decisions.labels(record.error_code).inc()

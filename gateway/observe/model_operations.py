@@ -16,28 +16,22 @@ from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
+from gateway.api.engines import EngineOverview, EngineStatus
+from gateway.api.traffic import LaneStatus, LiveRequest, LiveRequests
 from gateway.core.errors import Fault, invalid_request, unavailable
+from gateway.core.lanes import LANE_NAMES
 from gateway.core.shared_poll import SharedPoll
-from gateway.engines.replica import EngineOverview, EngineState
+from gateway.engines.replica import EngineState
 from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, LatencyWindow
 from gateway.observe.live import (
-    LANE_NAMES,
     LANES,
-    EngineStatus,
-    LaneStatus,
-    LiveRequest,
-    LiveRequests,
     grouped,
     lane_status,
     live_request,
 )
 from gateway.observe.metrics import StaticMetrics
 
-MAX_RESTART_SECONDS = 3600
-"""Maximum seconds that a restart may wait for requests that no other engine can take over."""
-RESTART_SECONDS = 60
-"""Default of the seconds that a restart waits for such requests."""
 ENGINE_ACTIONS = ("drain", "resume", "restart")
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
 UNPROMISED = 0.95

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import TypeVar
 
 from engine.pb import engine_pb2 as pb
+from gateway.api.engines import EngineOverview, EngineStatus
+from gateway.api.traffic import LaneStatus, LiveRequest, LiveRequests
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.engines.directory import EngineDirectory
-from gateway.engines.replica import EngineOverview, EngineState
-from gateway.observe.live import EngineStatus, LaneStatus, LiveRequest, LiveRequests, running_first
+from gateway.engines.replica import EngineState
+from gateway.observe.live import running_first
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.recent import RecentRequestStore
 

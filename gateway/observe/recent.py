@@ -7,43 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from msgspec import Struct
-
 from engine.core.messages.requests import Lane
+from gateway.api.traffic import KEPT, RecentRequest
 from gateway.core.lanes import lane_name
 from gateway.requests.record import RequestRecord
 
-KEPT = 500
 CLIENT_LEFT = 499
-
-
-class RecentRequest(Struct, frozen=True):
-    """A request that has ended. Times are in seconds; null means that the request did not get that far."""
-
-    id: str
-    request_id: str
-    """The caller's own id, which may not be unique."""
-    tenant: str
-    """Empty if the caller was refused before its key was known."""
-    key: str
-    """The short id of the key."""
-    model: str
-    lane: str
-    """Empty if the request was refused before it had a lane."""
-    status: int
-    """The HTTP status of the answer; 499 means that the client left."""
-    failed: bool
-    """True means that it counts as a failure: a status of 400 or more, but not 499."""
-    code: str
-    """The error code of the answer; empty if the request succeeded."""
-    finish: str
-    prompt_tokens: int
-    completion_tokens: int
-    ended: float
-    """When the request ended, in Unix seconds."""
-    duration_seconds: float | None
-    ttft_seconds: float | None
-    tpot_seconds: float | None
 
 
 class RecentRequestStore:
@@ -86,7 +55,7 @@ def _recent(record: RequestRecord, now: float) -> RecentRequest:
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         ended=round(now, 3),
-        duration_seconds=record.duration_seconds,
-        ttft_seconds=record.ttft_seconds,
+        duration_seconds=record.times.duration_seconds,
+        ttft_seconds=record.times.ttft_seconds,
         tpot_seconds=record.tpot_seconds,
     )

@@ -46,7 +46,7 @@ class RequestLog:
 
 def access_line(record: RequestRecord, now: datetime) -> str:
     """Return the line about an ended request for an operator's terminal, about 80 columns wide. `now` is local time."""
-    times = [("first token", record.ttft_seconds), ("in all", record.duration_seconds)]
+    times = [("first token", record.times.ttft_seconds), ("in all", record.times.duration_seconds)]
     parts = [
         f"{now:%H:%M:%S} {record.status}",
         record.tenant or "-",
@@ -81,11 +81,11 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "adapter_version": record.adapter_hash or None,
         "lane_asked": _lane(record.lane_asked),
         "lane": _lane(record.lane),
-        "limiter_ms": _ms(record.reserve_seconds),
-        "queue_ms": _ms(record.queue_seconds),
-        "ttft_ms": _ms(record.ttft_seconds),
+        "limiter_ms": _ms(record.times.reserve_seconds),
+        "queue_ms": _ms(record.times.queue_seconds),
+        "ttft_ms": _ms(record.times.ttft_seconds),
         "tpot_ms": _ms(record.tpot_seconds),
-        "duration_ms": _ms(record.duration_seconds),
+        "duration_ms": _ms(record.times.duration_seconds),
         "device_ms": _ms(record.device_seconds),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.usage.cached,

@@ -33,6 +33,7 @@ from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
 from gateway.observe.request_log import clip_name
 from gateway.requests.record import RequestRecord
+from gateway.requests.times import RequestTimes
 
 EXPORT_SECONDS = 2.0
 """Timeout in seconds of one export with its retries. Closing exports the remaining spans, in four exports at most."""
@@ -81,7 +82,7 @@ class Tracing:
             _name(record),
             context=_context(record.ingress.trace),
             kind=SpanKind.SERVER,
-            start_time=_ns(record.started, offset),
+            start_time=_ns(record.times.started, offset),
         )
         if not span.is_recording():
             return
@@ -89,20 +90,20 @@ class Tracing:
         span.set_attributes(dict(_attributes(record)))
         if record.status >= 500:
             span.set_status(Status(StatusCode.ERROR, record.error_code))
-        self._phases(record, set_span_in_context(span), offset)
-        span.end(None if record.ended is None else _ns(record.ended, offset))
+        self._phases(record.times, set_span_in_context(span), offset)
+        span.end(None if record.times.ended is None else _ns(record.times.ended, offset))
 
     async def close(self) -> None:
         """Export the remaining spans in a thread and wait for it."""
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _phases(self, record: RequestRecord, context: Context, offset: int) -> None:
-        self._phase("limiter.reserve", record.reserving, record.reserved, context, offset)
-        waiting = self._phase("queue", record.submitted, record.admitted, context, offset)
-        if record.submitted is not None and record.adapter_wait and waiting is not None:
-            self._phase("adapter.load", record.submitted, record.submitted + record.adapter_wait, waiting, offset)
-        self._phase("prefill", record.admitted, record.first_token, context, offset)
-        self._phase("decode", record.first_token, record.last_token, context, offset)
+    def _phases(self, times: RequestTimes, context: Context, offset: int) -> None:
+        self._phase("limiter.reserve", times.reserving, times.reserved, context, offset)
+        waiting = self._phase("queue", times.submitted, times.admitted, context, offset)
+        if times.submitted is not None and times.adapter_wait and waiting is not None:
+            self._phase("adapter.load", times.submitted, times.submitted + times.adapter_wait, waiting, offset)
+        self._phase("prefill", times.admitted, times.first_token, context, offset)
+        self._phase("decode", times.first_token, times.last_token, context, offset)
 
     def _phase(
         self, name: str, start: float | None, end: float | None, context: Context, offset: int

@@ -65,15 +65,15 @@ class VllmRequests:
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request, its latencies and its tokens. Requests that never reached an engine are left out, as
         in vLLM; so are those that an upstream answered, whose name is no base model's."""
-        if record.submitted is None or record.base_model not in self._models:
+        if record.times.submitted is None or record.base_model not in self._models:
             return
         model = record.base_model
         self._ended[model, record.finish].inc()
         spans = (
-            (self._duration, record.duration_seconds),
-            (self._prefill, record.prefill_seconds),
-            (self._decode, record.decode_seconds),
-            (self._inference, record.inference_seconds),
+            (self._duration, record.times.duration_seconds),
+            (self._prefill, record.times.prefill_seconds),
+            (self._decode, record.times.decode_seconds),
+            (self._inference, record.times.inference_seconds),
         )
         for histogram, seconds in spans:
             if seconds is not None:

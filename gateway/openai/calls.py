@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from gateway.api.generation import ChatRequest, CompletionRequest, Sampled
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.render import Envelope, WholeAnswer, whole_answer
-from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.styles import Additions, ChatStyle, CompletionStyle, Style
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.served_model import ServedModel

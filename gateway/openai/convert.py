@@ -9,13 +9,7 @@ from msgspec.structs import replace
 
 from engine.core.messages.grammar import Grammar
 from engine.core.messages.requests import SamplingParams
-from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.core.json_bounds import JsonCount
-from gateway.core.lanes import requested_lane
-from gateway.core.routing import ModelQuery
-from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.messages import ROLES, ChatMessage, ContentPart
-from gateway.openai.schema import (
+from gateway.api.generation import (
     ChatRequest,
     CompletionRequest,
     Extended,
@@ -25,6 +19,12 @@ from gateway.openai.schema import (
     Shaped,
     Slo,
 )
+from gateway.api.messages import ROLES, ChatMessage, ContentPart
+from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.json_bounds import JsonCount
+from gateway.core.lanes import requested_lane
+from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.structured import by_format, constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.truncation import Side, Truncation, truncation

@@ -1,4 +1,4 @@
-"""Parses request bodies into the structs of `schema.py`, with errors that name the offending field."""
+"""Parses request bodies into the structs of `gateway.api`, with errors that name the offending field."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
-from gateway.core.json_bounds import check_json
-from gateway.core.tenants import UnknownFields
-from gateway.openai.choices import refuse_long_choices
-from gateway.openai.culprits import with_culprit
-from gateway.openai.fields import Refused, fields_of, refuse_unsupported
-from gateway.openai.messages import Function, Tool, WrittenTool
-from gateway.openai.schema import (
+from gateway.api.generation import (
     ChatRequest,
     CompletionRequest,
     Extended,
@@ -28,8 +21,15 @@ from gateway.openai.schema import (
     Slo,
     StreamOptions,
     StructuredOutputs,
-    TokenizeRequest,
 )
+from gateway.api.messages import Function, Tool, WrittenTool
+from gateway.api.tokens import TokenizeRequest
+from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
+from gateway.core.json_bounds import check_json
+from gateway.core.tenants import UnknownFields
+from gateway.openai.choices import refuse_long_choices
+from gateway.openai.culprits import with_culprit
+from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.unknown import check_unknown, suggestion, unknown_field
 
 KNOWN: Mapping[str, frozenset[str]] = {

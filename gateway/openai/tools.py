@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.messages import AssistantCall, Tool, ToolChoice, WrittenTool
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
-from gateway.openai.messages import AssistantCall, Tool, ToolChoice, WrittenTool
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart

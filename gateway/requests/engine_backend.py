@@ -92,10 +92,10 @@ class EngineBackend:
             record.adapter_hash = job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        settings, _, clock, outputs = self._instruments
-        job = replace(job, average_output=math.ceil(outputs.average(record.tenant, record.served_name)))
-        submission = Submission(model.engine, job, record, clock, settings, engine_wait)
-        return EngineRun(model, job, record, submission, self._instruments)
+        tools = self._instruments
+        job = replace(job, average_output=math.ceil(tools.outputs.average(record.tenant, record.served_name)))
+        submission = Submission(model.engine, job, record, tools.clock, tools.settings, engine_wait)
+        return EngineRun(model, job, record, submission, tools)
 
 
 class EngineRun:
@@ -217,8 +217,8 @@ class EngineRun:
         """Record that a chunk's tokens came `now`, and report the latency per token to the observers. `last_token` is
         when this answer last had a token, None before its first; both are in seconds of the gateway's clock."""
         record, count = self._record, len(chunk.token_ids)
-        record.first_token = record.first_token or now
-        record.last_token = now
+        times = record.times
+        times.first_token, times.last_token = times.first_token or now, now
         record.note_tokens(chunk.answer, count)
         if last_token is not None:
             for observer in self._instruments.observers:

@@ -138,7 +138,9 @@ class GenerationJob(Struct, frozen=True):
             weight=self.tenant.weight,
             request_class=self.request.request_class,
             class_weight=own.weight,
-            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
+            deadline=None
+            if deadline is None or self.lane is not Lane.BATCH
+            else deadline - (now - record.times.started),
             ttft=own.ttft_s if self.request.ttft is None else self.request.ttft,
             itl=own.itl_s if self.request.itl is None else self.request.itl,
             origin=self._origin(record),

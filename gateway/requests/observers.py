@@ -12,6 +12,7 @@ from engine.core.messages.requests import Lane
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.requests.record import RequestRecord, record_error
+from gateway.requests.times import RequestTimes
 
 log = structlog.get_logger("gateway")
 
@@ -60,7 +61,7 @@ class ArrivingRequest:
         if error is not None:
             record = self._record()
             record_error(record, error)
-            record.ended = self._clock()
+            record.times.ended = self._clock()
             notify_observers(self._observers, record)
 
     def _record(self) -> RequestRecord:
@@ -74,7 +75,7 @@ class ArrivingRequest:
             model="",
             lane_asked=None,
             lane=None,
-            started=self._started,
+            times=RequestTimes(self._started),
             ingress=self.ingress,
             trace_id=self.ingress.trace_id,
         )

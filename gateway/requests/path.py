@@ -16,6 +16,7 @@ from gateway.requests.observers import ArrivingRequest, notify_observers
 from gateway.requests.record import RequestRecord, record_error
 from gateway.requests.reservations import Reservations
 from gateway.requests.terms import ORDINARY, RunTerms
+from gateway.requests.times import RequestTimes
 from gateway.requests.types import GenerateRequest, Generation
 
 
@@ -79,7 +80,7 @@ class RequestPath:
             model=request.model.model[:MAX_QUOTED],
             lane_asked=request.lane,
             lane=principal.tenant.effective_lane(request.lane),
-            started=self.clock() if started is None else started,
+            times=RequestTimes(self.clock() if started is None else started),
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
             deferred=request.deferred,
@@ -109,7 +110,7 @@ class RequestPath:
             record_error(record, error)
             raise
         finally:
-            record.ended = self.clock()
+            record.times.ended = self.clock()
             del self.live[record.id]
             notify_observers(self._observers, record)
 
@@ -119,5 +120,5 @@ class RequestPath:
         assert record.lane is not None, "its lane is known"
         asked, is_only = request.deadline, request.ignore_server_timeout
         if asked is not None:
-            asked -= self.clock() - record.started
+            asked -= self.clock() - record.times.started
         return self._deadlines.start(record.lane, asked, request.stall, ignore_server_timeout=is_only)

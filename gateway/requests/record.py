@@ -17,14 +17,14 @@ from gateway.core.errors import ApiError, Fault, internal, invalid_request, mode
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts, DeferredUsage
 from gateway.requests.charge import Charge
+from gateway.requests.times import RequestTimes
 from gateway.requests.types import GenerateRequest, TokenUsage
 
 log = structlog.get_logger("gateway")
 
 
 class RequestRecord(Struct):
-    """Facts about one request, updated while it runs. Times are in seconds on the gateway's monotonic clock; None means
-    that the request has not got that far."""
+    """Facts about one request, updated while it runs."""
 
     id: str
     request_id: str
@@ -33,7 +33,7 @@ class RequestRecord(Struct):
     model: str
     lane_asked: Lane | None
     lane: Lane | None  # None means that the request was refused before its lane was known.
-    started: float
+    times: RequestTimes
     ingress: Ingress = UNKNOWN
     trace_id: str = ""
     """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
@@ -61,20 +61,6 @@ class RequestRecord(Struct):
     proposals: dict[int, tuple[ProposalCount, ...]] = field(default_factory=dict)
     """Numbers of proposed and of accepted speculative tokens of each answer so far, per proposer, by the answer's
     number."""
-    reserving: float | None = None
-    """When the limiter was asked for the reservation."""
-    reserved: float | None = None
-    """When the limiter answered."""
-    submitted: float | None = None
-    """When the request was submitted to the engine."""
-    adapter_wait: float = 0.0
-    """Seconds from `submitted` until the adapter was in host memory."""
-    admitted: float | None = None
-    """When the engine began to work on the request, which is long before the first event: that comes at the end of a
-    step."""
-    first_token: float | None = None
-    last_token: float | None = None
-    ended: float | None = None
     finish: str = ""
     """How the request ended: stop, length, cancelled or error; empty while the request runs."""
     status: int = 200
@@ -137,10 +123,6 @@ class RequestRecord(Struct):
         return self.prompt_tokens + self.completion_tokens if self.charge is Charge.DUE else 0
 
     @property
-    def reserve_seconds(self) -> float | None:
-        return _span(self.reserving, self.reserved)
-
-    @property
     def device_seconds(self) -> float:
         return sum(self.device.values())
 
@@ -152,42 +134,14 @@ class RequestRecord(Struct):
         return Counts(1, used.prompt, used.cached, used.completion, used.device_us)
 
     @property
-    def queue_seconds(self) -> float | None:
-        """Seconds from submission until the engine began to work on the request. None means that it has not begun."""
-        return _span(self.submitted, self.admitted)
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        return _span(self.started, self.first_token)
-
-    @property
-    def prefill_seconds(self) -> float | None:
-        """Seconds from when the engine began to work on the request to the first token; None before that."""
-        return _span(self.admitted, self.first_token)
-
-    @property
-    def decode_seconds(self) -> float | None:
-        """Seconds from the first token to the last so far. None means that no token has come."""
-        return _span(self.first_token, self.last_token)
-
-    @property
-    def inference_seconds(self) -> float | None:
-        """Seconds from when the engine began to work on the request to the last token so far; None before the first."""
-        return _span(self.admitted, self.last_token)
-
-    @property
     def tpot_seconds(self) -> float | None:
         """Mean seconds per output token after the first (TPOT). None means that there are fewer than two tokens."""
-        span = _span(self.first_token, self.last_token)
+        span = self.times.decode_seconds
         return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
-
-    @property
-    def duration_seconds(self) -> float | None:
-        return _span(self.started, self.ended)
 
     def submit(self, now: float) -> None:
         """Record that the request is submitted `now`, whether or not an engine takes it at once."""
-        self.submitted = now
+        self.times.submitted = now
 
     def fall_due(self) -> None:
         """Charge the request from now on, because an engine or an upstream has it, unless the charge is waived."""
@@ -197,7 +151,7 @@ class RequestRecord(Struct):
     def withdraw(self) -> None:
         """Record that the request does not count as submitted, because the limiter did not grant it: work that the
         engine has begun is dropped and not charged."""
-        self.submitted = None
+        self.times.submitted = None
         if self.charge is Charge.DUE:
             self.charge = Charge.PENDING
 
@@ -218,9 +172,9 @@ class RequestRecord(Struct):
         the other answers then reuse. Of an answer's device time so far, the largest value is kept, because an event
         that ends an answer early does not report the time.
         """
-        if self.admitted is None:
-            self.admitted = now if self.submitted is None else min(now, self.submitted + event.wait)
-            self.adapter_wait = event.adapter_wait
+        if (times := self.times).admitted is None:
+            times.admitted = now if times.submitted is None else min(now, times.submitted + event.wait)
+            times.adapter_wait = event.adapter_wait
         # Without min and max, which take as long as all else here: this runs for each token.
         if event.num_cached < self.cached.get(prompt, sys.maxsize):
             self.cached[prompt] = event.num_cached
@@ -235,10 +189,6 @@ class RequestRecord(Struct):
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:
         self.finish, self.status, self.error_code = finish, status, error_code
-
-
-def _span(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
 
 
 def record_error(record: RequestRecord, error: BaseException) -> None:
@@ -278,7 +228,7 @@ def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateReq
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     code = None if event.refusal is None else event.refusal.code
-    began = record.first_token is not None
+    began = record.times.first_token is not None
     # What an administrator cancels is charged, as when a caller disconnects.
     is_charged = code is ErrorCode.CANCELLED or (code is ErrorCode.INVALID_GRAMMAR and began)
     if not is_charged:

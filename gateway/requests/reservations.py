@@ -84,13 +84,13 @@ class Reservations:
         try:
             if record.lane is Lane.INTERACTIVE and self._limiter.likely_to_grant(wanted):
                 begin()
-            record.reserving = self._clock()
+            record.times.reserving = self._clock()
             grant = await self._limiter.reserve(wanted)
         except BaseException:
             record.withdraw()
             raise
         finally:
-            record.reserved = self._clock()
+            record.times.reserved = self._clock()
         record.is_granted, record.shadowed, record.reserved_tokens = True, grant.shadowed, grant.reserved
         try:
             yield grant.headers()
@@ -109,7 +109,7 @@ class Reservations:
         try:
             await self._limiter.check_requests(wanted)
         except ApiError:
-            record.reserving, record.reserved = asked, self._clock()
+            record.times.reserving, record.times.reserved = asked, self._clock()
             raise
 
     async def _count_refused(self, wanted: ReserveRequest, record: RequestRecord) -> ApiError | None:

@@ -68,6 +68,6 @@ def _tokens(run: MemberRun) -> tuple[int, int]:
     """Return the numbers of prompt and completion tokens that a run computed. They are 0 if it was never submitted, or
     if its charge was waived. A shadow copy, which is never charged, counts in full."""
     record = run.record
-    if record.submitted is None or (run.terms.is_charged and record.charge is not Charge.DUE):
+    if record.times.submitted is None or (run.terms.is_charged and record.charge is not Charge.DUE):
         return 0, 0
     return record.prompt_tokens, record.completion_tokens

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Side = Literal["left", "right"]
-"""Side on which a prompt loses tokens."""
+from gateway.api.generation import Side
+
 ALL_THAT_FIT = -1
 
 

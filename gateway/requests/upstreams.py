@@ -147,17 +147,17 @@ class UpstreamRun:
         usage. A failure before the first output is not charged, unless the upstream has answered without what the
         request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the output so
         far."""
-        record = self._record
+        record, times = self._record, self._record.times
         record.submit(self._clock())
         record.fall_due()
         try:
             async with aclosing(self._stream) as chunks:
                 async for chunk in chunks:
                     now = self._clock()
-                    record.admitted = record.admitted or now
+                    times.admitted = times.admitted or now
                     if chunk.has_output:
                         timer.on_token()
-                        record.first_token, record.last_token = record.first_token or now, now
+                        times.first_token, times.last_token = times.first_token or now, now
                         record.note_tokens(chunk.answer, _estimated_length(chunk))
                     if chunk.usage is not None:
                         timer.on_answered()
@@ -166,8 +166,8 @@ class UpstreamRun:
                     yield chunk
                     timer.on_waiting()
         except ApiError as error:
-            is_answered = error.fault is Fault.UNSUPPORTED_PARAMETER and record.admitted is not None
-            if not (is_answered or record.first_token):
+            is_answered = error.fault is Fault.UNSUPPORTED_PARAMETER and times.admitted is not None
+            if not (is_answered or times.first_token):
                 record.waive()
             raise
 
@@ -199,7 +199,7 @@ class UpstreamRun:
         if usage.prompt:
             record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
             record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
-        record.first_token = record.first_token or self._clock()
+        record.times.first_token = record.times.first_token or self._clock()
         if self._request.pooling is None:
             average = record.completion_tokens / self._num_answers
             self._outputs.add(record.tenant, record.served_name, average)

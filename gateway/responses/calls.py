@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from engine.core.messages.requests import SamplingParams
+from gateway.api.generation import JsonSchema, ResponseFormat
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
@@ -15,7 +16,6 @@ from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import extensions, sampling_of
 from gateway.openai.render import WholeAnswer, whole_answer
-from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format, constraint
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech

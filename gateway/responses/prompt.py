@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from gateway.api.messages import AssistantCall, CalledFunction, Function, FunctionName, Tool, ToolChoice
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
-from gateway.openai.messages import AssistantCall, CalledFunction, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat
 from gateway.responses.schema import InputItem, InputPart, NamedTool, ResponsesRequest, ResponseTool

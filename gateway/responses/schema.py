@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.api.generation import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
+from gateway.api.messages import Choice
 from gateway.openai.fields import Refused, fields_of
-from gateway.openai.messages import Choice
-from gateway.openai.schema import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
+import msgspec
+
+from gateway.accounts.admin import AccountAdmin, shown_key, shown_tenant
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import IssuedKey
 from gateway.pb import tenants_pb2 as pb
@@ -71,11 +73,11 @@ def _class_fields(own: pb.RequestClass) -> dict[str, Any]:
 
 
 def _tenant(account: AccountRecord) -> pb.Tenant:
-    return pb.Tenant(**tenant_json(account))
+    return pb.Tenant(**msgspec.to_builtins(shown_tenant(account)))
 
 
 def _key(account: AccountRecord) -> pb.Key:
-    return pb.Key(**key_json(account))
+    return pb.Key(**msgspec.structs.asdict(shown_key(account)))
 
 
 def _new_key(new: IssuedKey) -> pb.NewKey:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import msgspec
+
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.watch import AdapterChanges, watch
+from gateway.api.adapters import AdapterStatus
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, watch_interval
-from gateway.rpc.wire import adapter_to_pb
 
 T = TypeVar("T")
 
@@ -34,14 +36,14 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
             "chat_template": request.chat_template or None,
         }
         await self._finish(registry.load(request.name, request.path, replace=request.replace, **options))
-        return adapter_to_pb(await registry.status_after_change(request.name))
+        return _adapter(await registry.status_after_change(request.name))
 
     async def Reload(  # noqa: N802
         self, request: pb.ReloadAdapterRequest, call: RpcCall
     ) -> pb.ReloadAdapterResponse:
         registry = self._adapters.of(request.name)
         changed = await self._finish(registry.reload(request.name))
-        adapter = adapter_to_pb(await registry.status_after_change(request.name))
+        adapter = _adapter(await registry.status_after_change(request.name))
         return pb.ReloadAdapterResponse(adapter=adapter, changed=changed)
 
     async def Unload(  # noqa: N802
@@ -72,7 +74,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def List(  # noqa: N802
         self, request: pb.ListAdaptersRequest, call: RpcCall
     ) -> pb.ListAdaptersResponse:
-        return pb.ListAdaptersResponse(adapters=map(adapter_to_pb, await self._adapters.statuses()))
+        return pb.ListAdaptersResponse(adapters=map(_adapter, await self._adapters.statuses()))
 
     async def Watch(self, request: pb.WatchAdaptersRequest, call: RpcCall) -> None:  # noqa: N802
         seconds = watch_interval(request.interval_seconds)
@@ -95,7 +97,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         """Run a change of an adapter in the registry that has it, and return the adapter's new status."""
         registry = self._adapters.of(name)
         await self._finish(change(registry))
-        return adapter_to_pb(await registry.status_after_change(name))
+        return _adapter(await registry.status_after_change(name))
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, even if the caller disconnects, and return its result."""
@@ -105,5 +107,10 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         return await asyncio.shield(task)
 
 
+def _adapter(status: AdapterStatus) -> pb.Adapter:
+    """Convert an adapter's status to a message, which has the same fields under the same names."""
+    return pb.Adapter(**msgspec.structs.asdict(status))
+
+
 def _difference_to_pb(difference: AdapterChanges) -> pb.WatchAdaptersResponse:
-    return pb.WatchAdaptersResponse(adapters=map(adapter_to_pb, difference.adapters), removed=difference.removed)
+    return pb.WatchAdaptersResponse(adapters=map(_adapter, difference.adapters), removed=difference.removed)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 
+from gateway.api.batches import DEFAULT_PAGE
+from gateway.api.files import MAX_PAGE
 from gateway.batches.record import TIMES, Batch
-from gateway.batches.service import DEFAULT_PAGE, BatchRequest
+from gateway.batches.service import BatchRequest
 from gateway.core.errors import invalid_request
 from gateway.files.record import BATCH, FileRecord
-from gateway.files.service import MAX_PAGE
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, watch_interval

@@ -6,21 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.anthropic.calls import MessageCall, count_tokens, message_call
+from gateway.anthropic.calls import count_tokens
+from gateway.anthropic.errors import MESSAGES
 from gateway.core.errors import ApiError, invalid_request
-from gateway.core.trace_context import Ingress
 from gateway.openai.render import Json, encoded, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb import json_api_pb2_grpc as pb_grpc
+from gateway.protocols.generation import RESPONSES, Begun, Call, PooledCall, Protocols
 from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
-from gateway.requests.types import Generation
-from gateway.responses.calls import ResponseCall
+from gateway.requests.types import GenerateRequest, Generation
 from gateway.responses.events import EventFeed
-from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.wire import usage_metadata
@@ -29,15 +27,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["JsonApi"]
 CALL, STREAM = (f"/{SERVICE.full_name}/{name}" for name in ("Call", "Stream"))
 REQUESTS = (CALL, STREAM)
 """Names of the methods whose calls are, or may be, requests for a generation."""
-CREATIONS = ("create_response", "create_message")
-
-
-class Begun(Struct, frozen=True):
-    """A parsed request for a new response or message. If it is for a background response, that is running already."""
-
-    call: ResponseCall | MessageCall
-    background: tuple[Json, EventFeed] | None
-    """The queued response and its events. None means that the request is still to be run."""
+PATHS = {"create_response": RESPONSES, "create_message": MESSAGES}
+"""Paths over HTTP of what a call creates."""
 
 
 class JsonApiService(pb_grpc.JsonApiServicer):
@@ -47,18 +38,19 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     def __init__(self, gateway: Gateway, responses: Responses) -> None:
         self._gateway = gateway
         self._responses = responses
+        self._protocols = Protocols(gateway, responses)
 
     async def Call(self, request: pb.JsonRequest, call: RpcCall) -> pb.JsonResponse:  # noqa: N802
         call.field_of = str
         answering = (self._create if _creates(request) else self._other)(request, call)
-        with _names_of(request):
+        with self._field_names(request):
             del request  # `_create` lets it go, too, when it has been understood
             return pb.JsonResponse(json=b"".join(await encoded(await answering)).decode())
 
     async def Stream(self, request: pb.JsonRequest, call: RpcCall) -> None:  # noqa: N802
         call.field_of = str
         answering = (self._stream_new if _creates(request) else self._stream_stored)(request, call)
-        with _names_of(request):
+        with self._field_names(request):
             del request
             await answering
 
@@ -66,8 +58,8 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         beginning = self._begin(request, call, CALL)
         del request
         begun = await beginning
-        if begun.background is not None:
-            return begun.background[0]
+        if begun.queued is not None:
+            return begun.queued[0]
         async with self._generation(begun, call) as generation:
             whole = await begun.call.whole(generation)
             call.set_trailing(usage_metadata(whole.usage))
@@ -77,9 +69,10 @@ class JsonApiService(pb_grpc.JsonApiServicer):
         beginning, usage = self._begin(request, call, STREAM), None
         del request
         begun = await beginning
-        if begun.background is not None:
-            await _send_feed(call, begun.background[1])
+        if begun.queued is not None:
+            await _send_feed(call, begun.queued[1])
             return
+        assert not isinstance(begun.call, PooledCall), "what has a stream is no vector"
         async with self._generation(begun, call) as generation:
             renderer = begun.call.envelope(generation.admitted)
             await _send(call, renderer.opening())
@@ -135,44 +128,38 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
         """Parse the body of a new response or message. A response in the background is started at once; the deadline of
         the call does not apply to it."""
-        principal = call.principal
-        with call.arriving(self._gateway) as arrival:
-            parsed = await self._parsed(request, call, arrival.ingress)
-            del request
-            call.free()
-            if parsed.stream != (method == STREAM):
-                raise invalid_request("stream must be true in Stream, and false or absent in Call", "stream")
-            if not isinstance(parsed, ResponseCall) or not parsed.in_background:
-                return Begun(parsed, None)
-            begun = await self._responses.begin(self._gateway, principal, parsed, parsed.request)
-            return Begun(parsed, begun)
 
-    async def _parsed(self, request: pb.JsonRequest, call: RpcCall, ingress: Ingress) -> ResponseCall | MessageCall:
-        tenant, num_bytes = call.principal.tenant, call.message_bytes
-        body = await self._gateway.parsing.run(tenant.name, num_bytes, partial(_body, request))
-        named = (self._gateway, tenant, body, call.request_id, ingress)
-        if request.WhichOneof("call") == "create_response":
-            return await self._responses.call(*named)
-        return await self._gateway.parsing.run(tenant.name, num_bytes, partial(message_call, *named))
+        def limited(parsed: Call) -> GenerateRequest:
+            call.free()
+            if isinstance(parsed, PooledCall) or parsed.stream != (method == STREAM):
+                raise invalid_request("stream must be true in Stream, and false or absent in Call", "stream")
+            return parsed.request
+
+        with call.arriving(self._gateway) as arrival:
+            path, ingress = PATHS[request.WhichOneof("call")], arrival.ingress
+            body = await self._gateway.parsing.run(call.tenant, call.message_bytes, partial(_body, request))
+            del request
+            beginning = self._protocols.begin(path, call.principal, body, (call.request_id, ingress), limited)
+            del body
+            return await beginning
+
+    def _field_names(self, request: pb.JsonRequest) -> AbstractContextManager[None]:
+        """Return a context manager in which errors call fields by their names in the body of the request."""
+        path = PATHS.get(request.WhichOneof("call"))
+        return nullcontext() if path is None else self._protocols.by_path[path].field_names()
 
     @asynccontextmanager
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:
         """Admit the request, with the earlier one of the deadlines of its body and of the call, and yield its
         generation."""
-        wanted = begun.call.request
-        limited = replace(wanted, deadline=earliest(wanted.deadline, call.time_remaining))
+        limited = replace(begun.wanted, deadline=earliest(begun.wanted.deadline, call.time_remaining))
         async with self._gateway.generate(call.principal, limited) as generation:
             await call.open(generation.admitted.headers())
             yield generation
 
 
 def _creates(request: pb.JsonRequest) -> bool:
-    return request.WhichOneof("call") in CREATIONS
-
-
-def _names_of(request: pb.JsonRequest) -> AbstractContextManager[None]:
-    """Return a context manager in which errors call fields by their names in the body of the request."""
-    return own_names() if request.WhichOneof("call") == "create_response" else nullcontext()
+    return request.WhichOneof("call") in PATHS
 
 
 def _body(request: pb.JsonRequest) -> bytes:

@@ -8,6 +8,8 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from gateway.core.limits import LIMIT_NAMES, Limits, Scope
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import StoredLimits
@@ -76,7 +78,7 @@ def _usage_to_pb(usage: Sequence[ScopeUsage]) -> pb.LimitUsageResponse:
         scopes=[
             pb.ScopeUsage(
                 scope=pb.LimitScope(**asdict(used.scope)),
-                limits=[pb.LimitUsage(**asdict(limit)) for limit in used.limits],
+                limits=[pb.LimitUsage(**msgspec.structs.asdict(limit)) for limit in used.limits],
                 refused_at=used.refused_at,
                 refused_by=used.refused_by,
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.api.engines import MAX_RESTART_SECONDS, RESTART_SECONDS, EngineOverview
+from gateway.api.traffic import LaneStatus, LiveRequest
 from gateway.core.errors import invalid_request
-from gateway.engines.replica import EngineOverview
-from gateway.observe.live import LaneStatus, LiveRequest
-from gateway.observe.model_operations import ENGINE_ACTIONS, MAX_RESTART_SECONDS, MODES, RESTART_SECONDS
+from gateway.observe.model_operations import ENGINE_ACTIONS, MODES
 from gateway.observe.operations import Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc

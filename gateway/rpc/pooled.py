@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.api.vectors import EmbeddingsRequest, PoolingName, RerankRequest, ScoreRequest
 from gateway.core.errors import invalid_request
 from gateway.embeddings.parse import embeddings_request, rerank_request, score_request
 from gateway.embeddings.render import Ranking, Scoring
-from gateway.embeddings.schema import EmbeddingsRequest, PoolingName, RerankRequest, ScoreRequest
 from gateway.openai.parse import to_struct
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.types import Admitted, GenerateRequest, TokenUsage

@@ -9,17 +9,15 @@ import msgspec
 
 from engine.core.messages.grammar import Grammar
 from engine.core.messages.requests import Lane, SamplingParams, TokenLogprobs
-from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
+from gateway.api.generation import ChatRequest, CompletionRequest, Slo, StructuredOutputs
+from gateway.api.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.core.errors import invalid_request
 from gateway.core.json_bounds import JsonCount
 from gateway.core.routing import ModelQuery
 from gateway.openai.choices import refuse_long_choices
 from gateway.openai.convert import chat_messages
-from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
-from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.streams import join_answers
@@ -164,11 +162,6 @@ def usage_metadata(usage: TokenUsage) -> dict[str, str]:
         "x-loralane-cached-tokens": str(usage.cached),
         "x-loralane-completion-tokens": str(usage.completion),
     }
-
-
-def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
-    """Convert an adapter's status to a message, which has the same fields under the same names."""
-    return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
 
 
 def _chat(message: pb.Chat) -> Chat:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from gateway.config.certificates import Certificate
 from gateway.http.connections import BoundedProtocol
-from gateway.http.guard import KEEP_ALIVE_SECONDS, guarded_config
+from gateway.http.server import KEEP_ALIVE_SECONDS, guarded_config
 from gateway.requests.wire_room import WireRoom
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import bind_socket

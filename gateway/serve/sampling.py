@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from gateway.api.engines import EngineStatus
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
-from gateway.observe.live import EngineStatus
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 

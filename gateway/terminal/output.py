@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 import typer
-from google.protobuf.message import Message
 from rich.markup import escape
 from rich.table import Table
 
@@ -53,23 +52,9 @@ def print_wide(table: Table) -> None:
     Console(width=max(console.width, needed)).print(table)
 
 
-def message_json(message: Message) -> dict[str, Any]:
-    """Return all fields of a protobuf message by name, as JSON values. An absent optional field is None."""
-    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _plain(message: Message, field: Any) -> Any:
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    value = getattr(message, field.name)
-    if field.is_repeated:
-        return [message_json(item) if field.message_type else item for item in value]
-    return message_json(value) if field.message_type else value
-
-
 def no_gateway_message(url: str, reason: str = "") -> str:
     """Return the error message of a command that cannot reach a gateway at `url`. It contains `reason`, the message of
-    the HTTP or gRPC library, unless the connection was refused."""
+    the HTTP library, unless the connection was refused."""
     found = f"No gateway answers at {url}"
     found += f" ({reason})" if reason and "refused" not in reason.lower() else ""
     return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."

@@ -6,12 +6,6 @@ import ssl
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import grpc
-
-TLS_TARGET = "https://"
 
 
 class TlsFileError(Exception):
@@ -45,20 +39,6 @@ class TlsFiles:
                     f"--cert {self.cert}, --cert-key {self.key or self.cert}: {_reason(error)}"
                 ) from error
         return context
-
-    def channel(self, target: str, options: list[tuple[str, int]]) -> grpc.Channel:
-        """Open a gRPC channel to `target`: HOST:PORT, or https://HOST:PORT for TLS with these files. `options` are
-        channel options of gRPC. Raises TlsFileError if a file cannot be used."""
-        import grpc
-
-        if not target.startswith(TLS_TARGET):
-            return grpc.insecure_channel(target, options)
-        self.context()  # raises TlsFileError with a reason, which gRPC would not give
-        key = self.key or self.cert
-        credentials = grpc.ssl_channel_credentials(
-            self.ca and self.ca.read_bytes(), key and key.read_bytes(), self.cert and self.cert.read_bytes()
-        )
-        return grpc.secure_channel(target.removeprefix(TLS_TARGET).rstrip("/"), credentials, options)
 
 
 CHOSEN: ContextVar[TlsFiles] = ContextVar("trust")

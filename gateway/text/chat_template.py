@@ -16,6 +16,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from msgspec import Struct
 
 from engine.process.small_files import read_small_text
+from gateway.api.generation import EFFORTS
 from gateway.core.errors import ApiError, invalid_request
 from gateway.text.template_constants import check_constants
 
@@ -55,8 +56,6 @@ RESERVED = frozenset(
 """Names that a caller must not use for template variables: arguments of transformers' `apply_chat_template`, and values
 that have request fields of their own. Names that end in `_token` or `_tokens` are reserved for the tokenizer."""
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-"""Values of `reasoning_effort`, as in OpenAI's API."""
 SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions that a template may raise if it cannot render its input."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import date, timedelta
 
-from msgspec import Struct
-
+from gateway.api.limits import TenantUsed, Used
 from gateway.core.usage import NOTHING, Counts, today
 from gateway.usage.books import UsageBooks
 
@@ -23,21 +22,6 @@ MAX_WINDOW_SECONDS = 1.5 * WINDOW_SECONDS
 
 Totals = Mapping[tuple[str, date], Counts]
 """Counts of yesterday and today, by tenant and day."""
-
-
-class Used(Struct, frozen=True):
-    requests: int
-    tokens: int
-    """Prompt and completion tokens together."""
-
-
-class TenantUsed(Struct, frozen=True):
-    today: Used
-    """Usage since midnight UTC."""
-    recently: Used
-    """Usage in the last `window_seconds`, by any key, adapter and lane."""
-    window_seconds: float
-    """Seconds from 0 to 90: about a minute while an operator watches, 0 for the first reading."""
 
 
 class LastMinute:

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import get_args
 
-from gateway.core.billing import BillingConfig, LaneName
+from gateway.api.usage import DEFAULT_GROUPS, DIMENSIONS, NO_GROUPS, Dimension
+from gateway.core.billing import BillingConfig
 from gateway.core.errors import invalid_request
+from gateway.core.lanes import LaneName
 from gateway.core.usage import NOTHING, Counts, UsageRow, today
 from gateway.usage.books import UsageBooks
 from gateway.usage.last_minute import LastMinute
 
-Dimension = Literal["tenant", "key", "adapter", "lane", "day"]
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 LANES: tuple[LaneName, ...] = get_args(LaneName)
-DEFAULT_GROUPS: tuple[Dimension, ...] = ("tenant", "adapter", "lane")
 MAX_LINES = 100_000
 """Maximum number of lines of a report. It is about the number of rows that a spreadsheet opens."""
 ROWS_AT_ONCE = 200
@@ -153,7 +152,7 @@ def _day(given: Mapping[str, str], name: str) -> date | None:
 def _groups(text: str | None) -> tuple[Dimension, ...]:
     if not text:
         return DEFAULT_GROUPS
-    names = [] if text == "none" else text.split(",")
+    names = [] if text == NO_GROUPS else text.split(",")
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown or len(set(names)) < len(names):
         raise invalid_request(f"group_by must be none, or some of {','.join(DIMENSIONS)}, each once", "group_by")

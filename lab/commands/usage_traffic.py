@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
-from gateway.cli.http import reporting_errors
-from gateway.cli.operations import OperationsClient
-from gateway.cli.options import grpc_target
-from gateway.cli.usage import UsageClient
+from gateway.api.usage import UsageLine
+from gateway.cli.http import admin
 from gateway.core.usage import OTHERS, Counts
-from gateway.pb import usage_pb2 as pb
 from lab.devices.capacity import Demand, serve
 from lab.plans.advice import RANK, Advice, engines_needed, host_adapters
 from lab.sim.run import Setup
@@ -113,11 +110,9 @@ def read_usage(url: str, key: str, since: str, until: str) -> UsageTraffic:
     """Return the traffic that a running gateway has counted, from day `since` (empty: the month's first) to day `until`
     (empty: today). Ends the command with an error if the gateway refuses or does not answer. Raises ValueError if the
     days have no usage."""
-    target = grpc_target(url)
-    with reporting_errors(OperationsClient(target, key), url) as operations:
-        base_models = {engine.base_model for engine in operations.engines()}
-    with reporting_errors(UsageClient(target, key), url) as client:
-        report = client.report({"from": since, "to": until, "group_by": "tenant,adapter,lane,day"})
+    with admin(url, key) as client:
+        base_models = {engine.base_model for engine in client.engines()}
+        report = client.usage(since=since, until=until, group_by=["tenant", "adapter", "lane", "day"])
     return traffic_of([_line(line) for line in report.usage], base_models, datetime.now(UTC))
 
 
@@ -132,9 +127,9 @@ def advise(found: UsageTraffic, setup: Setup) -> Advice:
     return Advice(steady, settings, notes)
 
 
-def _line(line: pb.UsageLine) -> DayLine:
+def _line(line: UsageLine) -> DayLine:
     counts = Counts(line.requests, line.prompt_tokens, line.cached_tokens, line.completion_tokens)
-    return DayLine(line.tenant, line.adapter, line.lane, date.fromisoformat(line.day), counts)
+    return DayLine(str(line.tenant), str(line.adapter), str(line.lane), date.fromisoformat(str(line.day)), counts)
 
 
 def _sums(lines: Sequence[DayLine], of: Callable[[DayLine], K]) -> Counter[K]:

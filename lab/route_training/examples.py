@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from gateway.api.generation import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.requests.prompt_features import prompt_facts
 from gateway.routes.features import PromptFacts
 

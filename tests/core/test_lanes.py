@@ -397,7 +397,7 @@ def test_decodes_and_proposals_pay_for_the_experts_that_they_read():
     budget.enter(Lane.BATCH)
     granted = sum(budget.grant(seq, seq.num_computed, 1) for seq in others)
     assert 0 < granted < len(others)
-    assert model.predict(budget.features) <= budget._allowed
+    assert model.predict(budget.features) <= budget._time.allowed
     before, price = model.predict(budget.features), budget.row_price(chat, chat.num_computed + 2, 0)
     budget.add_proposals(chat, chat.num_computed + 1, 1)
     assert model.predict(budget.features) - before == pytest.approx(price)

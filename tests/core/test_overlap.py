@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from engine.core.config import CoreConfig, LaneGoals
 from engine.core.messages.commands import Abort, DropAdapter, Submit
 from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
-from engine.core.plan.step_budget import StepBudget
+from engine.core.plan.limits import Limits
 from engine.core.watch.check import leftovers
 from tests.core.memory import (
     added,
@@ -71,7 +71,7 @@ def test_a_pending_token_gives_the_next_one_all_of_its_time():
     stepped.clock.advance(0.005)
     assert stepped.state.sequences["late"].num_pending == 1
     assert stepped.state.sequences["late"].due < stepped.clock.now
-    assert StepBudget(stepped.state, stepped.clock.now, timed=True)._slack == 0.03
+    assert Limits(stepped.state, stepped.clock.now, timed=True).slack == 0.03
 
 
 def test_steps_are_known_by_what_the_device_took():

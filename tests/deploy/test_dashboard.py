@@ -12,6 +12,7 @@ from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.limits import Scope
 from gateway.requests.record import RequestRecord
+from gateway.requests.times import RequestTimes
 
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
 SERIES = re.compile(r"\b((?:loralane_|vllm:)\w+)(?:\{([^}]*)\})?")
@@ -29,7 +30,7 @@ async def exposed(tmp_path) -> dict[str, set[str]]:
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         adapters=[pb.AdapterStats(adapter=version, state="resident") for version in gateway_app.engine.paths],
     )
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
+    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
     record.base_model, record.routes = "tiny", ["home"]
     record.note_move(0.5)
     record.end("stop", 200)

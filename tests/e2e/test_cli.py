@@ -73,7 +73,7 @@ for line in sys.stdin:
 @pytest.fixture
 def adapters(server):
     """Runs `loralane adapters` against the server; returns what it printed."""
-    target, environment = ["--target", f"127.0.0.1:{server.grpc_port}"], {**os.environ, "COLUMNS": "200"}
+    target, environment = ["--url", f"http://127.0.0.1:{server.http_port}"], {**os.environ, "COLUMNS": "200"}
     command, pipe = [sys.executable, "-c", SHELL], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as shell:
 

@@ -91,7 +91,7 @@ async def test_a_caller_who_leaves_pays_for_what_was_made(server, models):
 
 
 async def test_a_csv_for_a_spreadsheet(server):
-    arguments = ["usage", "--csv", "--by", "tenant,day", "--target", f"127.0.0.1:{server.grpc_port}"]
+    arguments = ["usage", "--csv", "--by", "tenant,day", "--url", f"http://127.0.0.1:{server.http_port}"]
     command = [sys.executable, "-m", "gateway", *arguments]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300, check=True)
     lines = list(csv.DictReader(StringIO(done.stdout)))
@@ -101,7 +101,7 @@ async def test_a_csv_for_a_spreadsheet(server):
 
 async def test_traffic_is_analysed_as_it_was_counted(server, tmp_path):
     await settled(server)
-    figures, target = tmp_path / "figures.json", f"127.0.0.1:{server.grpc_port}"
+    figures, target = tmp_path / "figures.json", f"http://127.0.0.1:{server.http_port}"
     command = ["analyze", "--live", "--device", "cpu-smollm2", "--json", str(figures), "--url", target]
     done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--key", "sk-demo-admin"])
     assert done.exit_code == 0, done.output

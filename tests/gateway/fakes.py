@@ -47,6 +47,7 @@ from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
+from gateway.api.engines import EngineOverview
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
@@ -56,7 +57,6 @@ from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_
 from gateway.core.usage import UsageRow, day_of
 from gateway.engines.directory import EngineDirectory
 from gateway.engines.member import MEMBERS
-from gateway.engines.replica import EngineOverview
 from gateway.files.service import Files
 from gateway.http.api import create_app
 from gateway.http.settings import PortSettings

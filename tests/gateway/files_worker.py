@@ -12,7 +12,7 @@ from fakes import build_gateway_app, tiny_tokenizer
 from file_fakes import build_files
 
 from gateway.files.service import FileLimits
-from gateway.http.guard import guarded_config
+from gateway.http.server import guarded_config
 from gateway.redis.connect import connect_server
 
 tiny_tokenizer()  # before a test forks a worker, which then starts in no time

@@ -13,7 +13,7 @@ from fakes import build_gateway_app, tiny_tokenizer
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.http.guard import guarded_config
+from gateway.http.server import guarded_config
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 from fakes import GatewayApp, build_gateway_app
 
-from gateway.http.guard import GuardedProtocol, guarded_config
+from gateway.http.guard import GuardedProtocol
+from gateway.http.server import guarded_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.process import run_loop
 
@@ -65,3 +66,17 @@ def served(
     finally:
         servers[0].should_exit = True
         thread.join()
+
+
+@asynccontextmanager
+async def on_port(gateway_app: GatewayApp) -> AsyncIterator[str]:
+    """Serve a gateway's HTTP API on this event loop, and yield its URL: for commands that run in threads."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = guarded_config(gateway_app.app, GuardedProtocol, room=gateway_app.gateway.wire, lifespan="off")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving

@@ -132,7 +132,7 @@ def charges_of(world: World, record: RequestRecord) -> set[int]:
     """Return what a run may be charged: its prompt and the tokens that reached the gateway, which are no more than were
     computed, or nothing if it was never begun, or if its engine or upstream failed it."""
     used = record.prompt_tokens + record.completion_tokens
-    if record.submitted is None:
+    if record.times.submitted is None:
         return {0}
     if record.base_model == CLOUD:
         if record.finish in ("stop", "length"):

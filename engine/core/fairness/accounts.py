@@ -15,14 +15,18 @@ was charged beside a heavier one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.core.messages.requests import Lane, Request, tenant_of
 
 RECENT_S = 10.0
 """Seconds for which a sender counts as active after a request, because people read the answer before they send
 another."""
+LIGHT = 0.5
+"""Share of its fair part of a lane's requests up to which a party counts as light. At 1, parties that send alike would
+take turns as soon as one of them has a request more."""
 
 
 class RecentSenders:
@@ -49,6 +53,19 @@ class RecentSenders:
     def has_other(self, sender: str, now: float) -> bool:
         """Return whether a sender other than `sender` was active within `RECENT_S` seconds before `now`."""
         return any(other != sender and now - came <= RECENT_S for other, came in self._came.items())
+
+    def since(self, now: float) -> list[str]:
+        """Return those of the two senders that were active within `RECENT_S` seconds before `now`."""
+        return [sender for sender, came in self._came.items() if now - came <= RECENT_S]
+
+
+class Imbalance(NamedTuple):
+    """Which parties of a lane are heavy beside light ones (see `Accounts.imbalance`)."""
+
+    heavy: Set[str]
+    """Names of the parties that are not light."""
+    light_share: float
+    """The light parties' part, from 0 to 1, of the weights of all parties of the lane."""
 
 
 @dataclass(slots=True)
@@ -103,7 +120,7 @@ class Accounts:
         """Accounts of parties, by lane and party."""
         self.tenants: dict[tuple[Lane, str], TenantAccount] = {}
         self._last_left = dict.fromkeys(Lane, 0.0)
-        self._live: dict[Lane, set[str]] = {lane: set() for lane in Lane}
+        self._live: dict[Lane, dict[str, Account]] = {lane: {} for lane in Lane}
         """Parties with requests in each lane, waiting or running."""
         self._recent = {lane: RecentSenders() for lane in Lane}
 
@@ -125,8 +142,7 @@ class Accounts:
         """
         lane, party = request.lane, request.party
         self._recent[lane].note(party, request.arrival)
-        self._live[lane].add(party)
-        account = self.get(lane, party)
+        account = self._live[lane][party] = self.get(lane, party)
         tenant = account.tenant
         tenant.weight, account.class_weight = request.weight, request.class_weight
         account.live += 1
@@ -158,7 +174,7 @@ class Accounts:
         account = self.get(lane, party)
         account.live -= 1
         if not account.live:
-            self._live[lane].discard(party)
+            self._live[lane].pop(party, None)
             _weigh(account.tenant)
 
     def is_shared(self, lane: Lane, now: float) -> bool:
@@ -166,6 +182,23 @@ class Accounts:
         request arrived or ended within `RECENT_S` seconds before `now`."""
         live, recent = self._live[lane], self._recent[lane]
         return len(live) > 1 or any(recent.has_other(party, now) for party in (*live, recent.newest))
+
+    def imbalance(self, lane: Lane, now: float) -> Imbalance | None:
+        """Return which parties of a lane are heavy, if any party is light: one with at most the share `LIGHT` of its
+        fair part of the lane's requests, waiting and running. Parties of which a request arrived or ended within
+        `RECENT_S` seconds before `now` count as present without requests."""
+        parties = self._live[lane]
+        if absent := [party for party in self._recent[lane].since(now) if party not in parties]:
+            parties = parties | {party: self.get(lane, party) for party in absent}
+        if len(parties) < 2:
+            return None
+        accounts = parties.values()
+        whole = sum([account.weight for account in accounts])
+        part = LIGHT * sum([account.live for account in accounts]) / whole
+        heavy = {party for party, account in parties.items() if account.live > part * account.weight}
+        if not 0 < len(heavy) < len(parties):
+            return None
+        return Imbalance(heavy, 1 - sum([parties[party].weight for party in heavy]) / whole)
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Return the service gap of a lane for the statistics: the largest difference between the virtual counters of

@@ -139,12 +139,12 @@ class PageFork(NamedTuple):
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, fork pages (reading all sources
     before it writes), restore pages, release requests, evict adapters, load adapters, drop host copies, cancel and
-    start fetches, forget and prepare grammars, admit sequences, begin masks, compute chunks, guess tokens. The plan
-    fits the state that it was made for, so committing it cannot fail. Page ids freed by `released`, `undrafted` or
-    `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks` and `drafts` of this plan, or be the targets of
-    `forks`; the pages that `saves` and `forks` copy are still intact when the step begins, and no host page is both
-    saved to and restored from. Fetches, preparations of grammars and masks are only started by the step: they continue
-    concurrently with this step and later ones."""
+    start fetches, forget and prepare grammars, forget `undrafted`, admit sequences, begin masks, compute chunks, guess
+    tokens. The plan fits the state that it was made for, so committing it cannot fail. Page ids freed by `released`,
+    `undrafted` or `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks` and `drafts` of this plan, or be
+    the targets of `forks`; the pages that `saves` and `forks` copy are still intact when the step begins, and no host
+    page is both saved to and restored from. Fetches, preparations of grammars and masks are only started by the step:
+    they continue concurrently with this step and later ones."""
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""
@@ -192,7 +192,7 @@ class StepPlan:
     chunks: tuple[ScheduledChunk, ...] = ()
     undrafted: tuple[str, ...] = ()
     """Requests that go on running, and whose pages of the draft model's KV are needed for something else: the draft
-    model forgets them before the step begins."""
+    model forgets them."""
     drafts: tuple[DraftAsk, ...] = ()
     """Sequences of `chunks` that sample, for which the draft model guesses the tokens after the sampled ones."""
 

@@ -26,7 +26,7 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     for lane in Lane:
         planner.enter(lane)
         decodes, prompts = policy.order_running(state, lane)
-        _try_each(state, decodes, planner.advance)
+        _try_each(state, planner.in_turn(decodes), planner.advance)
         if prompts and lane in starting:
             _try_each(state, policy.order_ahead(state, lane, now, prompts), planner.start)
         _try_each(state, prompts, planner.advance)

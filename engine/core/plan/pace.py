@@ -213,7 +213,7 @@ class Pace:
         step was late, and would have been late even if the host had never rested."""
         late, rested = step.reached - end, rest.ended - rest.begun
         delay = self._delay + rested
-        self._delay = max(0.0, min(delay, step.returned - end) - min(delay, max(0.0, late)))
+        self._delay = _passed_on(delay, late=late, busy=step.returned - end)
         if step.late and late >= delay:
             return True
         if delay > rested:  # launching the step before it took longer than the device did for the one before that
@@ -225,3 +225,15 @@ class Pace:
         if rested:
             self._rested = need
         return False
+
+
+def _passed_on(delay: float, *, late: float, busy: float) -> float:
+    """Return by how many seconds the host would have come earlier to plan the next step, had it come `delay` seconds
+    earlier to plan this one, which reached the device `late` seconds after it had ended the step before.
+
+    The host was launching this step until `busy` seconds after that end, and may plan the next one only after it: only
+    so much of the delay counts. The part of it by which the step was late delays the device as well, so that the next
+    step has as much more time."""
+    kept_from_host = min(delay, busy)
+    shifted_device = min(delay, max(0.0, late))
+    return max(0.0, kept_from_host - shifted_device)

@@ -6,20 +6,21 @@ from collections.abc import Iterable
 from itertools import islice
 
 from engine.core.memory.adapters import Adapter
-from engine.core.messages.requests import AdapterHash, Cause, HostPageId, Lane, PageId, PrefixKey
+from engine.core.messages.requests import AdapterHash, Cause, HostPageId, Lane, PageId
 from engine.core.messages.step import Admission, DraftAsk, PageCopy, PageFork, ScheduledChunk, StepPlan
 from engine.core.plan.adapter_budget import AdapterBudget, Room
 from engine.core.plan.clearing import Clearing
 from engine.core.plan.draft_asks import ask_drafts
 from engine.core.plan.fetch_budget import FetchBudget
 from engine.core.plan.grammar_budget import GrammarBudget
+from engine.core.plan.known_kv import Known, KnownKv
 from engine.core.plan.page_budget import PageBudget
 from engine.core.plan.proposals import add_proposals
 from engine.core.plan.saves import Saves
 from engine.core.plan.step_budget import StepBudget
+from engine.core.plan.transaction import Transaction
 from engine.core.policy.policies import Policy
 from engine.core.state.engine_state import EngineState
-from engine.core.state.page_keys import page_keys, tail_key
 from engine.core.state.sequence import Sequence
 
 TRIED_SHARE = 0.005
@@ -48,6 +49,7 @@ class Planner:
         self._fetches = FetchBudget(state)
         self._grammars = GrammarBudget(state)
         self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
+        self._known = KnownKv(state, now, self._pages, self._host, self._clearing.preempted)
         self._draining: set[AdapterHash] = set()
         """Resident adapters that no more sequences start with, so that they become idle and make room for an adapter
         that a request has waited for too long."""
@@ -58,7 +60,6 @@ class Planner:
         either."""
         self._passed_over = 0
         """Number of this lane's waiting sequences that were passed over because of adapters, grammars or fetches."""
-        self._promised: set[PrefixKey] = set()
         self._admitted: dict[str, Admission] = {}
         self._forks: list[PageFork] = []
         self._restores: list[PageCopy] = []
@@ -69,6 +70,11 @@ class Planner:
         self._lane = lane
         self._budget.enter(lane)
         self._passed_over = 0
+
+    def in_turn(self, decodes: list[Sequence]) -> list[Sequence]:
+        """Return which of the current lane's running `decodes` are to advance, in order: all, unless they take turns
+        (see plan/turns.py)."""
+        return self._budget.in_turn(decodes)
 
     @property
     def takes_new(self) -> bool:
@@ -261,43 +267,57 @@ class Planner:
             Whether sequences after it may still start. This is also True if the sequence is skipped because its next
                 prefix page is being computed by another one, or fetched.
         """
-        keys = self._keys(seq)
-        cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
-        restorable = self._host.match(keys[len(cached) :])
-        known = len(cached) + len(restorable)
-        is_promised = known < len(keys) and self._is_promised(keys[known], seq)
-        if is_promised or not self._budget.fits_pages(len(restorable)):
-            self._host.let_go(keys[len(cached) : known])
-            return is_promised
-        self._pages.share(cached)
-        to_load = _room_of(load) if load else Room(0)
-        self._budget.move_pages(to_load.pages)
-        tail = self._tail(seq, known)
-        num_computed = known * self._config.block_size if tail is None else len(seq.request.prompt_ids) - 1
-        left = len(seq.tokens) - num_computed
-        count = self._budget.grant(seq, num_computed, left)
-        missing = self._config.pages_for(len(seq.tokens)) - len(cached)
-        need, cause = to_load.plus(Room(missing, slots=1)), Cause.ADAPTER if load else Cause.PAGES
-        if not (count or self._policy.gathers) or not self._clearing.make(need, seq, cause):
-            self._budget.take_back(seq, num_computed, count)
-            self._budget.move_pages(-to_load.pages)
-            self._pages.unshare(cached)
-            self._host.let_go(keys[len(cached) : known])
-            self._no_room = self._no_room or bool(count and seq.lane is Lane.INTERACTIVE)
-            if load and not count:
-                self._load_alone(load, seq)
-            return False
+        with Transaction() as taking:
+            known = self._known.find(seq, taking)
+            if known.is_promised or not self._budget.fits_pages(len(known.on_host)):
+                return known.is_promised
+            count = self._take_tokens(seq, known, load, taking)
+            has_room = bool(count or self._policy.gathers) and self._take_room(seq, known, load)
+            if has_room:
+                taking.keep()
+        if has_room:
+            self._begin(seq, known, count, load)
+            return True
+        self._no_room = self._no_room or bool(count and seq.lane is Lane.INTERACTIVE)
+        if load and not count:
+            self._load_alone(load, seq)
+        return False
+
+    def _take_tokens(self, seq: Sequence, known: Known, load: Adapter | None, taking: Transaction) -> int:
+        """Take a sequence's cached pages, the time for the copy of its adapter, and its first tokens. Returns the
+        number of these."""
+        self._pages.share(known.cached)
+        taking.took(self._pages.unshare, known.cached)
+        if load:
+            self._budget.move_pages(load.num_pages)
+            taking.took(self._budget.move_pages, -load.num_pages)
+        count = self._budget.grant(seq, known.num_tokens, len(seq.tokens) - known.num_tokens)
+        taking.took(self._budget.take_back, seq, known.num_tokens, count)
+        return count
+
+    def _take_room(self, seq: Sequence, known: Known, load: Adapter | None) -> bool:
+        """Make room for a sequence and its adapter. Returns whether there is room; otherwise nothing has changed."""
+        need = Room(self._num_missing(seq, known), slots=1)
+        if load is None:
+            return self._clearing.make(need, seq, Cause.PAGES)
+        return self._clearing.make(need.plus(_room_of(load)), seq, Cause.ADAPTER)
+
+    def _begin(self, seq: Sequence, known: Known, count: int, load: Adapter | None) -> None:
+        """Start a sequence, for which room was made, with its first `count` tokens."""
         if load:
             self._load(load, seq)
-        new = self._pages.take(missing, self._clearing.takes_as(seq))
-        self._restore(new, restorable)
-        if tail is not None:
-            self._forks.append(PageFork(tail, new[len(restorable)]))
-        self._note_admitted(seq, num_computed, (*cached, *new))
-        self._promised.update(keys[known:])
+        new = self._pages.take(self._num_missing(seq, known), self._clearing.takes_as(seq))
+        self._restore(new, known.on_host)
+        if known.tail is not None:
+            self._forks.append(PageFork(known.tail, new[len(known.on_host)]))
+        self._note_admitted(seq, known.num_tokens, (*known.cached, *new))
+        self._known.promise(known.keys_to_compute)
         if count:
-            self._chunks[seq.id] = ScheduledChunk(seq.id, num_computed, count, (), count == left)
-        return True
+            is_last = known.num_tokens + count == len(seq.tokens)
+            self._chunks[seq.id] = ScheduledChunk(seq.id, known.num_tokens, count, (), is_last)
+
+    def _num_missing(self, seq: Sequence, known: Known) -> int:
+        return self._config.pages_for(len(seq.tokens)) - len(known.cached)
 
     def _note_admitted(self, seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> None:
         self._admitted[seq.id] = _admission(seq, num_computed, pages)
@@ -316,37 +336,6 @@ class Planner:
         self._adapters.load(adapter, seq.id, self._clearing.takes_as(seq))
         self._adapters.wanted.add(adapter.adapter_hash)
         self._fetches.kept.add(adapter.adapter_hash)
-
-    def _keys(self, seq: Sequence) -> list[PrefixKey]:
-        """Return the prefix keys of a sequence's full pages that need not be computed if they are cached already,
-        leaving at least one token to compute. The list is empty if there is neither a prefix cache nor host pages."""
-        if not (self._config.prefix_caching or self._state.host.num_pages):
-            return []
-        return page_keys(seq, seq.num_skippable // self._config.block_size, self._config.block_size)
-
-    def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
-        """Return whether a sequence that this plan starts, or a running one of the same lane or a higher one, is
-        computing the page of this key, or the page is being fetched from another engine. Waiting for the page is then
-        cheaper than computing it."""
-        if self._state.moves.is_awaited(key, self._now):
-            return True
-        if not self._config.prefix_caching:
-            return False
-        owner = self._state.running.get(self._state.prefix.promised.get(key, ""))
-        if owner is None or owner.id in self._clearing.preempted:
-            return key in self._promised
-        return owner.lane <= seq.lane
-
-    def _tail(self, seq: Sequence, known: int) -> PageId | None:
-        """Return the partly filled page in which a running sequence with the same prompt has the KV of the prompt's
-        end, so that `seq` copies it instead of computing that KV. None means that there is no such page, or that the
-        `known` leading pages of `seq` with known KV are not just the full pages of its prompt."""
-        count = len(seq.request.prompt_ids) - 1
-        if not self._state.prefix.tails or known != count // self._config.block_size or seq.num_skippable < count:
-            return None
-        key = tail_key(seq, self._config.block_size)
-        owner = self._state.running.get(self._state.prefix.tails.get(key, "")) if key else None
-        return owner.pages[known] if owner else None  # where this plan preempts the owner, too: copies come first
 
     def _restore(self, pages: tuple[PageId, ...], host_pages: list[HostPageId]) -> None:
         self._restores += map(PageCopy, pages, host_pages)

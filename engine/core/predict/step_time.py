@@ -170,6 +170,19 @@ class StepTimeModel:
         linear = sum([price * amount for price, amount in zip(prices.linear, features, strict=True)])
         return prices.step + linear + self.experts_s(features.tokens) + self.beyond_knots(features.tokens)
 
+    @property
+    def one_decode(self) -> float:
+        """Predicted seconds of a step with a single decode, including an adapter: if all observed steps had one, the
+        model cannot separate the adapter's cost from the constant cost of a step and may assign all of it to either."""
+        return self.predict(StepFeatures(decode_tokens=1.0, adapters=1.0, launched=float(self.is_launched(0.0, 1.0))))
+
+    def row_price(self, tokens: float, context: float, rank: int) -> float:
+        """Return the predicted seconds that a decode at a context length in tokens adds to a step that has `tokens`
+        tokens with it, and its adapter, of this `rank` (0 without one)."""
+        prices = self.prices
+        linear = prices.decode + prices.context * context + prices.lora_row * rank
+        return linear + self.token_price(tokens) + self.experts_price(tokens)
+
     def experts_s(self, tokens: float) -> float:
         """Return the predicted seconds in which a step of `tokens` tokens reads experts; 0 without experts."""
         return self.prices.experts * share_read(self._chosen, tokens) if self._chosen < 1 else 0.0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.adapters.status import AdapterStatus
 from gateway.requests.types import MemberChoice
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -207,96 +206,3 @@ class Completion(Head, kw_only=True):
 
 class Invoked(Struct):
     """The answer, or the data of one event, of the endpoint that the body is for."""
-
-
-class Model(Struct):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    weights: str = ""
-    """Format of the base model's weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16."""
-    default_sampling_params: dict[str, float] = {}
-    """Sampling parameters of requests that do not set them, where the model has defaults, and `max_tokens`, its bound
-    of every answer."""
-    chat_template: str = "model"
-    """What renders chats: `model` is the template of the base model, `auto` the one in the adapter's folder, and
-    `given` one that an operator sent."""
-
-
-class Models(Struct):
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Tokens(Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Text(Struct):
-    prompt: str
-
-
-class Health(Struct):
-    status: Literal["ok"]
-
-
-class Readiness(Struct):
-    status: Literal["ready", "degraded", "not_ready"]
-    """`degraded` means that some base models can be served and others cannot."""
-    reason: str | None
-    """Reason why requests for some or all models cannot be served now, why Redis does not serve, or a warning that
-    Redis may evict keys; null if there is none of these."""
-    engine: bool
-    """True if the engines of all base models, or of the one asked about, are connected and make progress."""
-    models: dict[str, str | None]
-    """Reason why the engine of a base model cannot serve requests now, by the model's name; null where it can."""
-    redis: bool
-    limiter: str
-    limiter_modes: list[str]
-
-
-class Version(Struct):
-    version: str
-
-
-class GrpcPort(Struct):
-    port: int
-    tls: bool
-
-
-class Root(Struct):
-    name: str
-    version: str
-    grpc: GrpcPort | None
-    """The gRPC port of this gateway process; null if it does not serve gRPC."""
-
-
-class Adapters(Struct):
-    adapters: list[AdapterStatus]
-
-
-class Reloaded(Struct):
-    changed: bool
-    adapter: AdapterStatus
-
-
-class Unloaded(Struct):
-    aborted: int
-
-
-class Violations(Struct):
-    violations: list[str]
-
-
-class OpenApi(Struct):
-    openapi: str
-    info: dict[str, Any]
-    paths: dict[str, Any]
-    components: dict[str, Any]

@@ -12,18 +12,17 @@ import msgspec
 from msgspec import Struct
 
 from gateway.anthropic.errors import OVERLOADED, error_status, is_messages_path
+from gateway.api.generation import Extended
+from gateway.api.operation import PLACEHOLDER, Operation
 from gateway.core.errors import Fault
 from gateway.http.openapi.answers import Error, MessageError
-from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
 from gateway.openai.culprits import CODES
 from gateway.openai.fields import REFUSED
-from gateway.openai.schema import Extended
 
 Json = dict[str, Any]
 
-PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+)?\}")
 EVENTS = "text/event-stream"
 EVENT_DATA = "x-event-data"
 """Extension field that holds the schema of each event's data, except for the last event, which is [DONE]. OpenAPI has a

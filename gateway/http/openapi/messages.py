@@ -9,9 +9,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.anthropic.errors import MESSAGES
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
+from gateway.api.operation import Operation
 from gateway.core.errors import Fault
 from gateway.http.openapi.answers import MessageErrorDetail
-from gateway.http.openapi.operation import Operation
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.api.operation import Operation
 from gateway.core.errors import Fault
 from gateway.http.lists import MAX_NUMBER
 from gateway.http.openapi.answers import CachedTokens, TokenLogprob
-from gateway.http.openapi.operation import Operation
-from gateway.http.responses import CANCEL, INPUT_ITEMS, RESPONSE, RESPONSES
+from gateway.http.responses import CANCEL, INPUT_ITEMS, RESPONSE
+from gateway.protocols.generation import RESPONSES
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.service import MAX_PAGE
 

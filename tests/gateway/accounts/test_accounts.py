@@ -7,10 +7,12 @@ import json
 import logging
 from dataclasses import replace
 
+import grpc
 import pytest
 from fakes import GatewayApp, build_gateway_app
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
+from served import on_port
 from typer.testing import CliRunner
 
 from gateway.accounts.record import account_store, decode_account, encode_account, tenant_account
@@ -19,6 +21,8 @@ from gateway.cli.main import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import ADMIN_TENANT, Principal, RequestClass, Tenant, hash_key, key_id
+from gateway.pb import tenants_pb2
+from gateway.pb.tenants_pb2_grpc import TenantAdminStub
 from gateway.rpc.api import GrpcServer
 
 ADMIN_KEY = "sk-admin-of-these-tests"
@@ -424,12 +428,45 @@ async def test_no_tenants_key_opens_any_of_it(gateway_app):
     assert accounts.records == before
 
 
-async def test_the_same_over_grpc_and_in_a_terminal(gateway_app):
+async def test_the_same_over_grpc(gateway_app):
     gateway_app, accounts = gateway_app
-    async with GrpcServer(gateway_app.services, grace_seconds=0.0) as port:
+    fields = tenants_pb2.TenantFields(
+        default_lane="batch", adapters=["poet"], classes={"gold": tenants_pb2.RequestClass(weight=3.0, ttft_s=0.2)}
+    )
+    async with (
+        GrpcServer(gateway_app.services, grace_seconds=0.0) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        stub = TenantAdminStub(channel)
+
+        async def call(method, request, key=ADMIN_KEY):
+            return await getattr(stub, method)(request, metadata=(("authorization", f"Bearer {key}"),))
+
+        created = await call("CreateTenant", tenants_pb2.CreateTenantRequest(name="initech", fields=fields))
+        assert (created.default_lane, list(created.adapters)) == ("batch", ["poet"])
+        assert accounts.tenant("initech").tenant.classes == {"gold": RequestClass(3.0, 0, 0.2)}
+        new = await call("CreateKey", tenants_pb2.CreateKeyRequest(tenant="initech", label="laptop"))
+        assert (new.key.tenant, new.key.label) == ("initech", "laptop")
+        assert accounts.authenticate(new.secret).tenant.name == "initech"
+        changed = tenants_pb2.UpdateTenantRequest(name="initech", fields=tenants_pb2.TenantFields(weight=2.0))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call("UpdateTenant", changed, new.secret)
+        assert (await call("UpdateTenant", changed)).weight == 2.0
+        other = await call("RotateKey", tenants_pb2.RotateKeyRequest(id=new.key.id))
+        assert (refused(accounts, new.secret), refused(accounts, other.secret)) == (True, False)
+        listed = await call("ListKeys", tenants_pb2.ListKeysRequest(tenant="initech"))
+        assert [key.disabled for key in listed.keys] == [True, False]
+        disabled = await call("DisableTenant", tenants_pb2.DisableTenantRequest(name="initech"))
+        assert disabled.disabled and refused(accounts, other.secret)
+        assert (await call("DeleteTenant", tenants_pb2.DeleteTenantRequest(name="initech"))).keys == 2
+
+
+async def test_the_same_in_a_terminal(gateway_app):
+    gateway_app, accounts = gateway_app
+    async with on_port(gateway_app) as url:
 
         async def run(*words: str, key: str = ADMIN_KEY) -> str:
-            arguments = [*words, "--target", f"127.0.0.1:{port}", "--key", key]
+            arguments = [*words, "--url", url, "--key", key]
             return (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).stdout
 
         created = await run("tenants", "create", "initech", "--adapter", "poet", "--default-lane", "batch")

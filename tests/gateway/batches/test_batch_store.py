@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from batch_fakes import MovedStore, claimed, running, wanted
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
+from gateway.api.batches import BatchCounts
 from gateway.batches.lease import CONTROL_TASKS, SHARD_SIZE
-from gateway.batches.record import BatchError, Tally, batch_json, new_batch_id, result_file_id
+from gateway.batches.record import BatchError, Tally, new_batch_id, result_file_id, shown_batch
 from gateway.batches.store import PAGE, BatchStore
 from gateway.batches.tenant_turns import CREATING_SECONDS
 from gateway.core.errors import ApiError, Fault
@@ -32,9 +34,9 @@ async def fault_of(work) -> Fault:
 
 async def test_a_batch_as_its_tenant_sees_it_from_beginning_to_end(store):
     new = wanted(metadata={"name": "nightly"}, output_expires_after=3600)
-    created = batch_json(await store.create(new, 1))
-    assert (created["status"], created["metadata"]) == ("validating", {"name": "nightly"})
-    assert created["expires_at"] - created["created_at"] == 3600
+    created = shown_batch(await store.create(new, 1))
+    assert (created.status, created.metadata) == ("validating", {"name": "nightly"})
+    assert created.expires_at - created.created_at == 3600
     await store.wait(5)
     await store.validated(await claimed(store, "validate"), 2, "a model")
     await store.wait(5)
@@ -44,24 +46,28 @@ async def test_a_batch_as_its_tenant_sees_it_from_beginning_to_end(store):
     await store.release(shard)
     finalize = await claimed(store, "finalize")
     assert await store.parts(finalize) == ["part"]
-    assert batch_json(await store.get("acme", new.id))["status"] == "finalizing"
+    assert shown_batch(await store.get("acme", new.id)).status == "finalizing"
     assert await store.finished(finalize, "file-a", None)
-    ended = batch_json(await store.get("acme", new.id))
-    times = {name: ended[name] - created["created_at"] for name in ended if name.endswith("_at") and ended[name]}
+    ended = shown_batch(await store.get("acme", new.id))
+    times = {
+        name: when - created.created_at
+        for name, when in msgspec.structs.asdict(ended).items()
+        if name.endswith("_at") and when
+    }
     assert times == {"created_at": 0, "expires_at": 3600, "in_progress_at": 5, "finalizing_at": 10, "completed_at": 10}
-    assert (ended["status"], ended["model"], ended["output_file_id"]) == ("completed", "a model", "file-a")
-    assert ended["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-    assert ended["usage"]["total_tokens"] == 27
-    assert ended["usage"]["input_tokens_details"] == {"cached_tokens": 10}
+    assert (ended.status, ended.model, ended.output_file_id) == ("completed", "a model", "file-a")
+    assert ended.request_counts == BatchCounts(total=2, completed=1, failed=1)
+    assert ended.usage.total_tokens == 27
+    assert ended.usage.input_tokens_details.cached_tokens == 10
 
 
 async def test_a_batch_that_is_refused_says_why(store):
     batch = await store.create(wanted(), 1)
     errors = [BatchError("invalid_json_line", "this line is not valid JSON", None, 49_999)]
     assert await store.invalid(await claimed(store, "validate"), errors)
-    shown = batch_json(await store.get("acme", batch.id))
+    shown = shown_batch(await store.get("acme", batch.id))
     told = {"code": "invalid_json_line", "message": "this line is not valid JSON", "param": None, "line": 49_999}
-    assert (shown["status"], shown["errors"]) == ("failed", {"object": "list", "data": [told]})
+    assert (shown.status, msgspec.to_builtins(shown.errors)) == ("failed", {"object": "list", "data": [told]})
 
 
 async def test_other_tenants_have_no_such_batch(store):

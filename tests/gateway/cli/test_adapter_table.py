@@ -1,14 +1,23 @@
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gateway.api.adapters import AdapterStatus
 from gateway.cli.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, matching_adapters
-from gateway.pb import adapters_pb2 as pb
 
-POET = pb.Adapter(
+EMPTY_OF = {"str": "", "int": 0, "float": 0.0, "float | None": None, "bool": False, "tuple[str, ...]": ()}
+EMPTY: dict[str, Any] = {name: EMPTY_OF[kind] for name, kind in AdapterStatus.__annotations__.items()}
+
+
+def adapter(**fields: Any) -> AdapterStatus:
+    return AdapterStatus(**{**EMPTY, **fields})
+
+
+POET = adapter(
     name="poet",
-    aliases=["team/bard"],
+    aliases=("team/bard",),
     tier="resident",
     version="0123456789abcdef",
     rank=8,
@@ -21,8 +30,8 @@ POET = pb.Adapter(
     idle_seconds=90.0,
     pinned=True,
 )
-PIRATE = pb.Adapter(name="pirate", tier="disk", rank=16, waiting=3, loads=5, error="its files are gone")
-COOK = pb.Adapter(name="cook", tier="host", rank=4, bytes=1, idle_seconds=4000.0)
+PIRATE = adapter(name="pirate", tier="disk", rank=16, waiting=3, loads=5, error="its files are gone")
+COOK = adapter(name="cook", tier="host", rank=4, bytes=1, idle_seconds=4000.0)
 
 
 def printed(thing) -> str:
@@ -69,7 +78,7 @@ def test_a_row_has_what_an_operator_looks_for():
 
 def test_json_has_every_field():
     document = adapter_json(PIRATE)
-    assert set(document) == set(pb.Adapter.DESCRIPTOR.fields_by_name)
+    assert set(document) == set(AdapterStatus.__struct_fields__)
     assert (document["bytes"], document["idle_seconds"], document["aliases"]) == (0, None, [])
     assert adapter_json(POET)["idle_seconds"] == 90.0
 
@@ -79,5 +88,5 @@ def test_facts_tell_why_an_adapter_is_not_served():
 
 
 def test_every_tier_can_be_sorted_by():
-    adapters = [pb.Adapter(name="a", tier=tier) for tier in reversed(TIERS)]
+    adapters = [adapter(name="a", tier=tier) for tier in reversed(TIERS)]
     assert [adapter.tier for adapter in matching_adapters(adapters, "*", None, SortKey.tier)] == list(TIERS)

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from gateway.cli.chat import ChatClient, ChatError, checked_model
 from gateway.cli.main import app, imported
-from gateway.cli.options import grpc_target
 from gateway.cli.subcommands import SUBCOMMANDS
 from gateway.terminal.tls import CHOSEN, TlsFiles
 
@@ -108,18 +107,26 @@ class Root(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("tls", "scheme"), [(False, ""), (True, "https://")])
-def test_the_gateway_names_its_own_grpc_port(tls, scheme):
-    CHOSEN.set(TlsFiles())
+def test_what_is_no_gateway_is_said_to_be_none():
     with ThreadingHTTPServer(("127.0.0.1", 0), Root) as server:
-        server.answer = {"name": "loralane", "grpc": {"port": 50051, "tls": tls}}
-        Thread(target=server.serve_forever).start()
-        assert grpc_target(f"http://127.0.0.1:{server.server_port}") == f"{scheme}127.0.0.1:50051"
         server.answer = {"hello": "world"}
+        Thread(target=server.serve_forever).start()
         done = CliRunner().invoke(app, ["lanes", "ls", "--url", f"http://127.0.0.1:{server.server_port}"])
         server.shutdown()
-    assert "is no gateway, or does not serve gRPC" in " ".join(done.output.split())
-    assert grpc_target("gateway:50051") == "gateway:50051"
+    assert "is no answer of a gateway" in " ".join(done.output.split())
+    assert done.exit_code == 1
+
+
+def test_an_address_without_a_scheme_is_refused():
+    done = CliRunner().invoke(app, ["lanes", "ls", "--url", "gateway:50051"])
+    assert done.exit_code == 1
+    assert "name it as http://HOST:PORT" in " ".join(done.output.split())
+
+
+def test_a_name_that_no_path_can_have_is_refused_before_a_call(nowhere):
+    done = CliRunner().invoke(app, ["adapters", "pin", "a/../b", "--url", nowhere])
+    assert done.exit_code == 1
+    assert "is no name of an adapter" in " ".join(done.output.split())
 
 
 WRONG = """

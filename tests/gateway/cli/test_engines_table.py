@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.api.engines import EngineOverview
 from gateway.cli.engines import engines_table
-from gateway.pb import operations_pb2 as pb
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,9 @@ from gateway.pb import operations_pb2 as pb
     ],
 )
 def test_an_engine_of_several_devices_says_how_many(stages, ranks, shown):
-    engine = pb.EngineOverview(device="cuda", pipeline_parallel=stages, tensor_parallel=ranks)
+    fields = dict.fromkeys(("name", "address", "state", "problem", "model", "life"), "")
+    fields |= dict.fromkeys(("running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device"), 0)
+    fields |= {"predicted_wait_seconds": 0.0}
+    engine = EngineOverview(**fields, device="cuda", pipeline_parallel=stages, tensor_parallel=ranks)
     table = engines_table([engine])
     assert [str(cell) for column in table.columns if column.header == "device" for cell in column.cells] == [shown]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fakes import BASE, GLOBEX, build_gateway_app, key_ring, write_adapter
 from loralane import AsyncClient, Client, ClientError
 from served import served
 
+from gateway.client import account_calls
 from gateway.client.call import Endpoint
 from gateway.client.client import Methods
 from gateway.http.openapi.operations import OPERATIONS
@@ -51,6 +53,21 @@ def test_a_method_is_an_operation_of_the_api(name):
     assert (operation.body is None) == (call.body is None)
     assert call.query.keys() <= operation.query.keys()
     assert METHODS[name].__doc__
+
+
+def test_the_client_imports_no_server():
+    code = "import sys, gateway.client.client; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    rooms = {name.split(".")[1] for name in modules if name.startswith("gateway.")}
+    assert rooms == {"api", "client", "core"}
+    assert not {"google", "grpc", "numpy", "redis", "starlette", "torch"} & set(modules)
+
+
+def test_usage_without_groups_is_one_line():
+    assert account_calls.usage(group_by=[]).parameters["group_by"] == "none"
+    assert account_calls.usage(group_by=["tenant", "lane"]).parameters["group_by"] == "tenant,lane"
+    assert "group_by" not in account_calls.usage().parameters
 
 
 def test_every_operation_of_administrators_has_a_method():

@@ -20,9 +20,9 @@ from msgspec.inspect import (
     multi_type_info,
 )
 
+from gateway.api.generation import Biases
 from gateway.batches.input import BatchLine
 from gateway.http.openapi.operations import OPERATIONS
-from gateway.openai.schema import Biases
 from gateway.pb import (
     adapters_pb2,
     batches_pb2,

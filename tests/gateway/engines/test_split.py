@@ -15,6 +15,7 @@ from engine.core.watch.check import violations
 from gateway.requests.record import RequestRecord
 from gateway.requests.settings import ServiceSettings
 from gateway.requests.submission import Submission
+from gateway.requests.times import RequestTimes
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode
 
@@ -67,7 +68,7 @@ async def test_the_answer_goes_on_in_the_other_engine_with_the_prompts_pages(spl
 
 async def test_a_split_request_counts_as_one_decision(split):
     pool = await split(PREFILL, DECODE)
-    record = RequestRecord("r", "r", "acme", "key", "fake", None, Lane.INTERACTIVE, 0.0)
+    record = RequestRecord("r", "r", "acme", "key", "fake", None, Lane.INTERACTIVE, RequestTimes(0.0))
     job = SimpleNamespace(num_answers=1, budget=None, engine_request=lambda *_: request())
     async with aclosing(Submission(pool, job, record, time.monotonic, ServiceSettings())) as submission:
         [stream] = submission.begin()

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fakes import BASE, GatewayApp, build_gateway_app
 
-from gateway.http.guard import guarded_config
+from gateway.http.server import guarded_config
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PATH, MESSAGES = "/v1/chat/completions", "/v1/messages"

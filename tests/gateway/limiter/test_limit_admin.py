@@ -8,9 +8,11 @@ import json
 import pytest
 from fakes import GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
+from served import on_port
 from typer.testing import CliRunner
 
-from gateway.cli.limits import scope_text
+from gateway.api.limits import LimitScope, ScopeUse
+from gateway.cli.limits import _changes, scope_text
 from gateway.cli.main import app as cli
 from gateway.core.limits import Limits, Scope
 from gateway.pb import limits_pb2 as pb
@@ -186,10 +188,10 @@ async def test_over_grpc_too_no_tenants_key_opens_it(tmp_path):
 
 
 async def test_the_same_in_a_terminal(tmp_path):
-    async with open_grpc_app(tmp_path) as grpc_app:
+    async with open_grpc_app(tmp_path) as grpc_app, on_port(grpc_app.gateway_app) as url:
 
         async def run(*words: str) -> str:
-            target = ["--target", f"127.0.0.1:{grpc_app.port}", "--key", "sk-admin"]
+            target = ["--url", url, "--key", "sk-admin"]
             result = await asyncio.to_thread(CliRunner().invoke, cli, ["limits", *words, *target])
             return result.output
 
@@ -200,9 +202,9 @@ async def test_the_same_in_a_terminal(tmp_path):
         limits = await grpc_app.gateway_app.limiter.limits(Scope("acme"))
         assert limits == Limits(None, None, 4, 50_000, ("tokens_per_day",))
         [entry] = [one for one in json.loads(await run("get", "acme", "--json")) if one["source"] == "live"]
-        assert entry["limits"]["concurrent_requests"] == 4
+        assert entry["concurrent_requests"] == 4
         assert "tokens_per_minute" in await run("usage", "globex")
-        assert json.loads(await run("usage", "--json"))[0]["scope"]["tenant"] == "acme"
+        assert json.loads(await run("usage", "--json"))[0]["tenant"] == "acme"
         assert "4" not in (await run("set", "acme", "--concurrent-requests", "none")).splitlines()[1].split()
         assert "in force" in await run("reset", "acme")
         assert await grpc_app.gateway_app.limiter.limits(Scope("acme")) == Limits()
@@ -210,8 +212,18 @@ async def test_the_same_in_a_terminal(tmp_path):
         assert "is no whole number" in await run("set", "acme", "--tokens-per-day", "lots")
 
 
+def test_watching_tells_everything_first_and_then_what_has_changed(monkeypatch):
+    monkeypatch.setattr("gateway.cli.limits.WATCH_SECONDS", 0.0)
+    first, second = (ScopeUse(name, "", "", limits=[], refused_at=None, refused_by=[]) for name in ("a", "b"))
+    changed = ScopeUse("b", "", "", limits=[], refused_at=5.0, refused_by=["tokens_per_day"])
+    looks = iter([[first, second], [first, second], [first, changed]])
+    changes = _changes(lambda: next(looks))
+    assert next(changes) == [first, second]
+    assert next(changes) == [changed]
+
+
 def test_scopes_have_names_in_tables():
-    scopes = [pb.LimitScope(tenant="t"), pb.LimitScope(tenant="t", key="k"), pb.LimitScope(tenant="t", adapter="*")]
+    scopes = [LimitScope("t", "", ""), LimitScope("t", "k", ""), LimitScope("t", "", "*")]
     assert [scope_text(scope) for scope in scopes] == ["all", "key k", "adapter *"]
 
 

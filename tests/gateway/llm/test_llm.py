@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from engine.core.plan import proposals
 from engine.serve.build import build_fake
 from engine.serve.local import LocalEngine
+from gateway.api.generation import ChatRequest, CompletionRequest
 from gateway.llm import async_llm, setup
-from gateway.openai.schema import ChatRequest, CompletionRequest
 
 pytestmark = pytest.mark.slow
 

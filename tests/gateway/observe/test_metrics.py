@@ -9,6 +9,7 @@ from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import DEFAULT_GOALS, MAX_TENANTS, Metrics
 from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
+from gateway.requests.times import RequestTimes
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -48,7 +49,7 @@ def record(**fields) -> RequestRecord:
         "base_model": BASE,
         "lane_asked": None,
     }
-    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
+    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "times": RequestTimes(10.0), **fields})
 
 
 async def test_requests_are_measured_by_lane(gateway_app):

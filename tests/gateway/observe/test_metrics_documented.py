@@ -26,6 +26,7 @@ from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
+from gateway.requests.times import RequestTimes
 from gateway.routes.cost import Costs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,7 +95,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 def moved_record() -> RequestRecord:
     """A request that went on in another engine process, which proposed tokens."""
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
+    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
     record.note_move(0.5)
     record.proposals[0] = (ProposalCount("prompt", 2, 1),)
     record.end("stop", 200)
@@ -102,7 +103,7 @@ def moved_record() -> RequestRecord:
 
 
 def broken_record() -> RequestRecord:
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
+    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
     record.end("error", 500, "model_output_invalid")
     return record
 

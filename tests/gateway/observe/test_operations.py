@@ -13,6 +13,7 @@ import pytest
 from fakes import BASE, GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
 from prometheus_client import CollectorRegistry, Histogram
+from served import on_port
 from typer.testing import CliRunner
 
 from engine.core.messages.requests import Lane, LaneMode, Origin, Request, SamplingParams
@@ -298,8 +299,9 @@ async def test_engines_are_added_and_removed_over_grpc_and_in_a_terminal(tmp_pat
 
 
 async def run(grpc_app, *words, status=0) -> str:
-    args = [*words, "--target", f"127.0.0.1:{grpc_app.port}", "--key", "sk-admin"]
-    result = await asyncio.to_thread(CliRunner().invoke, cli, args)
+    async with on_port(grpc_app.gateway_app) as url:
+        args = [*words, "--url", url, "--key", "sk-admin"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, args)
     assert result.exit_code == status, result.output
     return result.output
 

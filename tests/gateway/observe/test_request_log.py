@@ -19,6 +19,7 @@ from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
+from gateway.requests.times import RequestTimes
 from gateway.rpc.api import GrpcServer
 from lab.traffic.traces import read_trace
 
@@ -210,9 +211,13 @@ async def test_grpc_is_logged_alike(logged, method, message, metadata, status, e
     assert (line["trace_id"], line["request_id"]) == (TRACE_ID, "r1") or status != 200
 
 
+TIMES = RequestTimes.__struct_fields__
+
+
 def record(**fields) -> RequestRecord:
     values = {"id": "1", "request_id": "r", "tenant": "acme", "key_id": "k", "model": "poet", "lane_asked": None}
-    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
+    times = {"started": 10.0} | {name: fields.pop(name) for name in TIMES if name in fields}
+    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "times": RequestTimes(**times), **fields})
 
 
 def test_the_log_can_be_read_as_a_trace(tmp_path):
@@ -285,10 +290,10 @@ def test_when_the_engine_began_is_what_the_engine_says():
     waited = record(submitted=11.0)
     waited.note_event(0, 0, TokenEvent("1-0", wait=2.0, adapter_wait=1.5), now=20.0)
     waited.note_event(0, 0, TokenEvent("1-1", wait=9.0), now=20.5)
-    assert (waited.queue_seconds, waited.adapter_wait) == (2.0, 1.5)
+    assert (waited.times.queue_seconds, waited.times.adapter_wait) == (2.0, 1.5)
     hasty = record(submitted=11.0)
     hasty.note_event(0, 0, TokenEvent("1-0", wait=2.0), now=12.0)
-    assert hasty.queue_seconds == 1.0, "never after its news has come"
+    assert hasty.times.queue_seconds == 1.0, "never after its news has come"
 
 
 def test_a_name_that_is_no_name_is_clipped():
@@ -315,7 +320,8 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_short_lines_and_obeys_no_callers_words():
     record = RequestRecord(
         id="1", request_id="req-1", tenant="acme", key_id="k", model="pi\x1b[2Jrate\n", lane_asked=None,
-        lane=Lane.INTERACTIVE, started=1.0, ended=2.5, prompt_tokens=1200, completion_tokens=34, finish="stop",
+        lane=Lane.INTERACTIVE, times=RequestTimes(1.0, ended=2.5),
+        prompt_tokens=1200, completion_tokens=34, finish="stop",
     )  # fmt: skip
     terminal, file = Terminal(), io.StringIO()
     RequestLog(terminal).finished(record)

@@ -28,6 +28,7 @@ from gateway.observe.setup import open_observers
 from gateway.observe.tracing import Tracing, collector
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
+from gateway.requests.times import RequestTimes
 from gateway.rpc.api import GrpcServer
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}
@@ -64,6 +65,9 @@ def kept() -> Kept:
     return Kept()
 
 
+TIMES = RequestTimes.__struct_fields__
+
+
 def record(**fields) -> RequestRecord:
     values = {
         "id": "1",
@@ -74,7 +78,8 @@ def record(**fields) -> RequestRecord:
         "lane_asked": None,
         "ingress": Ingress(PATH),
     }
-    done = RequestRecord(**{**values, "lane": Lane.BATCH, "started": 90.0, "ended": 99.0, **fields})
+    times = {"started": 90.0, "ended": 99.0} | {name: fields.pop(name) for name in TIMES if name in fields}
+    done = RequestRecord(**{**values, "lane": Lane.BATCH, "times": RequestTimes(**times), **fields})
     done.end("stop", 200)
     return done
 

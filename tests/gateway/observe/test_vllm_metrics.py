@@ -67,7 +67,8 @@ async def test_every_query_of_the_board_finds_a_series(gateway_app):
 
 
 async def test_the_values_are_those_of_the_requests(gateway_app):
-    value, records = await read(gateway_app), [record for record in gateway_app.watcher.records if record.submitted]
+    value = await read(gateway_app)
+    records = [record for record in gateway_app.watcher.records if record.times.submitted]
     assert len(records) == 2  # the third never came to the engine
     assert value("request_success_total") == value("e2e_request_latency_seconds_count") == 2
     assert value("request_success_total", finished_reason="stop") == 2
@@ -78,9 +79,9 @@ async def test_the_values_are_those_of_the_requests(gateway_app):
     assert value("request_max_num_generation_tokens_count") == 2
     assert (value("request_params_n_sum"), value("request_params_max_tokens_sum")) == (3, 40)
     assert value("time_to_first_token_seconds_count") == 2
-    assert value("time_to_first_token_seconds_sum") == pytest.approx(sum(r.ttft_seconds for r in records))
+    assert value("time_to_first_token_seconds_sum") == pytest.approx(sum(r.times.ttft_seconds for r in records))
     for name in ("inference", "prefill", "decode"):
-        seconds = sum(getattr(record, f"{name}_seconds") for record in records)
+        seconds = sum(getattr(record.times, f"{name}_seconds") for record in records)
         assert value(f"request_{name}_time_seconds_sum") == pytest.approx(seconds)
     assert value("prompt_tokens_total") == value("prefix_cache_queries_total") == 70
     assert (value("prefix_cache_hits_total"), value("generation_tokens_total")) == (30, 9)

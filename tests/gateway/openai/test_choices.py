@@ -8,12 +8,12 @@ import pytest
 from msgspec import Struct
 
 from gateway.anthropic.schema import MessagesRequest
+from gateway.api.generation import ChatRequest
+from gateway.api.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError
-from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai import choices
 from gateway.openai.choices import EACH, LONGEST, choice_paths, refuse_long_choices
 from gateway.openai.parse import to_struct
-from gateway.openai.schema import ChatRequest
 from gateway.responses.schema import ResponsesRequest
 
 LONG = "x" * (LONGEST + 1)

@@ -6,12 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core.messages.requests import Lane
+from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api.tokens import TokenizeRequest
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.fields import REFUSED
 from gateway.openai.parse import parse
-from gateway.openai.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from gateway.requests.types import Chat
 
 USER = {"role": "user", "content": "hi"}

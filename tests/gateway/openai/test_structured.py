@@ -8,10 +8,10 @@ from grpc_app import as_key, ask, open_grpc_app, refused
 
 from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
 from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
+from gateway.api.generation import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.pb import generation_pb2 as pb
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}

@@ -217,7 +217,7 @@ async def test_what_is_refused_after_all_is_aborted_and_no_tenant_pays(gateway_a
     assert gateway_app.limiter.reserved_tokens == 0
     await gateway_app.assert_empty()
     [record] = gateway_app.watcher.records
-    assert (record.status, record.submitted, record.used_tokens) == (429, None, 0)
+    assert (record.status, record.times.submitted, record.used_tokens) == (429, None, 0)
 
 
 async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(gateway_app, likely):

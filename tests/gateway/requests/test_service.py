@@ -323,7 +323,7 @@ async def test_a_tenant_beyond_its_requests_per_minute_has_no_prompt_tokenized(g
         await answers(gateway_app, request(max_tokens=1), caller)
     error = await refusal(gateway_app, request(max_tokens=1), caller)
     assert (error.fault, error.limit_kind, len(encoded)) == (Fault.RATE_LIMIT_EXCEEDED, "requests", 3)
-    assert gateway_app.watcher.records[-1].reserve_seconds is not None
+    assert gateway_app.watcher.records[-1].times.reserve_seconds is not None
 
 
 async def test_a_request_refused_before_tokenizing_does_not_count(gateway_app):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.calls import message_call
+from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Tenant
 from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.parse import parse as parse_pooled
-from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.upstreams import bodies, vectors
 
 Json = dict[str, Any]

@@ -196,7 +196,7 @@ async def test_a_caller_who_leaves_before_the_usage_pays_for_the_text(make_place
     body = {"model": ROUTE, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with place.app.client() as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while not (live := list(place.app.gateway.live.values())) or live[0].first_token is None:
+        while not (live := list(place.app.gateway.live.values())) or live[0].times.first_token is None:
             await asyncio.sleep(0.002)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

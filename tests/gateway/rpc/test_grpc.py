@@ -396,7 +396,7 @@ async def test_cancelling_aborts_and_settles_what_was_used(api, method):
     api.gateway_app.engine.go_on = asyncio.Event()
     call = getattr(api.generation, method)(ask(sampling={"max_tokens": 200}), metadata=as_key())
     running = api.gateway_app.gateway.live
-    await until(lambda: any(record.first_token for record in running.values()))
+    await until(lambda: any(record.times.first_token for record in running.values()))
     call.cancel()
     await api.assert_empty()
     (record,) = api.gateway_app.watcher.records

@@ -169,7 +169,7 @@ async def test_cancelling_aborts_and_settles_what_was_used(api, kind, stream):
     api.gateway_app.engine.go_on = asyncio.Event()
     method = getattr(JsonApiStub(api.channel), "Stream" if stream else "Call")
     running = method(new(kind, stream=stream), metadata=as_key())
-    await until(lambda: any(record.first_token for record in api.gateway_app.gateway.live.values()))
+    await until(lambda: any(record.times.first_token for record in api.gateway_app.gateway.live.values()))
     running.cancel()
     await api.assert_empty()
     [record] = api.gateway_app.watcher.records

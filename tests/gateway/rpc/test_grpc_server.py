@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from engine.pb import engine_pb2 as pb_engine
-from gateway.adapters.status import STATUS_FIELDS
+from gateway.api.adapters import AdapterStatus
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
@@ -250,7 +250,7 @@ async def test_the_interval_of_a_watch_is_checked(api, seconds):
 
 
 def test_the_message_has_the_fields_of_a_status():
-    assert set(pb.Adapter.DESCRIPTOR.fields_by_name) == set(STATUS_FIELDS)
+    assert set(pb.Adapter.DESCRIPTOR.fields_by_name) == set(AdapterStatus.__struct_fields__)
 
 
 async def test_refused_changes_name_the_field(api):

@@ -19,6 +19,7 @@ from fakes import tiny_tokenizer
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
 from engine.rpc.target import EngineTls
+from gateway.api.engines import EngineOverview
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
@@ -32,7 +33,6 @@ from gateway.config.sections import (
 from gateway.config.whole import Config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.engines.pool import EnginePool
-from gateway.engines.replica import EngineOverview
 from gateway.serve.engine_group import divided, visible_gpus
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.lone_engine import engine_listening

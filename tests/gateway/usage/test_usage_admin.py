@@ -13,6 +13,7 @@ from io import StringIO
 import pytest
 from fakes import BILLING, DEVICE_SECONDS, FakeBooks, GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
+from served import on_port
 from typer.testing import CliRunner
 
 from gateway.cli.main import app as cli
@@ -196,9 +197,9 @@ async def test_over_grpc_it_is_the_same(tmp_path):
 
 async def test_in_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    async with open_grpc_app(tmp_path) as api:
+    async with open_grpc_app(tmp_path) as api, on_port(api.gateway_app) as url:
         await answers(api.gateway_app)
-        target = ["--target", f"127.0.0.1:{api.port}", "--key", "sk-admin"]
+        target = ["--url", url, "--key", "sk-admin"]
 
         async def run(*arguments: str, exit_code: int = 0) -> str:
             done = await asyncio.to_thread(CliRunner().invoke, cli, ["usage", *arguments, *target])

@@ -1,16 +1,20 @@
-"""The operations on files."""
+"""Files: what tenants send and get, and the operations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from gateway.api.operation import Operation
 from gateway.core.errors import Fault
-from gateway.files.service import MAX_EXPIRY, MAX_PAGE, MIN_EXPIRY
-from gateway.http.files import ANCHOR, CONTENT, FILE, FILES, SECONDS
-from gateway.http.openapi.operation import Operation
+
+FILES = "/v1/files"
+FILE = FILES + "/{file_id}"
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400
+"""OpenAI's bounds of `expires_after`, in seconds. Files expire after the maximum unless the caller asks for less."""
+MAX_PAGE = 10_000
 
 Purpose = Literal["batch", "batch_output"]
 
@@ -54,35 +58,28 @@ class DeletedFile(Struct):
 REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
 ONE = REGISTRY | {Fault.FILE_NOT_FOUND}
 BROUGHT = REGISTRY | {Fault.STORAGE_UNAVAILABLE, Fault.INSUFFICIENT_QUOTA, Fault.INSUFFICIENT_STORAGE}
-PAGE: Mapping[str, Mapping[str, Any]] = {
+PAGE: dict[str, dict[str, Any]] = {
     "purpose": {"type": "string"},
     "after": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
     "order": {"type": "string", "enum": ["asc", "desc"]},
 }
 
-FILE_OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        "POST",
-        FILES,
-        "Upload a file.",
-        "tenant",
-        File,
-        FileUpload,
-        BROUGHT,
-        body_type="multipart/form-data",
-    ),
-    Operation(
-        "GET", FILES, "List uploaded files.", "tenant", FileList, faults=REGISTRY | {Fault.INVALID_REQUEST}, query=PAGE
-    ),
-    Operation("GET", FILE, "Get a file's metadata.", "tenant", File, faults=ONE),
-    Operation("DELETE", FILE, "Delete a file.", "tenant", DeletedFile, faults=ONE | {Fault.FILE_IN_USE}),
-    Operation(
-        "GET",
-        CONTENT,
-        "Download a file's content.",
-        "tenant",
-        "application/octet-stream",
-        faults=ONE | {Fault.STORAGE_UNAVAILABLE},
-    ),
+UPLOAD = Operation(
+    "POST", FILES, "Upload a file.", "tenant", File, FileUpload, BROUGHT, body_type="multipart/form-data"
 )
+LIST = Operation(
+    "GET", FILES, "List uploaded files.", "tenant", FileList, faults=REGISTRY | {Fault.INVALID_REQUEST}, query=PAGE
+)
+GET = Operation("GET", FILE, "Get a file's metadata.", "tenant", File, faults=ONE)
+DELETE = Operation("DELETE", FILE, "Delete a file.", "tenant", DeletedFile, faults=ONE | {Fault.FILE_IN_USE})
+DOWNLOAD: Operation[Any] = Operation(
+    "GET",
+    FILE + "/content",
+    "Download a file's content.",
+    "tenant",
+    "application/octet-stream",
+    faults=ONE | {Fault.STORAGE_UNAVAILABLE},
+)
+
+OPERATIONS: tuple[Operation[Any], ...] = (UPLOAD, LIST, GET, DELETE, DOWNLOAD)

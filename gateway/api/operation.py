@@ -1,10 +1,11 @@
-"""Description of one operation in the OpenAPI document."""
+"""One operation of the HTTP API as data: what its route, its description and its method of the client are made from."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from msgspec import Struct
 
@@ -26,8 +27,14 @@ TEXT = "text/plain"
 """Media type of responses that are plain text instead of JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+)?\}")
+"""A part of a path that stands for a name, as in `{id}` or, if the name may have slashes, `{name:path}`."""
+
+A = TypeVar("A", bound=Struct)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation(Generic[A]):
     """One operation of the HTTP API: a method on a path. Every operation may also return 500 `internal_error`."""
 
     method: str
@@ -36,7 +43,7 @@ class Operation:
     summary: str
     who: Literal["anyone", "tenant", "admin"]
     """The callers that may use the operation."""
-    answer: type[Struct] | str
+    answer: type[A] | str
     """Struct of the response's JSON body, or the media type of a text response."""
     body: type[Struct] | None = None
     """Struct of the request's body. None means that the operation takes no body."""
@@ -54,6 +61,14 @@ class Operation:
     """Media type of the request's body."""
     text: str = ""
     """Media type of an alternative text form of the response; empty if there is none."""
+    body_is_optional: bool = False
+    """True means that an absent body is read as an object without fields."""
+
+    @property
+    def kind(self) -> type[A]:
+        """Return the struct of the response's body. The response must be JSON."""
+        assert not isinstance(self.answer, str), f"{self.path} answers with {self.answer}"
+        return self.answer
 
     @property
     def is_limited(self) -> bool:
@@ -71,5 +86,16 @@ class Operation:
         return self.faults | known | checked | ({Fault.INVALID_REQUEST} if is_admin else set()) | {Fault.INTERNAL}
 
 
-def admin(method: str, path: str, summary: str, answer: Any, faults: frozenset[Fault], **more: Any) -> Operation:
+@overload
+def admin(
+    method: str, path: str, summary: str, answer: type[A], faults: frozenset[Fault], **more: Any
+) -> Operation[A]: ...
+
+
+@overload
+def admin(method: str, path: str, summary: str, answer: str, faults: frozenset[Fault], **more: Any) -> Operation: ...
+
+
+def admin(method: str, path: str, summary: str, answer: Any, faults: frozenset[Fault], **more: Any) -> Operation[Any]:
+    """Return an operation that only administrators may call."""
     return Operation(method, path, summary, "admin", answer, faults=faults, **more)

@@ -1,8 +1,8 @@
-"""Schemas of request bodies.
+"""Bodies of chats and completions.
 
-Misspellings of known fields are refused (`unknown.py`). Other unknown fields have no effect, unless the tenant is
-configured to have them refused. An unsupported field that would change the answer is refused, unless its value has no
-effect (`fields.py`).
+Misspellings of known fields are refused (`openai/unknown.py`). Other unknown fields have no effect, unless the tenant
+is configured to have them refused. An unsupported field that would change the answer is refused, unless its value has
+no effect (`openai/fields.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.api.messages import ChatMessage, Choice, ContentPart, Tool, ToolChoice
 from gateway.core.lanes import LANE_OF_TIER
-from gateway.openai.messages import ChatMessage, Choice, ContentPart, Tool, ToolChoice
-from gateway.requests.truncation import Side
-from gateway.text.chat_template import EFFORTS
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""Values of `reasoning_effort`, as in OpenAI's API."""
+Side = Literal["left", "right"]
+"""Side on which a prompt loses tokens."""
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -243,76 +245,3 @@ class CompletionRequest(Sampled, kw_only=True):
     """Maximum output tokens. 0 generates nothing and is accepted only with `echo` or `prompt_logprobs`."""
     logprobs: Alternatives | None = None
     echo: bool | None = None
-
-
-class TokenizeRequest(Struct, kw_only=True):
-    """Body of /tokenize, as in vLLM's API. Exactly one of `prompt` and `messages` is required."""
-
-    model: str | None = None
-    """Required if the gateway serves several base models."""
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
-    add_special_tokens: bool | None = None
-    """By default true for a prompt, and false for messages."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    """Body of /detokenize."""
-
-    tokens: list[int]
-    model: str | None = None
-    """Required if the gateway serves several base models."""
-
-
-class LoadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of /v1/load_lora_adapter, as in vLLM's API. `load_inplace` allows to replace an adapter of this name."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool | None = None
-    is_3d_lora_weight: bool | None = None
-    """Accepted from vLLM's clients; the gateway reads the layout of experts from the adapter's own tensors."""
-
-
-class UnloadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of /v1/unload_lora_adapter, as in vLLM's API."""
-
-    lora_name: str
-    lora_int_id: int | None = None
-    """Accepted from vLLM's clients; the name says which adapter is meant."""
-
-
-class NativeLoadRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/adapters. `replace` allows to replace an adapter of this name. Without `tenants`, a new
-    adapter is not restricted to tenants, and a replaced one stays as restricted as it was. Unknown fields are refused,
-    so that a misspelling of `tenants` cannot give an adapter to all of them."""
-
-    name: str
-    source: str
-    base_model: str = ""
-    """Base model that the adapter is for. Without it, the gateway reads that from the adapter's own configuration."""
-    replace: bool = False
-    tenants: list[str] = []
-    chat_template: str | None = None
-    """What renders chats of the adapter: `auto` is the template in its folder, `model` that of the base model, and
-    other text a Jinja template. Without it, a new adapter has the base model's, and a replaced one the same as
-    before."""
-
-
-class AliasRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/adapters/NAME/aliases: add an alias to the adapter or, with `remove`, remove it."""
-
-    alias: str
-    remove: bool = False
-
-
-class AllowRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/adapters/NAME/tenants: the tenants that may use the adapter, in place of the former list.
-    An empty list permits every tenant whose configuration allows the adapter."""
-
-    tenants: list[str]

@@ -1,0 +1,141 @@
+"""Turns of decodes: which decodes of heavy parties are left out of a step, so that the tokens of light ones come in
+time.
+
+All interactive decodes are in every step while their tokens come in time. A tenant with many answers at once would
+otherwise make the tokens of all tenants late. Beside a light party (see `Accounts.imbalance`), the decodes of the heavy
+ones therefore take turns: a step has all decodes of light parties, and as many of heavy ones as fit into the longer of
+
+- the slack of the light parties, or the share `BESIDE_PROMPTS` of it while one of them has a prompt to compute
+- the time of a step with the light parties' decodes alone, divided by these parties' share of the weights
+
+The latter is what a light party would see if the device's time were divided by weight, so that the heavy ones never
+get less than their share. The rows that were left out come first in the next step: heavy parties take one row each in
+turn, by weight, and the rows of each go by due time. A step always has one of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from typing import NamedTuple
+
+from engine.core.fairness.accounts import Imbalance
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import AdapterHash, Lane
+from engine.core.plan.slack import light_slack, slack_of
+from engine.core.state.engine_state import EngineState
+from engine.core.state.sequence import Sequence
+
+BESIDE_PROMPTS = 0.5
+"""Share of the slack that decodes of heavy parties may take while a light party has a prompt."""
+
+
+class Turns(NamedTuple):
+    """The interactive decodes of a step, where light parties share the lane with heavy ones."""
+
+    heavy: Set[str]
+    """The heavy parties."""
+    decodes: list[Sequence] | None
+    """The decodes that the step has, in their order. None means all of them."""
+    slack: float
+    """Seconds until a token is late: the first of a light party if decodes are left out, otherwise the first of all."""
+
+
+def take_turns(state: EngineState, now: float, *, owes_batch: bool) -> Turns | None:
+    """Return which interactive decodes the next step has. None means that no party is light. `owes_batch` tells that
+    batch work must have a part of the step: decodes of heavy parties then leave room for it."""
+    found = state.ledger.accounts.imbalance(Lane.INTERACTIVE, now)
+    if found is None:
+        return None
+    everyone = Turns(found.heavy, None, slack_of(state, now))
+    stretch = state.config.scheduling.itl_stretch if owes_batch else 1.0
+    running = [seq for seq in state.running.values() if seq.lane is Lane.INTERACTIVE]
+    # Usually, this says cheaply that even more decodes than there are would be in time.
+    if _Decodes(state, running).seconds * stretch <= BESIDE_PROMPTS * everyone.slack / state.ledger.model.margin:
+        return everyone
+    light, heavy = _computable(state, found.heavy)
+    step = _Decodes(state, light)
+    bound = _bound(state, now, found, step.seconds) / stretch
+    if _Decodes(state, light + heavy).seconds <= bound:
+        return everyone
+    chosen = list(light)
+    for seq in _by_turn(state, heavy):
+        step.extend([seq])
+        if step.seconds > bound and len(chosen) > len(light):
+            break
+        chosen.append(seq)
+    return Turns(found.heavy, chosen, light_slack(state, now, found.heavy, chosen))
+
+
+def _computable(state: EngineState, heavy: Set[str]) -> tuple[list[Sequence], list[Sequence]]:
+    """Return the interactive decodes that a step may have, of light parties and of `heavy` ones: those that wait for no
+    token and no mask."""
+    parts: tuple[list[Sequence], list[Sequence]] = [], []
+    for seq in state.running.values():
+        is_decode = seq.lane is Lane.INTERACTIVE and seq.num_remaining == 1
+        if is_decode and not seq.waits_for_token and not state.masks.blocks(seq):
+            parts[seq.request.party in heavy].append(seq)
+    return parts
+
+
+def _bound(state: EngineState, now: float, found: Imbalance, alone: float) -> float:
+    """Return the predicted seconds, with masks, to which decodes of heavy parties may extend a step, which takes
+    `alone` seconds without them."""
+    model, slack = state.ledger.model, light_slack(state, now, found.heavy)
+    if _has_prompt(state, found.heavy):
+        slack *= BESIDE_PROMPTS
+    return max(slack / model.margin, max(alone, model.one_decode) / found.light_share)
+
+
+def _has_prompt(state: EngineState, heavy: Set[str]) -> bool:
+    """Return whether a prompt is to be computed beside the decodes: any that runs, or one of a light party that
+    waits. Those of heavy parties that wait may find no slot."""
+    if state.waiting.groups(Lane.INTERACTIVE).keys() - heavy:
+        return True
+    return any(seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1 for seq in state.running.values())
+
+
+def _by_turn(state: EngineState, decodes: Iterable[Sequence]) -> list[Sequence]:
+    """Return decodes in the order in which they are next: the parties' first ones, their second ones and so on, where a
+    party of twice the weight has two in each round. Those of a round go by due time, and last those whose newest token
+    is being computed."""
+    get, places = state.ledger.accounts.get, Counter[str]()
+    turns = []
+    for seq in sorted(decodes, key=_due):
+        party = seq.request.party
+        turns.append((places[party] / get(Lane.INTERACTIVE, party).weight, *_due(seq), seq))
+        places[party] += 1
+    return [seq for *_, seq in sorted(turns, key=lambda turn: turn[:-1])]
+
+
+def _due(seq: Sequence) -> tuple[bool, float, float, str]:
+    return seq.num_pending > 0, seq.due, seq.device_seconds, seq.id
+
+
+class _Decodes:
+    """The decodes of a step, and what they are predicted to take."""
+
+    def __init__(self, state: EngineState, decodes: list[Sequence]) -> None:
+        self._state = state
+        self._count = self._context = self._rows = 0
+        self._masks_s = 0.0
+        self._adapters: set[AdapterHash] = set()
+        self.extend(decodes)
+
+    def extend(self, decodes: list[Sequence]) -> None:
+        self._count += len(decodes)
+        self._context += sum([len(seq.tokens) for seq in decodes])
+        self._masks_s += self._state.ledger.masks_s(decodes)
+        used = [adapter_hash for seq in decodes if (adapter_hash := seq.request.adapter_hash)]
+        if used:
+            adapters = self._state.adapters
+            self._rows += sum([adapters[adapter_hash].rank for adapter_hash in used])
+            self._adapters.update(used)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the step, with the masks of its grammars."""
+        model = self._state.ledger.model
+        launched = float(model.is_launched(0.0, self._count))
+        work = 0.0, self._count, self._context, 0.0, len(self._adapters), self._rows
+        return model.predict(StepFeatures(*work, launched=launched)) + self._masks_s

@@ -51,7 +51,10 @@ $(VENV)/.venv:
 	@$(PIP) install -q 'pip>=25' || echo "pip cannot be updated; installing with Python's own, which may take twice as long"
 	@touch $@
 
-$(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt
+# Installing makes gateway/pb and engine/pb, too.
+PROTO := proto/generate.py $(wildcard proto/loralane/*/*.proto proto/loralane/*/*/*.proto)
+
+$(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt $(PROTO)
 	@echo "Installing torch ..."
 ifeq ($(HAS_CUDA),0)
 	@! $(PIP) install -q --dry-run --report - $(CPU_SOURCE) $(CONSTRAINTS) torch | grep -q '"name": "nvidia' \
@@ -244,7 +247,7 @@ chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, fo
 soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as it was afterwards
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
-proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
+proto: setup-dev  ## Make gateway/pb and engine/pb from proto/ again, which git does not keep
 	$(BIN)/python proto/generate.py
 
 audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vulnerability (needs the network)

@@ -22,14 +22,13 @@ from pathlib import Path
 
 from benchmarks.runner import DATA_DIR, JSON, MODEL, Run, at_least, benchmark, option, table_of
 from engine.config import EngineConfig, core_config
-from engine.core.config import POLICIES, CoreConfig
+from engine.core.config import CoreConfig
 from engine.core.messages.commands import Abort, Submit
 from engine.core.messages.requests import Lane, Request, SamplingParams
-from engine.core.state.engine_state import EngineState
-from engine.engine import Engine
 from engine.model.folders.prepare import prepare_model
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
+from lab.sim.baselines import POLICIES, Mode, engine_under
 from lab.traffic.histogram import percentile
 
 BATCH, WINDOW_S = 16, 0.5
@@ -124,7 +123,7 @@ class Served:
         windows = {"static": math.inf, "dynamic": WINDOW_S}
         never = self._core.eos_token_ids if regime == "predicted" else None
         feed = Padded(jobs, windows[regime]) if regime in windows else Live(jobs, never)
-        engine = Engine(EngineState.create(self._settings(regime)), self.runner)
+        engine = engine_under(mode_of(regime), self._settings(regime), self.runner)
         began, computed = time.perf_counter(), 0
         while not feed.is_done:
             now = time.perf_counter() - began
@@ -143,9 +142,11 @@ class Served:
         return feed.progress, computed
 
     def _settings(self, regime: str) -> CoreConfig:
-        policy = {"predicted": "sjf"}.get(regime, regime if regime in POLICIES else "fcfs")
-        core = replace(self._core, scheduling=replace(self._core.scheduling, policy=policy))
-        return replace(core, max_seqs=POOL_TOKENS // MAX_LEN) if regime == "preallocated" else core
+        return replace(self._core, max_seqs=POOL_TOKENS // MAX_LEN) if regime == "preallocated" else self._core
+
+
+def mode_of(regime: str) -> Mode:
+    return Mode({"predicted": "sjf"}.get(regime, regime if regime in POLICIES else "fcfs"))
 
 
 class Live:

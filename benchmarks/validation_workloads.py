@@ -16,7 +16,7 @@ from lab.traffic.workload import Backlog, Workload
 ADAPTERS = 64
 BUSY_S = 60.0
 """Seconds for which an engine is kept busy; the second half is measured. Batch work alone may take longer steps the
-longer there was no interactive work (`Scheduling.yield_share`), up to a maximum that it reaches after 25 s. `plan`
+longer there was no interactive work (`limits.YIELD_SHARE`), up to a maximum that it reaches after 25 s. `plan`
 assumes that steps are never shortened, as they are on a slow CPU before that time."""
 CHAT = ("32-256", "16-96")
 REFERENCE = "cpu-smollm2"

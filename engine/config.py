@@ -16,7 +16,6 @@ DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
-ATTENTIONS = ("auto", "triton", "flashinfer")
 SPECULATIONS = ("off", "auto")
 WEIGHTS = ("auto", "int8", "int4", "fp8")
 GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
@@ -63,9 +62,6 @@ class EngineConfig:
     kv_dtype: str = "auto"
     """`auto` keeps the KV cache in dtype; `fp8` keeps it in e4m3, so that a page pool holds twice as many tokens, and
     needs a GPU of compute capability 8.9 or above."""
-    attention: str = "auto"
-    """Attention kernels of a GPU: `triton` are ours; `flashinfer` are FlashInfer's, with which a row's bits depend on
-    the other rows of its step; `auto` takes FlashInfer's where they are installed and were measured to be faster."""
     graphs: bool = True
     """On a GPU, steps in which all rows decode, and others of up to 1,024 rows, are captured as CUDA graphs when the
     engine starts."""
@@ -142,7 +138,6 @@ class EngineConfig:
             "adapter_dtype": ADAPTER_DTYPES,
             "kv_dtype": KV_DTYPES,
             "weights": WEIGHTS,
-            "attention": ATTENTIONS,
         }
         if not isinstance(self.speculation, Speculation):
             choices["speculation"] = SPECULATIONS

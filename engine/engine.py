@@ -19,7 +19,7 @@ from engine.core.messages.requests import AdapterHash, TokenEvent
 from engine.core.messages.step import StepPlan
 from engine.core.plan.next_step import plan_step
 from engine.core.plan.pace import Pace
-from engine.core.policy.policies import Policy, make_policy
+from engine.core.policy.policies import LanePolicy, Policy
 from engine.core.state.engine_state import EngineState
 from engine.executor.base import Executor
 from engine.inbox import Inbox
@@ -79,12 +79,12 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         beat: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
-        """`policy` defaults to the one in the configuration. `beat` is called with the state before each step is
+        """`policy` defaults to the one by lanes. `beat` is called with the state before each step is
         submitted, and about once a second while there is no work. `clock` and `sleep` are in seconds. The executor's
         answers to fetches and grammar preparations go to the engine's inbox."""
         self.state = state
         self.executor = executor
-        self.policy = policy or make_policy(state.config.scheduling)
+        self.policy = policy or LanePolicy()
         self.clock = clock
         self.inbox = Inbox()
         self.pace = Pace(clock, sleep)

@@ -11,28 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import Pointwise, QkNorms
 from lora_kernels.routing import ExpertKernels
 from lora_kernels.segments import SegmentPlan
-
-
-class CapturedPlans(Protocol):
-    """The attention plans of one captured step, at fixed addresses. The host renews them before each replay."""
-
-    def renew(
-        self, query_starts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], tables: npt.NDArray[np.int32]
-    ) -> None:
-        """Plans the step that is replayed next, in stream order. It has at most the captured sequences and rows.
-
-        Args:
-            query_starts, contexts: [num_seqs + 1] and [num_seqs], like `AttentionBatch.query_starts`, `context_lens`.
-            tables: [num_seqs, blocks of the longest context]. Pages of each sequence.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +34,6 @@ class AttentionBatch:
         max_query, max_context: the largest number of query rows and the largest context length, on the host.
         host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
 
-        plans: the host's plans for the attention kernels of a captured step. None means that the step is launched, or
-            that its kernels are planned on the device.
-
     In a captured step with prompts only the device knows how many rows each sequence has; padding sequences, which come
     last, have none. On the host, every sequence is then counted in `num_decodes`, and `max_query` is the number of all
     rows.
@@ -67,7 +48,6 @@ class AttentionBatch:
     max_context: int
     host_query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
-    plans: CapturedPlans | None = None
 
     @property
     def has_any_lengths(self) -> bool:

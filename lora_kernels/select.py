@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lora_kernels import dora
-from lora_kernels.attention_choice import AttentionChoice, AttentionWish, require_attention
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable
 from lora_kernels.reference import ReferenceBackend
@@ -23,8 +22,7 @@ def select_backend(
     on_kernel: Callable[[int, int], None] = lambda *_: None,
     head_dim: int = 128,
     data_dir: Path | None = None,
-    wish: AttentionWish | None = None,
-    on_attention: Callable[[AttentionChoice], None] = lambda _: None,
+    fp8_kv: bool = False,
     sums: bool = False,
     experts: bool = False,
 ) -> Backend:
@@ -37,24 +35,21 @@ def select_backend(
         on_kernel: called with the number of kernels compiled so far and their total number. Only the numba backend
             compiles kernels during this call, which takes about ten seconds once.
         data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
-        wish: what the engine asks of its attention kernels. None means the default of everything.
-        on_attention: called with the choice of attention kernels, on a GPU only.
+        fp8_kv: whether K and V are stored in FP8, which only a GPU reads.
         sums: whether deltas are added to outputs in fp32, which ranks sum.
         experts: whether the model has layers with experts.
 
     Raises:
-        ValueError: The device is a GPU and triton is not installed, or `wish` cannot be served.
+        ValueError: The device is a GPU and triton is not installed.
         TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
     """
-    if wish is not None:
-        require_attention(wish, device, dtype, head_dim)
     # Imported late: a machine without CUDA may have no triton, and the measurements on GPUs hide numba.
     if device.type == "cuda":
         if not find_spec("triton"):
             raise ValueError("a GPU needs triton: pip install 'loralane[gpu]'")
         from lora_kernels.gpu.triton_tuned import load_backend
 
-        return load_backend(device, dtype, head_dim, data_dir, wish, on_attention)
+        return load_backend(device, dtype, head_dim, data_dir, fp8_kv)
     if not find_spec("numba"):  # every installation has it; the suite for GPUs in toy size hides it
         return ReferenceBackend()
     from lora_kernels.cpu.numba_backend import NumbaBackend

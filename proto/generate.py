@@ -1,7 +1,8 @@
-"""Regenerates gateway/pb and engine/pb from the .proto files: `make proto`.
+"""Makes gateway/pb and engine/pb from the .proto files: when loralane is installed or built, and by `make proto`.
 
 protoc writes imports that follow the proto path (`from loralane.v1 import ...`); ours live in gateway.pb and engine.pb,
-so those lines are rewritten. A test runs `generate` into a temporary folder and fails when the checked-in code differs.
+so those lines are rewritten. The code is made in the source tree, where git ignores it, because an editable install is
+the source tree.
 """
 
 import sys
@@ -9,14 +10,23 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-from grpc_tools import protoc
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"loralane/v1": "gateway/pb", "loralane/engine/v1": "engine/pb"}
 
 
+class BuildPy(build_py):
+    """The step of setuptools that collects modules, after the protobuf code is made."""
+
+    def run(self) -> None:
+        generate(ROOT)
+        super().run()
+
+
 def generate(out: Path) -> None:
-    """Writes all generated modules below `out`, laid out as in the repository."""
+    """Write all generated modules below `out`, laid out as in the repository. Ends the program if the compiler is not
+    installed or finds an error."""
     for source, target in PACKAGES.items():
         with tempfile.TemporaryDirectory() as scratch:
             _protoc(sorted((ROOT / "proto" / source).glob("*.proto")), scratch)
@@ -26,6 +36,10 @@ def generate(out: Path) -> None:
 
 
 def _protoc(protos: list[Path], out: str) -> None:
+    try:
+        from grpc_tools import protoc  # of the environment that builds; servers do not need it
+    except ImportError:
+        raise SystemExit("grpcio-tools makes the protobuf code: install the one that pyproject.toml names") from None
     well_known = str(files("grpc_tools") / "_proto")
     flags = [f"-I{ROOT / 'proto'}", f"-I{well_known}"]
     outs = [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]

@@ -18,13 +18,12 @@ import torch
 
 from benchmarks.gpu.shapes import BLOCK_SIZE, adapter_elements, full_layout, model_config
 from engine.config import EngineConfig
-from engine.core.config import CoreConfig, Scheduling
+from engine.core.config import CoreConfig
 from engine.core.memory.adapters import HostAdapter
 from engine.core.messages.commands import AdapterFetched
 from engine.core.messages.moves import PageMemory
 from engine.core.messages.requests import AdapterHash, TokenEvent
 from engine.core.messages.step import Launch, StepPlan, StepResult
-from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Claim, Report
 from engine.model.layers.lora import TARGETS
@@ -33,6 +32,7 @@ from engine.model.memory.host import Blob
 from engine.model.memory.host_store import PackedAdapter
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
+from lab.sim.baselines import Mode, engine_under
 from lora_kernels.layout import AdapterLayout
 
 UNBOUNDED_BYTES = 1 << 60
@@ -42,7 +42,7 @@ UNBOUNDED_BYTES = 1 << 60
 @dataclass(frozen=True)
 class HouseSize:
     """Sizes of an engine, as in EngineConfig. `tiny`: a toy model on the CPU. `num_pages`: 0 means as many as fit.
-    `policy`: see Scheduling."""
+    `policy`: see Mode."""
 
     tiny: bool
     max_seqs: int
@@ -158,13 +158,12 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         max_resident_adapters=config.max_resident_adapters,
         host_adapter_bytes=UNBOUNDED_BYTES,
         prefix_caching=False,
-        scheduling=Scheduling(policy=size.policy),
     )
     tell(
         f"engine ready in {time.perf_counter() - started:.1f} s, "
         f"{runner.loaded.num_pages} pages of {runner.facts.page_bytes} bytes"
     )
-    return House(runner, Engine(EngineState.create(core), Adapters(runner)))
+    return House(runner, engine_under(Mode(size.policy), core, Adapters(runner)))
 
 
 def _tell_progress(tell: Callable[[str], None], what: str, done: int, total: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from benchmarks.gpu.shapes import model_dtype, model_spec
-from lora_kernels.attention_choice import AttentionWish
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.select import select_backend
@@ -16,5 +15,4 @@ def our_backend(device: torch.device, fp8_kv: bool = False) -> Backend:
     interpreter on a CPU."""
     if device.type == "cpu":
         return TritonBackend()
-    wish = AttentionWish(has_fp8_kv=fp8_kv)
-    return select_backend(device, model_dtype(tiny=False), head_dim=model_spec(tiny=False).head_dim, wish=wish)
+    return select_backend(device, model_dtype(tiny=False), head_dim=model_spec(tiny=False).head_dim, fp8_kv=fp8_kv)

@@ -1,10 +1,9 @@
-"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, compared with ours."""
+"""Section C: paged attention by vLLM's Triton kernel, from its wheel, compared with ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, Chunks, make_load, our_calls
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import VLLM, PeerAbsent, load_kernel_module
-from benchmarks.gpu.shapes import BLOCK_SIZE, AttentionLoad
+from benchmarks.gpu.shapes import AttentionLoad
 from benchmarks.gpu.timing import Call, time_calls
 
 LEAST_S = 4.0
-WORKSPACE_BYTES = 256 << 20
 SEGMENTS = 16
 """Number of segments into which vLLM's decode kernel splits a context if its grid would be small."""
 LEAST_GRID = 128
@@ -69,31 +67,7 @@ def vllm_attention(load: AttentionLoad) -> Attend:
     return run_one
 
 
-def flashinfer_attention(load: AttentionLoad) -> Attend:
-    """Return FlashInfer's decode kernel, or its prefill kernel if the batch has chunks, set up for the batch. Raises
-    PeerAbsent if FlashInfer is not importable."""
-    try:
-        flashinfer = import_module("flashinfer")
-    except ImportError as error:
-        raise PeerAbsent(f"flashinfer is not importable here: {error}") from error
-    device, kv_heads = load.query.device, load.kv[0].shape[3]
-    _, heads, head_dim = load.query.shape
-    blocks = [-(-context // BLOCK_SIZE) for _, context in load.chunks]
-    tables = [load.batch.block_tables[i, :count] for i, count in enumerate(blocks)]
-    starts = torch.tensor([0, *blocks], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    last = torch.tensor([(context - 1) % BLOCK_SIZE + 1 for _, context in load.chunks], dtype=torch.int32).to(device)
-    pages = torch.cat(tables), last, heads, kv_heads, head_dim, BLOCK_SIZE
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    if load.batch.max_query == 1:
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-        wrapper.plan(starts, *pages, q_data_type=load.query.dtype, kv_data_type=load.query.dtype)
-    else:
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(load.batch.query_starts, starts, *pages, causal=True, q_data_type=load.query.dtype)
-    return partial(wrapper.run, load.query)
-
-
-PEERS: dict[str, Callable[[AttentionLoad], Attend]] = {"vLLM": vllm_attention, "FlashInfer": flashinfer_attention}
+PEERS: dict[str, Callable[[AttentionLoad], Attend]] = {"vLLM": vllm_attention}
 
 
 def run(journal: Journal) -> None:

@@ -21,13 +21,13 @@ from benchmarks.gpu.report import share
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "A": (
         ("correct_kernels",),
-        ("correct_sampler", "correct_flashinfer"),
+        ("correct_sampler",),
         ("correct_quantized",),
         ("correct_engine",),
         *((f"kernel_tests {part}/4",) for part in range(4)),
     ),
     "B": (("kernels_lora", "kernels_attention", "kernels_rest", "kernels_quantized", "kernels_experts"),),
-    "C": (("peers_lora", "peers_attention", "flashinfer_steps"),),
+    "C": (("peers_lora", "peers_attention"),),
     "D": (("decoding",),),
     "E": (("device_lanes",),),
     "F": (("host_gaps",),),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,22 +20,9 @@ from benchmarks.gpu.kernels_attention import (
     make_load,
 )
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
-from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
+from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
-from engine.model.steps.rungs import LARGEST_CHUNKS
-from lora_kernels.attention_choice import (
-    FEW_DECODES,
-    LIBRARY,
-    MANY_DECODES,
-    OURS,
-    PROMPTS,
-    TRITON,
-    AttentionWish,
-    installed_flashinfer,
-    record_key,
-)
-from lora_kernels.backend import AttentionBatch, Backend
-from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
+from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
@@ -50,15 +35,11 @@ from lora_kernels.gpu.triton_tuned import (
     LORA_SHORT,
     PREFILL,
     attention_shape,
-    load_backend,
     lora_shape,
 )
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.segments import plan_segments
 from lora_kernels.tuning import Config
-
-MAX_SEQS = 256
-"""Largest number of sequences of the captured steps, which an engine derives for an 8B model on an H100."""
 
 Variants = Mapping[str, Sequence[int]]
 
@@ -97,7 +78,6 @@ VARIANTS: Mapping[str, Variants] = {
         "num_stages": (2, 3, 4),
         "split_tokens": (1024, 2048, 4096),
     },
-    LIBRARY: {"flashinfer": (1,)},
 }
 """Values to try, by kernel and parameter, the most important parameter first. Parameters that split LoRA's sums are not
 varied, because they determine the bits of the result."""
@@ -110,19 +90,11 @@ ATTENTION_WORKS: Mapping[str, tuple[Chunks, Chunks]] = {
     DECODE: (DECODES["64 of 128 to 8,192"], TINY_DECODES["2 of 20"]),
     PREFILL: (PREFILLS["4 chunks of 512 at 4,096"], TINY_PREFILLS["chunk of 4 at 12"]),
 }
-LIBRARY_WORKS: Mapping[str, tuple[tuple[str, ...], Chunks]] = {
-    FEW_DECODES: (("1 x 1,024", "16 x 1,024", "8 x 8,192"), TINY_DECODES["2 of 20"]),
-    MANY_DECODES: (("64 of 128 to 8,192", "256 x 512"), ((1, 20),) * 33),
-    PROMPTS: (("63 decodes at 2,048, chunk of 512", "4 chunks of 512 at 4,096"), TINY_PREFILLS["chunk of 4 at 12"]),
-}
-"""Class of steps -> the steps in which libraries are compared, all of which count alike."""
 
 
-def make_subjects(kernel: str, device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:
+def make_subjects(kernel: str, device: torch.device) -> Iterator[Subject]:
     """Yield what is tuned under a kernel's name, with inputs allocated on `device`; in toy size if that is a CPU."""
-    if kernel == LIBRARY:
-        yield from library_subjects(device, engine_dir)
-    elif kernel in LORA_WORKS:
+    if kernel in LORA_WORKS:
         yield lora_subject(kernel, device)
     else:
         for fp8_kv in kv_dtypes(device).values():
@@ -182,54 +154,7 @@ def attention_runs(load: AttentionLoad, make: Callable[[Config], PagedAttention]
     return [partial(attend, load.query, kv, load.batch, load.scores, kv_scales=scales) for kv in load.kv]
 
 
-def library_subjects(device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:
-    """Yield the choice between our attention, in the best configuration known, and FlashInfer's for each class of
-    steps; nothing if FlashInfer is not installed."""
-    tiny, flashinfer = device.type == "cpu", installed_flashinfer()
-    if flashinfer is None:
-        return
-    shape = attention_shape(model_spec(tiny).head_dim, model_dtype(tiny))
-    for steps, (works, tiny_work) in LIBRARY_WORKS.items():
-        chunks = [tiny_work] if tiny else [(DECODES | PREFILLS)[work] for work in works]
-        runs = partial(library_runs, [make_load(work, device) for work in chunks], engine_dir)
-        yield Subject(LIBRARY, record_key(shape, steps, flashinfer), OURS, VARIANTS[LIBRARY], runs)
-
-
-def library_runs(loads: Sequence[AttentionLoad], engine_dir: Path | None, config: Config) -> list[Run]:
-    """Return the launches to time with a library: one for each layer of the loads, planned as an engine does."""
-    runs: list[Run] = []
-    for load in loads:
-        attend = FlashInferAttention() if config["flashinfer"] else our_attention(load, engine_dir)
-        batch = planned_batch(attend, load)
-        runs += [partial(attend, load.query, kv, batch, load.scores) for kv in load.kv]
-    return runs
-
-
-def our_attention(load: AttentionLoad, engine_dir: Path | None) -> PagedAttention:
-    if load.query.device.type == "cpu":
-        return PagedAttention()
-    _, _, head_dim = load.query.shape
-    wish = AttentionWish(TRITON)
-    return load_backend(load.query.device, load.query.dtype, head_dim, engine_dir, wish).paged_attention
-
-
-def planned_batch(attend: PagedAttention, load: AttentionLoad, seqs: int = MAX_SEQS) -> AttentionBatch:
-    """Return the load's batch, with plans like those of a captured step of up to `seqs` sequences if an engine captures
-    steps of so many rows."""
-    rows, has_prompts = len(load.query), load.batch.max_query > 1
-    if rows > LARGEST_CHUNKS:
-        return load.batch
-    _, heads, _ = load.query.shape
-    attend.reserve(max(seqs, rows), heads, load.kv[0], rows, load.batch.max_context)
-    plans = attend.capture_plans(rows, min(seqs, rows) if has_prompts else rows, has_prompts)
-    if plans is not None:
-        starts, contexts = np.array(load.batch.host_query_starts), np.array(load.batch.host_context_lens)
-        plans.renew(starts, contexts, load.batch.block_tables.cpu().numpy())
-    return replace(load.batch, plans=plans)
-
-
-def all_subjects(kernels: Sequence[str], device: torch.device, engine_dir: Path | None = None) -> Iterator[Subject]:
-    """Yield each kernel's subjects when they are asked for, so that only one's inputs are in memory at a time.
-    `engine_dir` has this machine's measurements."""
+def all_subjects(kernels: Sequence[str], device: torch.device) -> Iterator[Subject]:
+    """Yield each kernel's subjects when they are asked for, so that only one's inputs are in memory at a time."""
     for kernel in kernels:
-        yield from make_subjects(kernel, device, engine_dir)
+        yield from make_subjects(kernel, device)

@@ -49,16 +49,13 @@ def _tune(kernels: Sequence[str] | None, engine_dir: Path, device: torch.device)
     from benchmarks.gpu.timing import time_calls
     from benchmarks.gpu.tunables import VARIANTS, all_subjects
     from benchmarks.gpu.tuner import tune
-    from lora_kernels.attention_choice import LIBRARY, installed_flashinfer
     from lora_kernels.gpu.triton_tuned import DEFAULTS, device_key
     from lora_kernels.tuning import save_choices
 
     if unknown := [kernel for kernel in kernels or () if kernel not in VARIANTS]:
         print(f"no kernel {unknown[0]!r}; there are {', '.join(VARIANTS)}", file=sys.stderr)
         return 2
-    if LIBRARY in (kernels or VARIANTS) and installed_flashinfer() is None:
-        print(f"{LIBRARY}: left out, flashinfer is not installed", flush=True)
-    for subject in all_subjects(kernels or list(VARIANTS), device, engine_dir):
+    for subject in all_subjects(kernels or list(VARIANTS), device):
         choice = tune(subject, lambda runs: time_calls(runs, device).us, lambda text: print(text, flush=True))
         path = save_choices(device_key(device), {subject.kernel: {subject.shape: choice}}, engine_dir, DEFAULTS)
         print(f"written to {path}", flush=True)

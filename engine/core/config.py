@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import isfinite
 
-SCHEDULERS = ("continuous", "dynamic", "static")
-POLICIES = ("lanes", "fcfs", "sjf", "priority")
 PREEMPTIONS = ("checkpoint", "swap", "recompute")
 MOST_KNOTS = 8
 SHARES = (
     "batch_floor",
     "promoted_share",
-    "deadline_margin",
     "watermark",
     "forgetting",
-    "spare_progress",
     "hold_share",
-    "locality_share",
 )
+
+LONG_PROMPT_STEPS = 2.0
+"""A prompt that still needs more than this many full steps leaves half of each step to other requests and goes behind
+them, so that no request has to wait for the 60 steps of a prompt of 120,000 tokens."""
 
 
 def _check(owner: object, minimum: float, *names: str) -> None:
@@ -77,16 +76,6 @@ class Scheduling:
     cached prefixes are held, and how step times are learned. Raises ValueError, which names the value, if one is out of
     range."""
 
-    scheduler: str = "continuous"
-    """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered and start together, and
-    the next ones wait until the last has ended. dynamic: like static, with the requests that came within `window_s`."""
-    policy: str = "lanes"
-    """lanes: all rules of this class apply. fcfs (first come first served), sjf (shortest job first) and priority: one
-    queue in that order under a static token budget, for comparison."""
-    window_s: float = 0.05
-    """Seconds that the first request of a `dynamic` batch waits for others. A `static` batch waits 20 times as long, so
-    that the last requests of a run, too few for a full batch, do not wait for ever."""
-
     ttft_stretch: float = 1.0
     """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of the step's
     duration without batch work. By default it may not lengthen the step at all: prompts that come in bursts wait for
@@ -110,39 +99,20 @@ class Scheduling:
     """A step without work of a higher lane lasts at most this multiple of a step of one decode, because a request that
     arrives has to wait for the step's end. Below 2 the weights are read for too few tokens; above 4 the wait is
     noticeable."""
-    yield_share: float = 0.01
-    """After a time without work of a higher lane, such a step may also last this share of that time: requests that come
-    so rarely wait for so little of it. Measured on a CPU, whose steps with prompts have a constant cost of their own:
-    batch work alone, with short answers, gets more than twice as many tokens a second as without this."""
     yield_bound_s: float = 0.25
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
     """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: one page. At
     a long context they are fewer, if so many take longer than two ITL goals (see plan/limits.py)."""
-    full_chunk: float = 5.0
-    """While there is batch work, a step with an interactive prompt may always last this multiple of a step of one
-    decode, and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a
-    fifth of a prompt's time would be spent on reading the weights again."""
-    long_prompt_steps: float = 2.0
-    """A prompt that still needs more than this many full steps leaves half of each step to other requests and goes
-    behind them, so that no request has to wait for the 60 steps of a prompt of 120,000 tokens."""
     batch_floor: float = 0.03
     """Minimum share of device time over `floor_window_s` that batch work gets, even where interactive steps become
     longer, unless an interactive token is predicted to be late. 2 s per minute keep the connections and deadlines of
     batch clients alive."""
     floor_window_s: float = 60.0
 
-    harvest_below: float = 0.7
-    """While batch deadlines need less than this share of the device time that batch work has been getting, they do not
-    affect the order of batch work, because grouping by adapter and prefix is worth more."""
-    promote_from: float = 1.0
-    """Value of `Ledger.need` (device time that batch deadlines need / device time that batch work has been getting)
-    from which on `promoted_share` replaces `batch_floor`."""
     promoted_share: float = 0.25
     """Minimum share of device time for batch work whose deadlines need it. It bounds what a flood of tight deadlines
     can take from the interactive lane."""
-    deadline_margin: float = 0.05
-    """Share of the time left until a deadline that is kept as a reserve."""
 
     preemption: str = "checkpoint"
     """How the KV of a preempted sequence is kept. recompute: it is dropped, except from the prefix cache. swap: it is
@@ -151,12 +121,6 @@ class Scheduling:
     checkpoint_pages: int = 0
     """Maximum number of pages that a step copies to the host as checkpoints. 0 means as many as `max_seqs` decoding
     sequences fill in a step: each fills one in `block_size` steps. A copy of a page is short compared with a step."""
-    max_preemptions: int = 3
-    """A sequence that was preempted this often is preempted again only if there is no other victim, because thrashing
-    costs more than it gains."""
-    spare_progress: float = 0.95
-    """A sequence that has computed more than this share of its expected tokens is preempted only if there is no other
-    victim, because it will soon end and free its pages."""
     watermark: float = 0.01
     """Share of the pages that a batch sequence leaves free when it starts, so that running sequences can grow."""
 
@@ -167,23 +131,9 @@ class Scheduling:
     hold_share: float = 0.5
     """Maximum number of idle prefix pages that `hold_s` protects from batch work, as a share of the pages without an
     adapter, so that batch work always finds room."""
-    quantum_s: float = 0.05
-    """Difference between the virtual counters of two tenants, in device seconds divided by weight, below which locality
-    (a resident adapter, a cached prefix) decides which tenant goes first. It is small beside a request's cost and large
-    beside a step's."""
-    locality_window: int = 8
-    """Number of a tenant's first waiting requests that are compared by locality (adapter resident, prefix cached)."""
-    locality_share: float = 0.5
-    """After this share of its lane's TTFT goal, or after `adapter_age_s` if that is less, the first request in the
-    window is no longer passed over for requests with better locality. Measured on two cores, with 32 concurrent chats
-    over 1,000 adapters, when the limit was `adapter_age_s`: requests whose adapter was in host memory waited 1.9 s in
-    the median, and the others 0.5 s."""
     priority_s: float = 10.0
     """Seconds of waiting time that one level of `priority` is worth. Priorities order the requests of a tenant, and a
     waiting request of low priority eventually goes before newer requests of high priority."""
-    sjf_stretch: float = 1000.0
-    """Under `sjf`, a request goes before those that arrive later than this multiple of its predicted device seconds
-    after it, however short they are, so that a long one is not starved."""
     adapter_age_s: float = 2.0
     """Once a request has waited this many seconds for an adapter, no more sequences start with the resident adapter
     that is served most, until that adapter can be evicted. Copies in host memory that other requests wait for may be
@@ -205,18 +155,16 @@ class Scheduling:
         object.__setattr__(self, "knots", tuple(self.knots))  # a list, where it comes from JSON
         if list(self.knots) != sorted(set(self.knots)) or any(knot < 1 for knot in self.knots):
             raise ValueError(f"knots must be positive and ascending, not {self.knots}")
-        for name, allowed in (("scheduler", SCHEDULERS), ("policy", POLICIES), ("preemption", PREEMPTIONS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk", "max_preemptions")
-        _check(self, 1, "full_chunk", "long_prompt_steps")
+        if self.preemption not in PREEMPTIONS:
+            raise ValueError(f"preemption must be one of {', '.join(PREEMPTIONS)}, not {self.preemption!r}")
+        _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk")
         _check(self, 2, "probe_every")
-        _check(self, 1, "locality_window", "margin_floor", "margin_ceiling")
+        _check(self, 1, "margin_floor", "margin_ceiling")
         _check(self, 0, *(item.name for item in fields(self) if item.type == "float"), "checkpoint_pages")
         if self.margin_floor > self.margin_ceiling:
             raise ValueError(f"margin_floor ({self.margin_floor}) must not be above margin_ceiling")
-        if len(self.knots) > MOST_KNOTS or not (self.floor_window_s and self.yield_bound_s and self.quantum_s):
-            raise ValueError(f"at most {MOST_KNOTS} knots; floor_window_s, yield_bound_s, quantum_s must be positive")
+        if len(self.knots) > MOST_KNOTS or not (self.floor_window_s and self.yield_bound_s):
+            raise ValueError(f"at most {MOST_KNOTS} knots; floor_window_s and yield_bound_s must be positive")
         for name in SHARES:
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is a share and must be at most 1, not {getattr(self, name)}")
@@ -321,8 +269,8 @@ class CoreConfig:
 
     @property
     def long_prompt(self) -> float:
-        """Number of remaining tokens above which a prompt counts as long (see `Scheduling.long_prompt_steps`)."""
-        return self.scheduling.long_prompt_steps * self.token_budget
+        """Number of remaining tokens above which a prompt counts as long (see `LONG_PROMPT_STEPS`)."""
+        return LONG_PROMPT_STEPS * self.token_budget
 
     def pages_for(self, num_tokens: int) -> int:
         """Return the number of pages that hold `num_tokens` tokens of KV, rounded up."""

@@ -15,10 +15,6 @@ class AdapterRejected(Exception):
     """The engine refused an adapter, or took too long to read it; the message tells the operator why."""
 
 
-class LaneRejected(Exception):
-    """The engine's scheduling policy has no separate lanes, so that no single lane can be paused or drained."""
-
-
 class EngineMismatch(Exception):
     """The engine cannot be used by this gateway, and will not be usable until it is started differently."""
 
@@ -90,8 +86,8 @@ class EngineApi(Protocol):
         Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected if the engine's policy has
-        no lanes, EngineUnavailable if the engine is gone or does not answer."""
+        """Set a lane's mode for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is
+        gone or does not answer."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
         """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is

@@ -9,7 +9,7 @@ import grpc
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
-from engine.rpc.api import AdapterRejected, LaneRejected
+from engine.rpc.api import AdapterRejected
 from engine.rpc.link import EngineLink
 from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget, EngineTls
@@ -107,7 +107,7 @@ class EngineClient(EngineLink):
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         request = pb.SetLaneRequest(lane=LANES[lane], mode=LANE_MODES[mode])
-        await self.ask("SetLane", request, STATS_SECONDS, {grpc.StatusCode.FAILED_PRECONDITION: LaneRejected})
+        await self.ask("SetLane", request, STATS_SECONDS)
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
         request = pb.SetGoalsRequest(

@@ -141,10 +141,7 @@ class EngineService(pb_grpc.EngineServicer):
 
     def SetLane(self, request: pb.SetLaneRequest, context: grpc.ServicerContext) -> pb.SetLaneResponse:  # noqa: N802
         lane, mode = Lane(request.lane), lane_mode_from_pb(request.mode)
-        try:
-            self._engine.inspect(lambda state: set_mode(state, lane, mode))
-        except ValueError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._engine.inspect(lambda state: set_mode(state, lane, mode))
         return pb.SetLaneResponse()
 
     def SetGoals(self, request: pb.SetGoalsRequest, context: grpc.ServicerContext) -> pb.SetGoalsResponse:  # noqa: N802

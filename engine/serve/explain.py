@@ -22,7 +22,7 @@ from engine.model.ranks.collectives import threads_of_rank
 from engine.model.ranks.shard import Shard
 from engine.model.ranks.stages import find_shard
 from engine.model.runner.identity import hash_model
-from engine.model.runner.kernels import attention_wish
+from engine.model.runner.kernels import require_kv
 from engine.model.runner.sizes import (
     Sized,
     adapter_bytes_per_rank,
@@ -40,7 +40,6 @@ from engine.model.spec.draft import draft_block
 from engine.model.weights.reader import name_weights, open_weights
 from engine.process.cores import usable_cores
 from engine.serve.step_store import step_store
-from lora_kernels.attention_choice import require_attention
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
         return found
     spec = read_spec(Path(config.model))
     check_tokenizer(Path(config.model))
-    require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
+    require_kv(config, spec)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
     config, bits = config.of_rank(), find_kept_bits(config, spec, device, dtype)
     shards = find_shard(config, spec, bits).everyone

@@ -27,7 +27,7 @@ from engine.inbox import EngineStopped
 from engine.model.folders.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
 from engine.process.model_source import find_prepared
-from engine.rpc.api import AdapterRejected, LaneRejected
+from engine.rpc.api import AdapterRejected
 from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
 from engine.rpc.stream import Arrivals, EngineLost, EngineUnavailable, Handover
@@ -131,10 +131,7 @@ class LocalEngine:
         return await self._change(lambda state: cancel(state, request_ids))
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        try:
-            await self._change(lambda state: set_mode(state, lane, mode))
-        except ValueError as error:
-            raise LaneRejected(str(error)) from error
+        await self._change(lambda state: set_mode(state, lane, mode))
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
         await self._change(lambda state: set_goals(state, lane, goals))

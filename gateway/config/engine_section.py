@@ -22,9 +22,31 @@ ELSEWHERE: Mapping[str, Any] = {
 """Fields of EngineConfig that the section `engine` may not set: `ModelSettings.engine_config` fills them in."""
 ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
 """Settings of the section `engine` that belong to `Config.engines`."""
+REMOVED: Mapping[str, str] = {
+    "attention": "kernels of loralane compute attention on every GPU; delete the line",
+}
+"""What an operator does whose section `engine` still has a setting that was removed."""
+REMOVED_RULES: Mapping[str, str] = dict.fromkeys(
+    (
+        "yield_share",
+        "full_chunk",
+        "long_prompt_steps",
+        "harvest_below",
+        "promote_from",
+        "deadline_margin",
+        "max_preemptions",
+        "spare_progress",
+        "quantum_s",
+        "locality_window",
+        "locality_share",
+    ),
+    "it is a constant of the scheduler now; delete the line",
+) | dict.fromkeys(
+    ("scheduler", "policy", "window_s", "sjf_stretch"),
+    "engines serve by lanes, and `loralane simulate` compares other policies with that; delete the line",
+)
+"""The same for the section `engine.scheduling`."""
 PUBLISHED = (
-    "scheduler",
-    "policy",
     "itl_stretch",
     "tail_share",
     "batch_floor",
@@ -32,9 +54,9 @@ PUBLISHED = (
     "preemption",
     "priority_s",
 )
-"""Settings of the scheduler that operators have a reason to change: which policy runs, how far batch work may lengthen
-interactive steps, the least that it gets, and what priorities are worth. The others are constants with measured
-reasons; for experiments, the file may set them in `engine.scheduling.advanced`."""
+"""Settings of the scheduler that operators have a reason to change: how far batch work may lengthen interactive steps,
+the least that it gets, and what priorities are worth. The others are constants with measured reasons; for experiments,
+the file may set them in `engine.scheduling.advanced`."""
 
 
 def read_engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EngineConfig:
@@ -43,7 +65,7 @@ def read_engine(value: Any, env: Mapping[str, str], base: Path, where: str = "en
     own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
     problems, values = Problems(), {name: section[name] for name in own if name in section}
     with problems.noting():
-        check_keys(section, [*own, *ENGINES_KEYS], where)
+        check_keys(section, [*own, *ENGINES_KEYS], where, REMOVED)
     with problems.noting():
         if "scheduling" in values:
             values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")
@@ -66,9 +88,9 @@ def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
     kinds, problems = get_type_hints(Scheduling), Problems()
     with problems.noting():
-        check_keys(section, [*kinds, "advanced"], where)
+        check_keys(section, [*kinds, "advanced"], where, REMOVED_RULES)
     with problems.noting():
-        check_keys(advanced, list(kinds), f"{where}.advanced")
+        check_keys(advanced, list(kinds), f"{where}.advanced", REMOVED_RULES)
     for name in kinds:
         with problems.noting():
             if name in section and name not in PUBLISHED:

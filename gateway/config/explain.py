@@ -63,10 +63,8 @@ def _model(settings: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple
     yield from _engine(settings, engine)
     lanes = (("interactive", settings.lanes.interactive), ("batch", settings.lanes.batch))
     yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
-    rules = settings.engine.scheduling
-    if rules.policy == "lanes":
-        floor = f"at least {rules.batch_floor:.0%} of device time, unless an interactive token would be late"
-        yield "batch floor", floor
+    floor = settings.engine.scheduling.batch_floor
+    yield "batch floor", f"at least {floor:.0%} of device time, unless an interactive token would be late"
 
 
 def _engines(engines: EnginesConfig, ray: RayConfig | None) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -150,17 +150,25 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
     return list(items.values()) if is_list else items
 
 
-def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError if `given` has keys that are not in `known`. The message names each of them, with the most
-    similar known key or, if none is similar, all known keys."""
+def check_keys(
+    given: Mapping[str, Any], known: list[str], where: str, removed: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raise ConfigError if `given` has keys that are not in `known`. The message names each of them, with what
+    `removed` says of it, or the most similar known key or, if none is similar, all known keys."""
     problems = Problems()
     for key in given:
         if key not in known:
-            nearest = get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known are: {', '.join(known)}"
             with problems.noting():
-                raise ConfigError(f"{f'{where}.{key}' if where else key}: unknown key; {hint}")
+                raise ConfigError(f"{f'{where}.{key}' if where else key}: {_why_unknown(key, known, removed)}")
     problems.raise_all()
+
+
+def _why_unknown(key: str, known: list[str], removed: Mapping[str, str]) -> str:
+    if key in removed:
+        return f"this setting was removed: {removed[key]}"
+    nearest = get_close_matches(key, known, 1, 0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"known are: {', '.join(known)}"
+    return f"unknown key; {hint}"
 
 
 def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:

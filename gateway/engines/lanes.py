@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineClient, LaneRejected
+from engine.rpc.client import EngineClient
 from engine.rpc.wire import lane_mode_from_pb
 
 
@@ -65,5 +65,4 @@ class PoolLanes:
 
 async def _set_modes(client: EngineClient, modes: Mapping[Lane, LaneMode]) -> None:
     for lane, mode in modes.items():
-        with contextlib.suppress(LaneRejected):  # its policy has one queue for all lanes
-            await client.set_lane(lane, mode)
+        await client.set_lane(lane, mode)

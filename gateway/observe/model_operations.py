@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.api import EngineApi, LaneRejected
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.api.engines import EngineOverview, EngineStatus
 from gateway.api.traffic import LaneStatus, LiveRequest, LiveRequests
@@ -72,16 +72,12 @@ class ModelOperations:
         status. `action` is pause, drain or resume.
 
         Raises:
-            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes;
-                ENGINE_UNAVAILABLE, the engine does not answer.
+            ApiError: INVALID_REQUEST, there is no such lane; ENGINE_UNAVAILABLE, the engine does not answer.
         """
         if name not in LANES:
             raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
         with _engine_answers():
-            try:
-                await self._engine.set_lane(LANES[name], MODES[action])
-            except LaneRejected as error:
-                raise invalid_request(str(error), "lane") from error
+            await self._engine.set_lane(LANES[name], MODES[action])
         self.forget()
         return next(status for status in await self.lanes() if status.lane == name)
 

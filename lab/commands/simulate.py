@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.config import EngineConfig
-from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
+from engine.core.config import CoreConfig
 from gateway.config.whole import load_config
 from gateway.terminal.console import Console
 from gateway.terminal.output import integer_parser, print_wide
@@ -22,6 +22,7 @@ from lab.commands.simulate_cluster import SPLITS, Cluster, compare_routers, show
 from lab.devices.device import device_names, find_device
 from lab.devices.links import LINKS
 from lab.plot import draw
+from lab.sim.baselines import POLICIES, SCHEDULERS
 from lab.sim.compare import Run, plan_runs, run_all, run_name, under
 from lab.sim.goals import Judged, judge
 from lab.sim.report import Report
@@ -137,7 +138,7 @@ def simulate(
         setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
         if predicted:
             setup = speculating(setup)
-        modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
+        modes = Modes(policy or [setup.mode.policy], scheduler or [setup.mode.scheduler])
         jobs = jobs or os.cpu_count() or 1
         cluster = Cluster.of(replicas, router, kill, add, split, prefill, link)
         if cluster is not None:

@@ -27,6 +27,7 @@ from engine.core.messages.features import StepFeatures
 from engine.core.predict.step_time import Prices, StepTimeModel
 from engine.process.files import default_data_dir
 from lab.devices.cost import TERMS, StepWork
+from lab.sim.baselines import Mode
 from lab.sim.replay import RealEngine, replay
 from lab.traffic.synthetic import Sizes
 from lab.traffic.workload import Backlog, Workload
@@ -144,7 +145,7 @@ def loops(core: CoreConfig, seconds: float, prompt: Sizes = PROMPT, output: Size
 def full_steps(real: RealEngine) -> RealEngine:
     """Return the engine with a scheduling policy by which prompts fill each step up to the token budget, however long
     the step takes."""
-    return replace(real, core=replace(real.core, scheduling=replace(real.core.scheduling, policy="fcfs")))
+    return replace(real, mode=Mode("fcfs"))
 
 
 def measure_model(

@@ -31,8 +31,7 @@ class Run:
 
 def under(setup: Setup, policy: str, scheduler: str = "continuous") -> Setup:
     """Return a copy of the setup with another scheduling policy and scheduler."""
-    scheduling = replace(setup.core.scheduling, policy=policy, scheduler=scheduler)
-    return replace(setup, core=replace(setup.core, scheduling=scheduling))
+    return replace(setup, mode=replace(setup.mode, policy=policy, scheduler=scheduler))
 
 
 def run_name(policy: str, scheduler: str) -> str:

@@ -12,10 +12,10 @@ from engine.core.config import CoreConfig
 from engine.core.messages.commands import Abort, DropAdapter
 from engine.core.messages.requests import AdapterHash, Request
 from engine.core.messages.step import Launch, StepPlan, StepResult
-from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from engine.executor.base import Executor
 from lab.devices.cost import LiveSequence, StepWork, follow, measure
+from lab.sim.baselines import AS_SERVED, Mode, engine_under
 from lab.sim.collect import Collector
 from lab.sim.report import Report, make_report
 from lab.sim.run import Progress, Run
@@ -109,12 +109,13 @@ class _Replay(Run):
 
 @dataclass(frozen=True, slots=True)
 class RealEngine:
-    """Parts of a real engine, on which a workload is replayed: the scheduler's settings, the executor, and the size of
-    the model's vocabulary."""
+    """Parts of a real engine, on which a workload is replayed: the scheduler's settings, the executor, the size of the
+    model's vocabulary, and how the engine orders requests."""
 
     core: CoreConfig
     executor: Executor
     vocab: int
+    mode: Mode = AS_SERVED
 
 
 def replay(
@@ -139,7 +140,7 @@ def replay(
     run = _Replay(real.core, workload, real.vocab, hashes)
     ranks: dict[AdapterHash, int] = {}
     watched = Watched(real.executor, run.clock, ranks, run.collector, seen)
-    run.engine = engine = Engine(EngineState.create(real.core), watched, clock=run.clock, sleep=run.rest)
+    run.engine = engine = engine_under(real.mode, real.core, watched, clock=run.clock, sleep=run.rest)
     for index, folder in enumerate(folders):
         host = engine.load_adapter(str(folder))
         hashes[adapter_hash(index)], ranks[host.adapter_hash] = host.adapter_hash, host.rank

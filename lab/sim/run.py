@@ -12,9 +12,9 @@ from typing import Protocol
 from engine.core.config import CoreConfig
 from engine.core.messages.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.messages.requests import Lane, Request
-from engine.core.state.engine_state import EngineState
 from engine.engine import Engine
 from lab.devices.cost import DeviceSpec
+from lab.sim.baselines import AS_SERVED, Mode, engine_under
 from lab.sim.collect import Collector
 from lab.sim.report import Report, make_report
 from lab.sim.timed import Copies, StepObserver, TimedExecutor, VirtualClock, VirtualDisk
@@ -56,6 +56,7 @@ class Setup:
 
     device: DeviceSpec
     core: CoreConfig
+    mode: Mode = AS_SERVED
     overlaps: bool = False
     """True means that each step is planned while the one before it is computed."""
     host_s: float = 0.0
@@ -97,7 +98,7 @@ def make_engine(
     executor = TimedExecutor(
         device.cost, clock, disk, ranks, observe, *noise, setup.overlaps, setup.host_s, copies=copies
     )
-    engine = Engine(EngineState.create(setup.core), executor, clock=clock, sleep=rest)
+    engine = engine_under(setup.mode, setup.core, executor, clock=clock, sleep=rest)
     for adapter_hash, rank in ranks.items():
         num_pages = device.adapter_pages(rank)
         engine.inbox.put(AddAdapter(adapter_hash, num_pages, rank, num_pages * device.page_bytes, is_read=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, CapturedPlans, Scores
+from lora_kernels.backend import AttentionBatch, Scores
 from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
 from lora_kernels.gpu.triton_decode import DecodeTuning, DecodeWorkspace, decode, make_workspace
 from lora_kernels.gpu.triton_partials import Partials, make_partials
@@ -89,8 +89,6 @@ class PagedAttention:
     the first capture.
     """
 
-    name = "triton"
-
     def __init__(self, decode: DecodeTuning | None = None, prefill: PrefillTuning | None = None) -> None:
         """Takes the tunings, which decide the bits of results and hold for the object's life. None means the default
         for the device."""
@@ -118,18 +116,6 @@ class PagedAttention:
         self._parts = make_partials(room.parts, heads, head_dim, kv.device)
         self._workspace = make_workspace(max_seqs, heads, kv.shape[-1], self.decode_tuning(kv), kv.device)
         self._is_reserved = True
-
-    def extra_bytes(
-        self, device: torch.device, max_seqs: int, heads: int, kv_heads: int, head_dim: int, chunk_rows: int
-    ) -> int:
-        """Returns the bytes of device memory that kernels of another library than ours need for captured steps: 0 here,
-        where there are none. See `reserve` for the sizes."""
-        return 0
-
-    def capture_plans(self, rows: int, seqs: int, has_prompts: bool) -> CapturedPlans | None:
-        """Returns the plans of a step to capture, of at most `rows` rows and `seqs` sequences, which must be renewed
-        before each replay. None means that its kernels are planned on the device. Call `reserve` first."""
-        return None
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
         """Returns the tuning for decoding from `kv`: the constructor's or, by default, that for the first `kv` seen."""

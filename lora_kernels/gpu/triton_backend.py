@@ -17,18 +17,14 @@ from lora_kernels.segments import Int32Array, SegmentPlan
 
 
 class TritonBackend:
-    """`Backend` in Triton. Caches plans of the last batch and LoRA data of the last segment plan, for all layers.
+    """`Backend` in Triton. Caches plans of the last batch and LoRA data of the last segment plan, for all layers."""
 
-    Attributes:
-        name: "triton", or "triton+flashinfer" if FlashInfer computes attention.
-    """
+    name = "triton"
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
         self.experts = TritonExperts(lora_tuning)
         self.paged_attention = attention or PagedAttention()
-        library = self.paged_attention.name
-        self.name = "triton" if library == "triton" else f"triton+{library}"
         self.lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.TritonLora | None = None

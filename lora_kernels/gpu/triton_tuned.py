@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 import triton
 
-from lora_kernels.attention_choice import (
-    FLASHINFER,
-    LIBRARY,
-    OURS,
-    AttentionChoice,
-    AttentionWish,
-    choose_attention,
-)
 from lora_kernels.gpu.triton_attention import (
     PagedAttention,
     Processor,
@@ -39,14 +31,12 @@ DEFAULTS: Mapping[str, Config] = {
     LORA_LONG: {name: value for name, value in _LORA.items() if name.startswith("long_") and name != "long_from"},
     DECODE: asdict(DecodeTuning()),
     PREFILL: asdict(PrefillTuning()),
-    LIBRARY: OURS,
 }
 """Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count,
 because the defaults follow from the device."""
 LEAST_EARLY = 90
 """Lowest compute capability, times ten, of devices on which a kernel may begin before the previous one has ended
 (programmatic dependent launch)."""
-NEEDS = "it compiles its kernels with nvcc at first use, unless its package flashinfer-jit-cache is installed"
 
 
 def device_key(device: torch.device) -> DeviceKey:
@@ -66,65 +56,21 @@ def attention_shape(head_dim: int, kv_dtype: torch.dtype) -> str:
 
 
 def load_backend(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    data_dir: Path | None,
-    wish: AttentionWish | None = None,
-    on_attention: Callable[[AttentionChoice], None] = lambda _: None,
+    device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None, fp8_kv: bool = False
 ) -> TritonBackend:
-    """Returns the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration for
+    """Return the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration for
     the dtype in which its K and V are stored.
 
     Args:
         data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
             there is none.
-        wish: what the engine asks of its attention kernels. None means the default of everything.
-        on_attention: called with the choice of attention kernels.
+        fp8_kv: whether K and V are stored in FP8.
 
     Raises:
         TuningError: A file of measurements in `data_dir`, or a shipped one, cannot be used.
-        ValueError: `wish` asks for FlashInfer, which cannot be used; the message says what to do.
     """
     tunings = load_tunings(device_key(device), DEFAULTS, data_dir)
-    wish = wish or AttentionWish()
-    kv_dtype = wish.kv_dtype(dtype)
-    backend = tuned_backend(tunings, device, dtype, head_dim, kv_dtype)
-    choice = choose_attention(wish, device, dtype, head_dim, tunings, attention_shape(head_dim, kv_dtype))
-    if choice.steps:
-        try:
-            backend = _with_flashinfer(backend, choice, wish, device, dtype, head_dim)
-        except Exception as error:  # importing or compiling a library may raise anything
-            if wish.setting == FLASHINFER:
-                raise ValueError(f"engine.attention is flashinfer, which cannot be used: {_why(error)}") from error
-            choice = AttentionChoice(frozenset(), f"flashinfer is faster here, but cannot be used: {_why(error)}")
-    on_attention(choice)
-    return backend
-
-
-def _why(error: Exception) -> str:
-    """Returns, for a message, what FlashInfer needs and the beginning of the error that it raised, which may contain
-    all that a compiler printed."""
-    return f"{NEEDS} ({type(error).__name__}: {str(error)[:300]})"
-
-
-def _with_flashinfer(
-    backend: TritonBackend,
-    choice: AttentionChoice,
-    wish: AttentionWish,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-) -> TritonBackend:
-    """Returns a backend like `backend` in which FlashInfer computes the steps that `choice` names. Its kernels are
-    compiled now, which takes minutes unless they are in its cache. Raises whatever importing or compiling it raises."""
-    from lora_kernels.gpu.flashinfer_attention import FlashInferAttention, compile_kernels
-
-    compile_kernels(wish.windows, wish.cap, device, dtype, head_dim)
-    own = backend.paged_attention
-    kv = torch.empty(0, head_dim, dtype=dtype, device=device)
-    attention = FlashInferAttention(own.decode_tuning(kv), own.prefill_tuning(kv), choice.steps)
-    return TritonBackend(backend.lora_tuning, attention)
+    return tuned_backend(tunings, device, dtype, head_dim, torch.float8_e4m3fn if fp8_kv else dtype)
 
 
 def tuned_backend(

@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.gpu import tunables
 from benchmarks.gpu.tuner import Subject, tune
-from lora_kernels.attention_choice import AttentionWish
 from lora_kernels.gpu import triton_attention, triton_tuned
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.tuning import Choice, DeviceKey, TuningError, Tunings, load_tunings, save_choices, tuned_path
@@ -176,8 +175,8 @@ def test_what_was_tuned_is_what_kernels_are_launched_with():
     assert triton_tuned.lora_tuning(Tunings(), torch.float16, hopper) == LoraTuning(early=1)
 
 
-@pytest.mark.parametrize("has_fp8_kv", [False, True])
-def test_attention_is_launched_with_what_was_tuned_for_the_dtype_of_its_kv(monkeypatch, has_fp8_kv):
+@pytest.mark.parametrize("fp8_kv", [False, True])
+def test_attention_is_launched_with_what_was_tuned_for_the_dtype_of_its_kv(monkeypatch, fp8_kv):
     """An engine with FP8 KV once launched what was tuned for KV in the model's dtype."""
     hopper = triton_attention.Processor(132, 228 << 10, 90)
     dtypes = {torch.bfloat16: 2, torch.float8_e4m3fn: 8}
@@ -187,9 +186,8 @@ def test_attention_is_launched_with_what_was_tuned_for_the_dtype_of_its_kv(monke
     monkeypatch.setattr(triton_tuned, "device_key", lambda _: DEVICE)
     monkeypatch.setattr(triton_tuned, "load_tunings", lambda *_: Tunings({triton_tuned.DECODE: shapes}))
     monkeypatch.setattr(triton_tuned, "find_processor", lambda _: hopper)
-    wish = AttentionWish("triton", has_fp8_kv=has_fp8_kv)
-    attention = triton_tuned.load_backend(torch.device("cuda"), torch.bfloat16, 128, None, wish).paged_attention
-    stored = list(dtypes)[has_fp8_kv]
+    attention = triton_tuned.load_backend(torch.device("cuda"), torch.bfloat16, 128, None, fp8_kv).paged_attention
+    stored = list(dtypes)[fp8_kv]
     kv = torch.empty(1, 2, 16, 8, 128, dtype=stored)
     assert own[torch.bfloat16] != own[torch.float8_e4m3fn]
     assert attention.decode_tuning(kv) == tuned[stored]

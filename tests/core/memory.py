@@ -19,10 +19,9 @@ from engine.core.messages.commands import (
 )
 from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.core.messages.requests import ErrorCode, Lane, Refusal, Request, SamplingParams
-from engine.core.state.engine_state import EngineState
 from engine.core.watch.check import leftovers, violations
-from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, FakeSampler, num_alike
+from lab.sim.baselines import AS_SERVED, Mode, engine_under
 
 FAULTS = [Refusal(code, "it failed") for code in (ErrorCode.INVALID_GRAMMAR, ErrorCode.MODEL_OUTPUT_INVALID)]
 """Why a request's step may fail."""
@@ -195,10 +194,9 @@ class MemoryExecutor(FakeExecutor):
         assert adapter_hash is None or adapter_hash in self.resident
 
 
-def make_engine(config, **options):
-    state = EngineState.create(config)
+def make_engine(config, mode=AS_SERVED, **options):
     ticks = iter(range(10**9))
-    return Engine(state, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
+    return engine_under(mode, config, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
 
 
 def added(adapter_hash, pages=None):
@@ -218,16 +216,20 @@ def expected_tokens(request, count, vocab_size=50):
 goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))
 schedulings = st.builds(
     Scheduling,
-    scheduler=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
-    policy=st.sampled_from(["lanes", "lanes", "lanes", "fcfs", "sjf", "priority"]),
     preemption=st.sampled_from(["recompute", "swap", "checkpoint"]),
     checkpoint_pages=st.integers(1, 4),
     min_chunk=st.integers(1, 4),
     adapter_age_s=st.sampled_from([0.0, 0.01]),
     hold_s=st.sampled_from([0.005, 300.0]),
     watermark=st.sampled_from([0.0, 0.2]),
+)
+modes = st.builds(
+    Mode,
+    scheduler=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
+    policy=st.sampled_from(["lanes", "lanes", "lanes", "fcfs", "sjf", "priority"]),
     window_s=st.just(0.002),
 )
+"""The policies that lab compares with the engine's own: plans keep the core's rules under any."""
 configs = st.builds(
     CoreConfig,
     host_pages=st.sampled_from([0, 3, 6, 12]),

@@ -1,14 +1,12 @@
-"""Predicted lengths of answers, and the order that follows from them."""
+"""Predicted lengths of answers."""
 
 import random
 
 import pytest
 
-from engine.core.config import Scheduling
 from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.core.messages.requests import Lane, Request, SamplingParams
 from engine.core.predict.answer_lengths import MOST_GROUPS, AnswerLengths
-from tests.core.virtual import SteppedEngine
 
 
 def ask(prompt=100, first=0, most=4096, guess=1000, params=None, **fields):
@@ -82,30 +80,3 @@ def test_memory_is_bounded_whatever_tenants_send():
     for number in range(MOST_GROUPS + 100):
         lengths.learn(ask(1 + number % 900, rng.randrange(1 << 30), tenant=f"t{number}"), number)
     assert max(map(len, lengths._levels)) == MOST_GROUPS
-
-
-def order(stretch, later):
-    """Return the names of requests by start: one with a long answer, and short ones that arrive `later` seconds later,
-    two by two."""
-    rules = Scheduling(policy="sjf", sjf_stretch=stretch)
-    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000, max_seqs=1, scheduling=rules)
-    stepped.submit("running", 20, 50)
-    stepped.step(3)
-    stepped.submit("long", 20, 100)
-    for number in range(4):
-        stepped.submit(f"short{number}", 20, 30, arrival=stepped.clock.now + later * number)
-    stepped.finish()
-    return sorted((name for name in stepped.times if name != "running"), key=lambda name: stepped.times[name][0])
-
-
-def test_the_first_burst_is_in_order_of_length():
-    stepped = SteppedEngine(num_pages=4000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
-    for number in (3, 1, 2):
-        stepped.submit(f"r{number}", 10 * number, 10 * number)
-    stepped.finish()
-    assert sorted(stepped.times, key=lambda name: stepped.times[name][0]) == ["r1", "r2", "r3"]
-
-
-def test_shortest_job_first_starves_no_long_one():
-    assert order(1e6, later=0.1) == ["short0", "short1", "short2", "short3", "long"]
-    assert order(1.0, later=1.0)[:2] == ["short0", "long"]

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.commit.adapters import pin_adapter
-from engine.core.config import LaneGoals, Scheduling
+from engine.core.config import LaneGoals
 from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
 from engine.core.policy.victims import cheapest_first
 from engine.rpc.wire import request_from_pb, request_to_pb
@@ -110,16 +110,6 @@ def test_the_fair_bound_goes_by_the_longest_answer_there_was():
     stepped.submit("open", 40, 20, expected_tokens=10)
     stepped.finish()
     assert stepped.ledger.longest_output == 20
-
-
-def test_shortest_job_first_goes_by_what_is_expected():
-    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
-    stepped.submit("running", 20, 50)
-    stepped.step(3)
-    stepped.submit("asked", 20, 100)
-    stepped.submit("open", 20, 110, expected_tokens=30)
-    stepped.finish()
-    assert stepped.times["open"][0] < stepped.times["asked"][0]
 
 
 def test_an_answer_near_its_expected_end_is_spared():

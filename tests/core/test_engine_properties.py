@@ -38,6 +38,7 @@ from tests.core.memory import (
     configs,
     expected_tokens,
     make_engine,
+    modes,
     prompts,
     request,
     run_all,
@@ -49,9 +50,10 @@ pytestmark = pytest.mark.slow
 
 
 class CoreMachine(RuleBasedStateMachine):
-    @initialize(config=configs, overlaps=st.booleans())
-    def begin(self, config, overlaps):
-        self.engine = make_engine(config, at_once=False, overlaps=overlaps)
+    @initialize(config=configs, mode=modes, overlaps=st.booleans())
+    def begin(self, config, mode, overlaps):
+        self.knows_lanes = mode.policy == "lanes"
+        self.engine = make_engine(config, mode, at_once=False, overlaps=overlaps)
         self.requests, self.received, self.ended, self.scored = {}, {}, {}, {}
         for adapter_hash in ADAPTERS:
             self.engine.inbox.put(added(adapter_hash))
@@ -193,8 +195,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(lane=st.sampled_from(Lane), mode=st.sampled_from(LaneMode))
     def set_mode(self, lane, mode):
-        with suppress(ValueError):  # one queue for all lanes
-            self.engine.inspect(lambda state: set_mode(state, lane, mode))
+        self.engine.inspect(lambda state: set_mode(state, lane, mode))
 
     @rule(adapter_hash=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
     def drop_adapter(self, adapter_hash, really):
@@ -363,8 +364,7 @@ class CoreMachine(RuleBasedStateMachine):
         modes = {self.state.modes[lanes[admission.request_id]] for admission in plan.admitted}
         assert LaneMode.PAUSED not in modes, "a start in a paused lane"
         survivors = [s for s in self.state.running if s not in plan.preempted]
-        knows_lanes = self.state.config.scheduling.policy == "lanes"
-        if knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
+        if self.knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
             assert all(lanes[s] is Lane.INTERACTIVE for s in survivors), "an interactive victim beside a batch one"
         used = {a.adapter_hash for a in plan.admitted if a.adapter_hash}
         used |= {self.requests[s].adapter_hash for s in survivors} - {None}

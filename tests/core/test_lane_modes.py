@@ -1,9 +1,7 @@
 """Lanes that an operator pauses or drains, and requests that are cancelled: in the engine, where it is decided."""
 
-import pytest
-
 from engine.core.commit.apply import cancel, set_goals, set_mode
-from engine.core.config import BATCH_GOALS, LaneGoals, Scheduling
+from engine.core.config import BATCH_GOALS, LaneGoals
 from engine.core.messages.requests import FinishReason, Lane, LaneMode
 from engine.core.watch.check import leftovers, violations
 from tests.core.virtual import SteppedEngine
@@ -125,9 +123,3 @@ def test_preemptions_are_counted_by_lane():
     counted = stepped.state.counters.preempted_in
     assert counted[Lane.BATCH] > 0 and counted[Lane.INTERACTIVE] == 0
     assert sum(counted.values()) == stepped.state.counters.preemptions
-
-
-def test_one_queue_for_all_has_no_lane_to_stop():
-    stepped = SteppedEngine(scheduling=Scheduling(policy="fcfs"))
-    with pytest.raises(ValueError, match="one queue"):
-        mode(stepped, Lane.BATCH, LaneMode.PAUSED)

@@ -7,9 +7,8 @@ from engine.core.config import CoreConfig
 from engine.core.messages.commands import AddAdapter, Submit
 from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
 from engine.core.messages.step import Launch
-from engine.core.state.engine_state import EngineState
-from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
+from lab.sim.baselines import AS_SERVED, engine_under
 from lab.sim.timed import VirtualClock, VirtualDevice
 
 STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
@@ -73,12 +72,12 @@ class SlowExecutor(FakeExecutor):
 class SteppedEngine:
     """An engine on a virtual clock that a test steps by hand. It records every request's token times and its end."""
 
-    def __init__(self, adapters=None, *, overlaps=False, **config):
+    def __init__(self, adapters=None, mode=AS_SERVED, *, overlaps=False, **config):
         self.clock = VirtualClock()
         defaults = {"num_pages": 400, "block_size": 16, "max_seqs": 32, "max_model_len": 1024, "token_budget": 256}
         self.executor = SlowExecutor(self.clock, overlaps=overlaps)
-        state = EngineState.create(CoreConfig(**defaults | config))
-        self.engine = Engine(state, self.executor, clock=self.clock, sleep=self.sleep)
+        core = CoreConfig(**defaults | config)
+        self.engine = engine_under(mode, core, self.executor, clock=self.clock, sleep=self.sleep)
         self.times, self.ends = {}, {}
         for adapter_hash, pages in (adapters or {}).items():
             self.add_adapter(adapter_hash, pages)

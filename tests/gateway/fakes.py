@@ -37,7 +37,7 @@ from engine.core.messages.requests import (
 from engine.executor.fake import FAKE_HIDDEN, fake_rows, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
-from engine.rpc.api import AdapterRejected, LaneRejected
+from engine.rpc.api import AdapterRejected
 from engine.rpc.stream import EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
@@ -208,7 +208,6 @@ class FakeEngine:
         """Tokens by request id."""
         self.cancelled: set[str] = set()
         self.modes = dict.fromkeys(Lane, LaneMode.OPEN)
-        self.has_lanes = True
         self.looks = 0
         self.draining = False
         self.restarts: list[float] = []
@@ -323,8 +322,6 @@ class FakeEngine:
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         self._check_ready()
-        if not self.has_lanes:
-            raise LaneRejected("scheduling.policy fcfs has one queue for all lanes")
         self.modes[lane] = mode
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:

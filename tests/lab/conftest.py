@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.config import CoreConfig, Scheduling
+from engine.core.config import CoreConfig
 from lab.devices.cost import DeviceSpec, LinearCost
+from lab.sim.baselines import Mode
 from lab.sim.run import Setup
 
 FOLDER = Path(__file__).parent
@@ -25,8 +26,8 @@ def device():
 @pytest.fixture
 def make_setup(device):
     def make(**changes):
-        scheduling = Scheduling(**{name: changes.pop(name) for name in ("policy", "scheduler") if name in changes})
+        mode = Mode(**{name: changes.pop(name) for name in ("policy", "scheduler") if name in changes})
         sizes = {"num_pages": 2000, "host_pages": 500, "max_seqs": 8, "token_budget": 128} | changes
-        return Setup(device, CoreConfig(**sizes, scheduling=scheduling))
+        return Setup(device, CoreConfig(**sizes), mode)
 
     return make

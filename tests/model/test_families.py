@@ -24,7 +24,7 @@ from engine.model.adapters.peft.loader import load_peft
 from engine.model.adapters.peft.settings import AdapterError
 from engine.model.adapters.peft.targets import target_shapes
 from engine.model.ranks.shard import Shard
-from engine.model.runner.kernels import attention_wish
+from engine.model.runner.kernels import require_kv
 from engine.model.spec.config import parse_spec, read_spec
 from engine.model.spec.families import FAMILIES
 from engine.model.weights.gguf import ARCHITECTURES, GgufFile
@@ -162,7 +162,7 @@ def test_what_a_family_cannot_is_refused_by_name(tmp_path):
         parse_spec({**gemma2, "final_logit_softcapping": 0}, {})
     save_model("phi3", tmp_path / "phi3")
     with pytest.raises(ValueError, match="kv_dtype fp8 does not work with phi3, which rotates a part of each head"):
-        attention_wish(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))
+        require_kv(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -309,14 +309,6 @@ def test_eight_bit_kv_is_refused_where_nothing_reads_it(config):
         replace(config, kv_dtype="int4")
 
 
-def test_attention_kernels_of_a_gpu_are_refused_on_a_cpu(config):
-    for setting in ("triton", "flashinfer"):
-        with pytest.raises(ValueError, match=rf"engine\.attention {setting} .*needs a GPU"):
-            load(replace(config, attention=setting))
-    with pytest.raises(ValueError, match=r"engine\.attention must be one of auto, triton, flashinfer"):
-        replace(config, attention="fa3")
-
-
 def test_too_long_a_context_is_refused(config):
     with pytest.raises(ValueError, match="max_model_len is 129, the model was made for 128"):
         load(replace(config, max_model_len=129))

@@ -172,11 +172,7 @@ def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
 
 
 def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
-    """Set the mode of a lane in the state, effective from the next plan on. Raises ValueError if the policy has one
-    queue for all lanes, so that no single lane can be stopped."""
-    policy = state.config.scheduling.policy
-    if policy != "lanes":
-        raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
+    """Set the mode of a lane in the state, effective from the next plan on."""
     state.modes[lane] = mode
 
 

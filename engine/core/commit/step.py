@@ -396,6 +396,8 @@ INTERVAL_S = 0.25
 SECONDS_PER_SEQUENCE = 1e-4
 """Two updates of `ledger.need` are at least `INTERVAL_S` seconds apart, and this many seconds for each sequence with a
 deadline. Looking at a sequence takes one or two microseconds, so the updates take about 2 % of the time at most."""
+DEADLINE_MARGIN = 0.05
+"""Share of the time left until a deadline that is kept as a reserve."""
 
 
 def update_need(state: EngineState, now: float) -> None:
@@ -420,10 +422,10 @@ def _with_deadlines(state: EngineState, now: float) -> list[tuple[float, Sequenc
 
 
 def _need(state: EngineState, due: list[tuple[float, Sequence]], now: float) -> float:
-    rules, ledger = state.config.scheduling, state.ledger
-    rate = max(ledger.batch_share, rules.batch_floor, 1e-9)
+    ledger = state.ledger
+    rate = max(ledger.batch_share, state.config.scheduling.batch_floor, 1e-9)
     need = work = 0.0
     for deadline, seq in due:
         work += ledger.work_left(seq)
-        need = max(need, work / ((deadline - now) * (1 - rules.deadline_margin) * rate))
+        need = max(need, work / ((deadline - now) * (1 - DEADLINE_MARGIN) * rate))
     return need

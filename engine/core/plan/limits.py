@@ -25,8 +25,22 @@ from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 
 LATE_GOALS = 2.0
-"""Multiple of the ITL goal to which `min_chunk` may extend a step that is late, unless `full_chunk` decodes take
+"""Multiple of the ITL goal to which `min_chunk` may extend a step that is late, unless `FULL_CHUNK` decodes take
 longer: 16 tokens at a context of 7,000 take a core 220 ms, in every step that another tenant's answer waits for."""
+
+FULL_CHUNK = 5.0
+"""While there is batch work, a step with an interactive prompt may always last this multiple of a step of one decode,
+and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a fifth of a
+prompt's time would be spent on reading the weights again."""
+
+YIELD_SHARE = 0.01
+"""After a time without interactive work, a step of batch work may also last this share of that time: requests that come
+so rarely wait for so little of it. Measured on a CPU, whose steps with prompts have a constant cost of their own: batch
+work alone, with short answers, gets more than twice as many tokens a second as without this."""
+
+PROMOTE_FROM = 1.0
+"""Value of `Ledger.need` (device time that batch deadlines need over device time that batch work has been getting) from
+which on `promoted_share` replaces `batch_floor`."""
 
 
 class Limits:
@@ -97,7 +111,7 @@ class Limits:
         """Return the seconds to which an interactive prompt, the first of its step or a further one, may extend the
         step: the lane's `limit`, or that of `_of_newcomer` if it is higher. While there is batch work, more interactive
         sequences decode concurrently, and the step of a prompt delays all of them. The step is therefore cut to
-        `itl_stretch` times `Ledger.tail`, but not below `full_chunk` decodes, so that the constant cost of a step
+        `itl_stretch` times `Ledger.tail`, but not below `FULL_CHUNK` decodes, so that the constant cost of a step
         remains a small part of it. A second prompt joins a step only within `itl_stretch` times the tail, because
         without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
@@ -116,7 +130,7 @@ class Limits:
         """Return the seconds to which a prompt may extend the step if it is the only request of its party (its tenant,
         or its class of the tenant's requests; see fairness/accounts.py) and other parties crowd the lane; 0 otherwise,
         or if the lane's `limit` is as high. Such a request does not wait for the decodes of parties that crowd the
-        lane: its prompt may extend the step to `full_chunk` decodes, as long as no decode of the other parties becomes
+        lane: its prompt may extend the step to `FULL_CHUNK` decodes, as long as no decode of the other parties becomes
         late."""
         if limit >= self._full_chunk:
             return 0.0
@@ -132,14 +146,14 @@ class Limits:
 
     @property
     def _full_chunk(self) -> float:
-        return self._rules.full_chunk * self._model.one_decode
+        return FULL_CHUNK * self._model.one_decode
 
     @property
     def _patience(self) -> float:
         """Seconds that a step of batch work may last because no interactive request has come for long: the share
-        `yield_share` of that time, or 0 before the first step."""
+        `YIELD_SHARE` of that time, or 0 before the first step."""
         quiet_since = self._state.ledger.interactive_at
-        return 0.0 if quiet_since is None else self._rules.yield_share * (self._now - quiet_since)
+        return 0.0 if quiet_since is None else YIELD_SHARE * (self._now - quiet_since)
 
     @property
     def _is_probe(self) -> bool:
@@ -154,5 +168,5 @@ def owes_batch(state: EngineState) -> bool:
     """Return whether batch work got a smaller share of the device's time than it is guaranteed: `batch_floor`, or
     `promoted_share` while batch deadlines require it."""
     rules, ledger = state.config.scheduling, state.ledger
-    floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
+    floor = rules.promoted_share if ledger.need >= PROMOTE_FROM else rules.batch_floor
     return ledger.batch_share < floor

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from engine.core.messages.requests import Lane, tenant_of
-from engine.core.policy.victims import cheapest_first
+from engine.core.policy.victims import MAX_PREEMPTIONS, cheapest_first
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 
@@ -116,11 +116,11 @@ def _taken(
     Each is taken from the group that is then farthest above the fair level, and no group loses its last one. Within a
     group, sequences of parties above the fair level go first, and of these the cheapest to preempt. Yields none if
     `needy` would bring its own group above the fair level, unless the group runs no other and `needy` was preempted
-    fewer than `max_preemptions` times."""
+    fewer than `MAX_PREEMPTIONS` times."""
     own = groups.pop(name)
     is_too_much = shares.level_of(own.weight, [*own.held, needy]) > shares.fair
     # A group's first sequence may exceed the share, but not after it has been preempted too often.
-    if is_too_much and (own.held or needy.num_preemptions >= state.config.scheduling.max_preemptions):
+    if is_too_much and (own.held or needy.num_preemptions >= MAX_PREEMPTIONS):
         return
     slots = {other: len(group.held) for other, group in groups.items() if len(group.held) > 1}
     pages = {other: sum(map(shares.num_pages, groups[other].held)) for other in slots}

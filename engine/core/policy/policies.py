@@ -1,6 +1,6 @@
-"""Scheduling policies: in which order sequences are served, and which ones are preempted. A policy consists of pure
+"""The scheduling policy: in which order sequences are served, and which ones are preempted. A policy consists of pure
 functions over the state behind the `Policy` protocol. It decides nothing about pages, and the planner nothing about
-order."""
+order. Engines serve by `LanePolicy`; the policies that it is compared with are in `lab.sim.baselines`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence as Listed
 from itertools import chain
 from typing import Protocol
 
-from engine.core.config import Scheduling
 from engine.core.messages.requests import AdapterHash, Lane
 from engine.core.policy.fair_order import fair_order
 from engine.core.policy.fair_share import displaceable, within_shares
@@ -50,7 +49,7 @@ class Policy(Protocol):
 
 
 class LanePolicy:
-    """The default policy: the interactive lane is served before the batch lane. Within a lane, running decodes go
+    """The policy of engines: the interactive lane is served before the batch lane. Within a lane, running decodes go
     before prefills; waiting requests start by `fair_order`: first those of tenants that have received less service, or
     batch requests by deadline while deadlines press.
 
@@ -99,50 +98,6 @@ class LanePolicy:
             yield from behind(state, needy)
 
 
-class QueuePolicy:
-    """Serves all requests from one queue in a fixed order, with a token budget per step and no limit of time, for
-    comparison. The order is first come first served, shortest job first, or priority; running decodes go before
-    prefills. Only a running sequence that must grow preempts others, and the last in the order is preempted first."""
-
-    timed, gathers = False, False
-
-    def order_running(self, state: EngineState, lane: Lane) -> tuple[list[Sequence], list[Sequence]]:
-        return split_running(seq for seq in state.running.values() if seq.lane is lane)
-
-    def order_ahead(self, state: EngineState, lane: Lane, now: float, prompts: Listed[Sequence]) -> Iterable[Sequence]:
-        return ()
-
-    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
-
-    order_fetches = order_waiting
-
-    def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
-        return behind(state, needy) if needy.id in state.running else []
-
-
-class Batched:
-    """Wraps a policy for the static and dynamic schedulers: once no sequence runs and `may_form_batch` permits it, a
-    batch starts together, including prompts that get no tokens yet. Steps are limited only by tokens."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.timed, self.gathers = False, True
-        self.order_running = policy.order_running
-        self.order_ahead = QueuePolicy().order_ahead
-        self.order_fetches = policy.order_fetches
-        self.victims = policy.victims
-
-    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        return self._policy.order_waiting(state, lane, now) if may_form_batch(state, now) else ()
-
-
-def make_policy(scheduling: Scheduling) -> Policy:
-    """Return the policy that `scheduling.policy` selects, wrapped in `Batched` unless the scheduler is continuous."""
-    policy: Policy = LanePolicy() if scheduling.policy == "lanes" else QueuePolicy()
-    return policy if scheduling.scheduler == "continuous" else Batched(policy)
-
-
 def split_running(running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
     """Return the sequences that decode (one token left to compute) and those in their prompts, in the given order."""
     decodes: list[Sequence] = []
@@ -168,19 +123,3 @@ def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
     own = key(needy)
     others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]
     return sorted(others, key=key, reverse=True)
-
-
-STATIC_WINDOWS = 20
-"""Maximum wait of a static batch for more requests, as a multiple of `window_s`. Without a maximum, the last requests
-of a run, too few for a full batch, would never start."""
-
-
-def may_form_batch(state: EngineState, now: float) -> bool:
-    """Return whether a static or dynamic scheduler may start a new batch at `now`: nothing runs, and either `max_seqs`
-    requests wait or the oldest one has waited for `window_s` (dynamic) or `STATIC_WINDOWS` times as long (static)."""
-    if state.running or not len(state.waiting):
-        return False
-    rules = state.config.scheduling
-    window = rules.window_s * (STATIC_WINDOWS if rules.scheduler == "static" else 1)
-    oldest = min(queue[0].request.arrival for lane in state.waiting.lanes.values() for queue in lane.values())
-    return len(state.waiting) >= state.config.max_seqs or now - oldest >= window

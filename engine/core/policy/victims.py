@@ -5,19 +5,23 @@ from __future__ import annotations
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 
+MAX_PREEMPTIONS = 3
+"""A sequence that was preempted this often is preempted again only if there is no other victim, because thrashing costs
+more than it gains."""
+SPARE_PROGRESS = 0.95
+"""A sequence that has computed more than this share of its expected tokens is preempted only if there is no other
+victim, because it will soon end and free its pages."""
+
 
 def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence]:
     """Return the sequences in order of preemption: by cost in device seconds * (1 + preemptions) / freed pages, and
-    among equals the latest arrival first. Sequences that are nearly done or were preempted `max_preemptions` times come
+    among equals the latest arrival first. Sequences that are nearly done or were preempted `MAX_PREEMPTIONS` times come
     last of all."""
-    return sorted(running, key=lambda seq: (_is_spared(state, seq), _score(state, seq), -seq.request.arrival))
+    return sorted(running, key=lambda seq: (_is_spared(seq), _score(state, seq), -seq.request.arrival))
 
 
-def _is_spared(state: EngineState, seq: Sequence) -> bool:
-    rules = state.config.scheduling
-    if seq.num_preemptions >= rules.max_preemptions:
-        return True
-    return seq.num_computed > rules.spare_progress * seq.expected_length
+def _is_spared(seq: Sequence) -> bool:
+    return seq.num_preemptions >= MAX_PREEMPTIONS or seq.num_computed > SPARE_PROGRESS * seq.expected_length
 
 
 def _score(state: EngineState, seq: Sequence) -> float:

@@ -25,7 +25,7 @@ from engine.core.state.ledger import Ledger
 from engine.core.state.sequence import Sequence
 from engine.core.state.slow_masks import SlowMasks
 from engine.core.state.under_way import StepUnderWay
-from engine.core.state.waiting import WaitingQueue, order_of
+from engine.core.state.waiting import Order, WaitingQueue, lanes_order
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZES = tuple(1 << power for power in range(15))
@@ -128,12 +128,13 @@ class EngineState:
     counters: Counters = field(default_factory=Counters)
 
     @classmethod
-    def create(cls, config: CoreConfig) -> EngineState:
+    def create(cls, config: CoreConfig, order: Order | None = None) -> EngineState:
+        """Return the state of an engine that has no requests. `order` defaults to that of the lanes."""
         return cls(
             config=config,
             pool=PagePool(config.num_pages),
             host=HostTier(config.host_pages if config.scheduling.preemption != "recompute" else 0),
-            waiting=WaitingQueue(order_of(config.scheduling)),
+            waiting=WaitingQueue(order or lanes_order(config.scheduling.priority_s)),
             ledger=Ledger(config),
         )
 

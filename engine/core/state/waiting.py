@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from engine.core.config import Scheduling
 from engine.core.messages.requests import Lane, tenant_of
 from engine.core.state.sequence import Sequence
 
@@ -33,23 +32,10 @@ class Order:
     key: Callable[[Sequence], Key]
 
 
-def order_of(scheduling: Scheduling) -> Order:
-    """Return the order of the configured policy: `lanes` has a queue for each lane and party (see
-    fairness/accounts.py), the others have a single one for all requests."""
-    if scheduling.policy == "lanes":
-        key = partial(lanes_key, priority_s=scheduling.priority_s)
-        return Order(attrgetter("request.lane"), attrgetter("request.party"), key)
-    shortest = partial(sjf_key, stretch=scheduling.sjf_stretch)
-    keys: dict[str, Callable[[Sequence], Key]] = {"fcfs": fcfs_key, "sjf": shortest, "priority": priority_key}
-    return Order(_only_lane, _only_party, keys[scheduling.policy])
-
-
-def _only_lane(seq: Sequence) -> Lane:
-    return Lane.INTERACTIVE
-
-
-def _only_party(seq: Sequence) -> str:
-    return ""
+def lanes_order(priority_s: float) -> Order:
+    """Return the order of the engine's own policy, which has a queue for each lane and party (see
+    fairness/accounts.py)."""
+    return Order(attrgetter("request.lane"), attrgetter("request.party"), partial(lanes_key, priority_s=priority_s))
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:
@@ -59,21 +45,6 @@ def lanes_key(seq: Sequence, priority_s: float) -> Key:
     request = seq.request
     has_begun = seq.num_preemptions > 0 or bool(request.produced)
     return (float(not has_begun), request.arrival + request.priority * priority_s, seq.id)
-
-
-def fcfs_key(seq: Sequence) -> Key:
-    return (seq.request.arrival, seq.id)
-
-
-def sjf_key(seq: Sequence, stretch: float) -> Key:
-    """Return the sort key of shortest job first: the arrival time plus `stretch` times the request's predicted device
-    seconds, so that only requests which arrive within that time go first."""
-    return (seq.request.arrival + stretch * seq.expected_seconds, seq.id)
-
-
-def priority_key(seq: Sequence) -> Key:
-    """Return the sort key of the priority policy: by lane, then by priority (a lower value first), then by arrival."""
-    return (float(seq.request.lane), float(seq.request.priority), seq.request.arrival, seq.id)
 
 
 class WaitingQueue:

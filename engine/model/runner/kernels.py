@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import structlog
 import torch
 
 from engine.config import EngineConfig
 from engine.model.memory.allocation import Progress, pick_device, pick_dtype
 from engine.model.spec.config import ModelSpec
-from lora_kernels.attention_choice import AttentionChoice, AttentionWish
 from lora_kernels.backend import Backend
 from lora_kernels.select import select_backend
-
-log = structlog.get_logger("engine")
 
 
 def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
@@ -30,29 +26,22 @@ def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
 def load_kernels(
     config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, on_progress: Progress
 ) -> Backend:
-    """Load the kernels for a model and log what computes attention on a GPU. Raises ValueError if the configuration
-    asks for kernels that this machine does not have."""
+    """Load the kernels for a model. Raises ValueError if the machine has no kernels for its GPU, or the model cannot
+    have the configured KV (`require_kv`)."""
+    require_kv(config, spec)
     return select_backend(
         device,
         dtype,
         lambda done, total: on_progress("compiling kernels", done, total),
         spec.head_dim,
         Path(config.state_dir) if config.state_dir else None,
-        attention_wish(config, spec),
-        _log_attention,
+        config.kv_dtype == "fp8",
         sums=config.tensor_parallel > 1,
         experts=spec.experts is not None,
     )
 
 
-def attention_wish(config: EngineConfig, spec: ModelSpec) -> AttentionWish:
-    """Returns what the configuration and the model ask of attention kernels, for the choice of kernels. Raises
-    ValueError if FP8 KV is configured, and the model rotates only a part of each head."""
+def require_kv(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ValueError if FP8 KV is configured, and the model rotates only a part of each head."""
     if config.kv_dtype == "fp8" and spec.rotates_parts:
         raise ValueError(f"engine.kv_dtype fp8 does not work with {spec.model_type}, which rotates a part of each head")
-    windows = frozenset(spec.windows)
-    return AttentionWish(config.attention, config.kv_dtype == "fp8", windows, spec.attention_cap, spec.sinks)
-
-
-def _log_attention(choice: AttentionChoice) -> None:
-    log.info("attention", kernels=choice.name, reason=choice.reason)

@@ -18,10 +18,8 @@ from engine.model.sample.scorer import slice_bytes
 from engine.model.sample.slot_sampler import SlotSampler
 from engine.model.spec.config import ModelSpec
 from engine.model.steps.graphs import CudaRecorder, StepGraphs, StepParts
-from engine.model.steps.rungs import LARGEST_CHUNKS, chunk_ladder, num_graphs, step_shapes
-from lora_kernels.attention_choice import TRITON, installed_flashinfer
+from engine.model.steps.rungs import LARGEST_CHUNKS, num_graphs, step_shapes
 from lora_kernels.backend import Backend
-from lora_kernels.gpu.flashinfer_attention import INT_BYTES, float_bytes
 from lora_kernels.gpu.triton_attention import decode_tuning, find_processor, prefill_tuning
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
@@ -94,10 +92,7 @@ def make_plan(
         backend.paged_attention.decode_tuning(kv), backend.paged_attention.prefill_tuning(kv), backend.lora_tuning
     )
     sizes = (config.max_seqs, config.token_budget, max_model_len)
-    heads = spec.heads, spec.kv_heads, spec.head_dim
-    chunk_rows = max(chunk_ladder(config.token_budget), default=0)
-    extra = backend.paged_attention.extra_bytes(kv.device, config.max_seqs, *heads, chunk_rows)
-    return GraphPlan(backend, *sizes, extra + graph_bytes(spec, dtype, tunings, *sizes, shape.block_size))
+    return GraphPlan(backend, *sizes, graph_bytes(spec, dtype, tunings, *sizes, shape.block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +150,7 @@ def expected_bytes(
     token_budget: int,
 ) -> int:
     """Estimates, before a backend exists, the bytes of device memory that steps of up to 1,024 rows need in addition to
-    weights and pages: `graph_bytes` with the device's default tunings, and what FlashInfer needs if it may be used, or,
-    without graphs, the results of a step."""
+    weights and pages: `graph_bytes` with the device's default tunings or, without graphs, the results of a step."""
     if not may_capture(config):
         rows = min(token_budget, LARGEST_CHUNKS)
         work = work_bytes(max_seqs, spec.vocab_size) + slice_bytes(spec.vocab_size, dtype)
@@ -166,11 +160,7 @@ def expected_bytes(
     tunings = GraphTunings(
         decode_tuning(spec.head_dim, kv_dtype, processor), prefill_tuning(spec.head_dim, kv_dtype, processor), SHIPPED
     )
-    extra = 0
-    if config.attention != TRITON and installed_flashinfer():
-        chunk_rows = max(chunk_ladder(token_budget), default=0)
-        extra = 3 * INT_BYTES + float_bytes(device, max_seqs, spec.heads, spec.kv_heads, spec.head_dim, chunk_rows)
-    return extra + graph_bytes(spec, dtype, tunings, max_seqs, token_budget, max_model_len, config.block_size)
+    return graph_bytes(spec, dtype, tunings, max_seqs, token_budget, max_model_len, config.block_size)
 
 
 def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

@@ -27,7 +27,7 @@ from engine.model.layers.lora import LoraOfExperts, LoraStep
 from engine.model.memory.arena import Arena
 from engine.model.sample.slot_sampler import SlotSampler
 from engine.model.steps.rungs import has_long, num_graphs, step_shapes
-from lora_kernels.backend import AttentionBatch, CapturedPlans
+from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, make_sums
 from lora_kernels.layout import MAX_RANK
@@ -83,13 +83,12 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step size for which graphs are captured: the layout of its input block, its LoRA workspace, the plans of its
-    attention that the host renews (None means that there are none), and its graphs for steps without adapters, with
-    adapters, and with long LoRA segments (None means that a step of this size has none)."""
+    """A step size for which graphs are captured: the layout of its input block, its LoRA workspace, and its graphs for
+    steps without adapters, with adapters, and with long LoRA segments (None means that a step of this size has
+    none)."""
 
     shape: StepShape
     workspace: LoraWorkspace
-    plans: CapturedPlans | None
     plain: Replay
     with_adapters: Replay
     with_long: Replay | None
@@ -174,8 +173,8 @@ class StepGraphs:
         return rung.with_long if rung.with_long and is_long else rung.with_adapters
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
-        """Uploads the padded input of a step in one copy, and renews the plans of its attention, if any. Two blocks on
-        the host alternate: one is filled while the other is copied."""
+        """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
+        other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
         fields = block.begin(rung.shape)
         write_rows(fields, batch)
@@ -184,8 +183,6 @@ class StepGraphs:
             backend, table = self._parts.backend, self._parts.arena.table
             numbers += backend.fill_lora(fields.lora, rung.workspace, table, batch.segments)
         block.send(self._block, numbers)
-        if rung.plans is not None:
-            rung.plans.renew(batch.query_starts, batch.contexts, batch.block_tables)
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> list[Rung]:
@@ -217,10 +214,9 @@ class StepGraphs:
             max_segments=shape.chunk_seqs or None,
             tuning=backend.lora_tuning,
         )
-        plans = backend.paged_attention.capture_plans(shape.rows, shape.seqs, shape.chunk_seqs > 0)
 
         def record(lora: LoraStep) -> Replay:
-            batch = self._batch_input(fields, plans)
+            batch = self._batch_input(fields)
             return self._recorder.record(partial(self._step, fields, batch, lora))
 
         def with_adapters(*, long: bool) -> LoraStep:
@@ -230,7 +226,7 @@ class StepGraphs:
         can_be_long = has_long(shape, backend.lora_tuning)
         long = record(with_adapters(long=True)) if can_be_long else None
         short = record(with_adapters(long=False))
-        return Rung(shape, workspace, plans, record(LoraStep(backend, None)), short, long)
+        return Rung(shape, workspace, record(LoraStep(backend, None)), short, long)
 
     def _lora_of_experts(self, fields: StepFields, *, long: bool) -> LoraOfExperts | None:
         """Returns the LoRA work on experts of a captured step, whose rows may have any adapters. Segments are shorter
@@ -256,7 +252,7 @@ class StepGraphs:
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[: len(logits)].copy_(logits)
 
-    def _batch_input(self, fields: StepFields, plans: CapturedPlans | None) -> BatchInput:
+    def _batch_input(self, fields: StepFields) -> BatchInput:
         """Returns the input with which a step is captured as a CUDA graph. Its tensors are views of the block of device
         memory that is filled anew for every replay. Its numbers on the host are fixed when the step is captured, so
         that every context counts as the longest possible. In a decode-only step every row is a decode; in one with
@@ -272,7 +268,6 @@ class StepGraphs:
             max_context=self._max_context,
             host_query_starts=(0,) * (seqs + 1) if has_chunks else tuple(range(rows + 1)),
             host_context_lens=(self._max_context,) * seqs,
-            plans=plans,
         )
         sample_rows = fields.sample_rows if has_chunks else None
         return BatchInput(fields.token_ids, fields.positions, attention, NO_ADAPTERS, sample_rows, ("",) * seqs)

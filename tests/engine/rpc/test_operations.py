@@ -7,11 +7,10 @@ import grpc
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.messages.requests import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.rpc.api import LaneRejected
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable
 from gateway.serve.supervisor import EngineSupervisor
@@ -113,17 +112,6 @@ async def test_a_lane_is_paused_drained_and_opened_for_every_gateway(gateways):
     await other.set_lane(Lane.BATCH, LaneMode.OPEN)
     again = await asyncio.wait_for(last_event(one, request("again", 5, Lane.BATCH)), 60)
     assert again.finish_reason is FinishReason.LENGTH
-
-
-async def test_an_engine_with_one_queue_says_so(tmp_path):
-    config = EngineConfig(model="fake", num_pages=100, max_model_len=256, scheduling=Scheduling(policy="fcfs"))
-    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.serve.server", "--fake")) as running:
-        client = EngineClient(running.address)
-        await client.start()
-        await asyncio.wait_for(client.wait_ready(), 120)
-        with pytest.raises(LaneRejected, match="one queue"):
-            await client.set_lane(Lane.BATCH, LaneMode.PAUSED)
-        await client.close()
 
 
 async def test_what_a_lane_promises_is_told_to_the_engine(gateways):

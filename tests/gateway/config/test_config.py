@@ -143,12 +143,14 @@ def test_the_engine_section_is_the_engines_own_configuration(load):
 
 
 def test_the_engine_learns_what_other_sections_say_about_it(load):
-    text = "lanes: {interactive: {ttft_s: 0.4, max_wait_s: 5}, batch: {itl_s: 2}}\nengine: {scheduling: {policy: sjf}}"
-    engine = load(text).default_model.engine_config(Path("/models/x"), Path("/data/engine"))
+    lanes = "lanes: {interactive: {ttft_s: 0.4, max_wait_s: 5}, batch: {itl_s: 2}}"
+    engine = load(f"{lanes}\nengine: {{scheduling: {{preemption: swap}}}}").default_model.engine_config(
+        Path("/models/x"), Path("/data/engine")
+    )
     assert (engine.model, engine.state_dir) == ("/models/x", "/data/engine")
     assert engine.interactive == replace(INTERACTIVE_GOALS, ttft_s=0.4, max_wait_s=5.0)
     assert engine.batch == replace(BATCH_GOALS, itl_s=2.0)
-    assert engine.scheduling == Scheduling(policy="sjf")
+    assert engine.scheduling == Scheduling(preemption="swap")
 
 
 def test_what_a_lanes_section_leaves_out_is_that_lanes_default(load):
@@ -174,12 +176,12 @@ def test_every_nested_value_survives_the_way_to_the_engine():
         model="m",
         interactive=LaneGoals(1.5, 0.25, 0.5, 6.0),
         batch=LaneGoals(7.0, 8.0, 0.125, 9.0),
-        scheduling=Scheduling(policy="fcfs", preemption="swap", min_chunk=7, batch_floor=0.5),
+        scheduling=Scheduling(preemption="swap", min_chunk=7, batch_floor=0.5),
     )
     assert EngineConfig.from_json(config.to_json()) == config
 
 
-@pytest.mark.parametrize("text", ['{"model": "m", "max_seq": 1}', '{"model": "m", "scheduling": {"polcy": "fcfs"}}'])
+@pytest.mark.parametrize("text", ['{"model": "m", "max_seq": 1}', '{"model": "m", "scheduling": {"holds": 1}}'])
 def test_the_engine_refuses_names_it_does_not_know(text):
     with pytest.raises(TypeError, match="unexpected keyword"):
         EngineConfig.from_json(text)
@@ -231,6 +233,18 @@ WRONG = {
     "unknown key": ("http: {prot: 1}", "http.prot: unknown key; did you mean port?"),
     "unknown, nothing near": ("grpc: {zzz: 1}", "grpc.zzz: unknown key; known are: host, port"),
     "unknown engine key": ("engine: {max_seq: 1}", "engine.max_seq: unknown key; did you mean max_seqs?"),
+    "removed engine key": (
+        "engine: {attention: flashinfer}",
+        "engine.attention: this setting was removed: .*delete the line",
+    ),
+    "removed scheduling key": (
+        "engine: {scheduling: {advanced: {quantum_s: 1}}}",
+        "engine.scheduling.advanced.quantum_s: this setting was removed: .*delete the line",
+    ),
+    "removed policy": (
+        "engine: {scheduling: {policy: fcfs}}",
+        "engine.scheduling.policy: this setting was removed: engines serve by lanes",
+    ),
     "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
     "engine.state_dir": ("engine: {state_dir: x}", "engine.state_dir: unknown key"),
     "engine.interactive": ("engine: {interactive: {ttft_s: 1}}", "engine.interactive: unknown key"),
@@ -239,19 +253,19 @@ WRONG = {
         "engine: {scheduling: {batch_flor: 0.1}}",
         "engine.scheduling.batch_flor: unknown key; did you mean batch_floor?",
     ),
-    "scheduling choice": ("engine: {scheduling: {policy: x}}", "engine.scheduling: policy must be one of lanes, fcfs"),
+    "scheduling choice": ("engine: {scheduling: {preemption: x}}", "engine.scheduling: preemption must be one of"),
     "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
     "scheduling type": (
         "engine: {scheduling: {advanced: {min_chunk: x}}}",
         "engine.scheduling.advanced.min_chunk: Expected int, got str",
     ),
     "advanced scheduling": (
-        "engine: {scheduling: {quantum_s: 1}}",
-        "engine.scheduling.quantum_s: belongs into engine.scheduling.advanced",
+        "engine: {scheduling: {hold_s: 1}}",
+        "engine.scheduling.hold_s: belongs into engine.scheduling.advanced",
     ),
     "published among the advanced": (
-        "engine: {scheduling: {advanced: {policy: fcfs}}}",
-        "engine.scheduling.advanced.policy: belongs into engine.scheduling",
+        "engine: {scheduling: {advanced: {preemption: swap}}}",
+        "engine.scheduling.advanced.preemption: belongs into engine.scheduling",
     ),
     "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
     "pages of ranks": (

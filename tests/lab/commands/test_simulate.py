@@ -52,12 +52,12 @@ def test_policies_side_by_side_with_goals(tmp_path):
 
 def test_the_configuration_of_serve_is_used(trace, tmp_path):
     config = tmp_path / "config.yaml"
-    config.write_text("engine: {max_seqs: 3, token_budget: 64, scheduling: {policy: sjf}}\n")
+    config.write_text("engine: {max_seqs: 3, token_budget: 64, scheduling: {batch_floor: 0.2}}\n")
     out = tmp_path / "report.json"
     done = invoke("--trace", trace, "--config", config, "--device", "cpu-smollm2", "--json", out)
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text())
-    assert list(document["runs"]) == ["sjf"]
+    assert list(document["runs"]) == ["lanes"]
     assert (document["engine"]["max_seqs"], document["engine"]["token_budget"]) == (3, 64)
 
 

@@ -86,7 +86,7 @@ def test_closed_loops_reach_the_maximum_of_sequences_and_fit_into_the_pages():
 
 def test_a_third_of_the_loops_mostly_decode_all_sequences_at_the_same_time(real):
     pairs = lessons(real, 0.1)
-    assert sum(one.core.scheduling.policy == "fcfs" for one, _ in pairs) == len(pairs) // 3
+    assert sum(one.mode.policy == "fcfs" for one, _ in pairs) == len(pairs) // 3
     [attended] = [loop for _, loop in pairs if loop.horizon > 0.2]
     assert (attended.backlog.size, attended.backlog.prompt) == (1, Sizes(447, 447)), "as long as the context allows"
     decoding = [loop for _, loop in pairs if (loop.backlog.prompt, loop.backlog.output) == DECODED]

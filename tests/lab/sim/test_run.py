@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from engine.core.config import POLICIES, SCHEDULERS
 from engine.core.messages.requests import Lane
+from lab.sim.baselines import POLICIES, SCHEDULERS
 from lab.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
 from lab.sim.goals import judge
 from lab.sim.run import simulate

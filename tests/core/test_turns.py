@@ -110,6 +110,31 @@ def test_heavy_parties_take_one_row_each_in_turn():
     assert got["heavy"] > 100
 
 
+def test_a_row_whose_caller_may_wait_long_has_its_turns():
+    stepped = crowded(29, itl=3600.0)
+    stepped.submit("soon", 30, 400, tenant="heavy")
+    stepped.submit("chat", 30, 100, tenant="light")
+    stepped.run_until(lambda: len(stepped.times.get("chat", ())) > 3)
+    before = {name: len(times) for name, times in stepped.times.items()}
+    stepped.step(60)
+    got = [len(stepped.times[name]) - before[name] for name in before if name.startswith(("heavy", "soon"))]
+    assert min(got) > 0.7 * max(got)
+
+
+@pytest.mark.parametrize("rows", [(15, 15), (24, 6)])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_heavy_parties_have_turns_by_weight_whatever_their_rows(rows, weight):
+    stepped = crowded(rows[0], weight=weight, out=1500)
+    for number in range(rows[1]):
+        stepped.submit(f"other-{number}", 30, 1500, tenant="other")
+    stepped.submit("chat", 30, 1000, tenant="light", weight=40.0)
+    stepped.run_until(lambda: len(stepped.times.get("chat", ())) > 50)
+    before = {tenant: tokens_of(stepped, tenant) for tenant in ("heavy", "other")}
+    stepped.step(400)
+    got = {tenant: tokens_of(stepped, tenant) - before[tenant] for tenant in before}
+    assert 0.7 * weight < got["heavy"] / got["other"] < 1.4 * weight
+
+
 def test_rows_that_were_left_out_make_no_other_step_late():
     """Their tokens are late; if that counted, prompts would get the least of each step."""
     stepped = crowded()

@@ -15,8 +15,10 @@ was charged beside a heavier one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from math import exp
 from typing import NamedTuple
 
 from engine.core.messages.requests import Lane, Request, tenant_of
@@ -101,6 +103,9 @@ class Account:
     returns after a pause."""
     seconds: float = 0.0
     """Device seconds that were charged to the party, including tokens that were computed again after a preemption."""
+    _lately: float = 0.0
+    _lately_at: float = 0.0
+    """Tokens of answers that the party had lately, as of this time on the engine's clock; see `lately`."""
 
     def charge(self, seconds: float, billed: float) -> None:
         """Charge `seconds` of device time to the party. Only `billed` of them, which leave out tokens computed again
@@ -108,6 +113,17 @@ class Account:
         self.seconds += seconds
         self.served += billed / self.class_weight
         self.tenant.served += billed / self.tenant.weight
+
+    def note_token(self, now: float, window: float) -> None:
+        """Count a token of an answer, at `now` on the engine's clock; see `lately`."""
+        if now != self._lately_at:
+            self._lately, self._lately_at = self.lately(now, window), now
+        self._lately += 1.0
+
+    def lately(self, now: float, window: float) -> float:
+        """Return the number of tokens of answers that the party had lately, where one counts e times less for each
+        `window` seconds that have passed since."""
+        return self._lately * exp(min(0.0, self._lately_at - now) / window)
 
 
 class Accounts:
@@ -192,19 +208,31 @@ class Accounts:
             parties = parties | {party: self.get(lane, party) for party in absent}
         if len(parties) < 2:
             return None
-        accounts = parties.values()
-        whole = sum([account.weight for account in accounts])
-        part = LIGHT * sum([account.live for account in accounts]) / whole
-        heavy = {party for party, account in parties.items() if account.live > part * account.weight}
+        weights = _weights(parties) if absent else {party: account.weight for party, account in parties.items()}
+        whole = sum(weights.values())
+        part = LIGHT * sum([account.live for account in parties.values()]) / whole
+        heavy = {party for party, account in parties.items() if account.live > part * weights[party]}
         if not 0 < len(heavy) < len(parties):
             return None
-        return Imbalance(heavy, 1 - sum([parties[party].weight for party in heavy]) / whole)
+        return Imbalance(heavy, 1 - sum([weights[party] for party in heavy]) / whole)
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Return the service gap of a lane for the statistics: the largest difference between the virtual counters of
         the tenants of the parties in `waiting`, in device seconds divided by weight; 0 if there are none."""
         counters = [self.get(lane, party).tenant.served for party in waiting]
         return max(counters) - min(counters) if counters else 0.0
+
+
+def _weights(parties: Mapping[str, Account]) -> dict[str, float]:
+    """Return the weights of parties by name, where each tenant's is divided among those of its parties that are in
+    `parties`, although some may have no requests."""
+    whole = defaultdict[str, float](float)
+    for account in parties.values():
+        whole[account.tenant.name] += account.class_weight
+    return {
+        party: account.tenant.weight * account.class_weight / whole[account.tenant.name]
+        for party, account in parties.items()
+    }
 
 
 def _weigh(tenant: TenantAccount) -> None:

@@ -94,6 +94,8 @@ class Limits:
             return min(alone * rules.itl_stretch, rules.yield_bound_s / margin) if lost else promise
         if self._is_probe:
             return 0.0
+        if self.turns is not None and self.turns.decodes is not None:
+            return alone  # interactive decodes were left out: their time is for a light party's prompt
         if work.prefill:
             courteous = alone * rules.ttft_stretch
         else:

@@ -14,11 +14,12 @@ from engine.core.state.sequence import Sequence
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     """Return the plan of the next step without changing `state`; `now` is in seconds on the engine's clock. Lane by
-    lane, decodes advance, then running prompts, and then waiting sequences start, until time, tokens, slots or pages
-    run out. Waiting sequences that the policy orders ahead start before running prompts advance. Each sequence asks for
-    all its remaining tokens and gets a chunk of the size that the step's budget grants. Paused lanes start no
-    sequences. The plan also fetches adapters and prepares grammars for waiting sequences. If a suspect request
-    is on trial (see `Sequence.on_trial`) and can be computed, it is computed alone, otherwise left out."""
+    lane, the decodes whose turn it is (see plan/turns.py) advance, then running prompts, and then waiting sequences
+    start, until time, tokens, slots or pages run out. Waiting sequences that the policy orders ahead start before
+    running prompts advance. Each sequence asks for all its remaining tokens and gets a chunk of the size that the
+    step's budget grants. Paused lanes start no sequences. The plan also fetches adapters and prepares grammars for
+    waiting sequences. If a suspect request is on trial (see `Sequence.on_trial`) and can be computed, it is computed
+    alone, otherwise left out."""
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
     planner = Planner(state, policy, now)

@@ -102,7 +102,7 @@ class StepBudget:
 
     def _grant_decode(self, seq: Sequence, context: int) -> int:
         """Add a decode if it fits, and return the number of its tokens: 1, or 0 if it does not. Only the token budget
-        limits interactive decodes."""
+        limits interactive decodes, apart from those that `in_turn` left out."""
         if self.tokens_left <= 0:
             return 0
         adapter_hash, rank = seq.request.adapter_hash, 0

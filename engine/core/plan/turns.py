@@ -9,16 +9,18 @@ ones therefore take turns: a step has all decodes of light parties, and as many 
 - the time of a step with the light parties' decodes alone, divided by these parties' share of the weights
 
 The latter is what a light party would see if the device's time were divided by weight, so that the heavy ones never
-get less than their share. The rows that were left out come first in the next step: heavy parties take one row each in
-turn, by weight, and the rows of each go by due time. A step always has one of them.
+get less than their share. Heavy parties take turns by weight, and within each the row that has waited longest is next.
+A step always has one of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Set
+from operator import itemgetter
 from typing import NamedTuple
 
+from engine.core.config import goal_of
 from engine.core.fairness.accounts import Imbalance
 from engine.core.messages.features import StepFeatures
 from engine.core.messages.requests import AdapterHash, Lane
@@ -59,7 +61,7 @@ def take_turns(state: EngineState, now: float, *, owes_batch: bool) -> Turns | N
     if _Decodes(state, light + heavy).seconds <= bound:
         return everyone
     chosen = list(light)
-    for seq in _by_turn(state, heavy):
+    for seq in _by_turn(state, now, heavy):
         step.extend([seq])
         if step.seconds > bound and len(chosen) > len(light):
             break
@@ -95,21 +97,30 @@ def _has_prompt(state: EngineState, heavy: Set[str]) -> bool:
     return any(seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1 for seq in state.running.values())
 
 
-def _by_turn(state: EngineState, decodes: Iterable[Sequence]) -> list[Sequence]:
-    """Return decodes in the order in which they are next: the parties' first ones, their second ones and so on, where a
-    party of twice the weight has two in each round. Those of a round go by due time, and last those whose newest token
-    is being computed."""
-    get, places = state.ledger.accounts.get, Counter[str]()
+def _by_turn(state: EngineState, now: float, decodes: Iterable[Sequence]) -> list[Sequence]:
+    """Return decodes in the order in which they are next. Parties take turns by weight: each row counts for the
+    tokens that its party had lately, plus the party's rows before it, divided by weight.
+    The rows of a party go by the time that they have waited, and last those whose newest token is being computed."""
+    get, parties = state.ledger.accounts.get, defaultdict[str, list[Sequence]](list)
+    for seq in decodes:
+        parties[seq.request.party].append(seq)
     turns = []
-    for seq in sorted(decodes, key=_due):
-        party = seq.request.party
-        turns.append((places[party] / get(Lane.INTERACTIVE, party).weight, *_due(seq), seq))
-        places[party] += 1
-    return [seq for *_, seq in sorted(turns, key=lambda turn: turn[:-1])]
+    for party, members in parties.items():
+        account = get(Lane.INTERACTIVE, party)
+        rows = [(seq.num_pending > 0, _waits_since(state, seq), seq.device_seconds, seq.id, seq) for seq in members]
+        had = account.lately(now, state.ledger.turns_window) + sum([is_pending for is_pending, *_ in rows])
+        rows.sort(key=itemgetter(0, 1, 2, 3))
+        turns += [((had + place) / account.weight, *row) for place, row in enumerate(rows)]
+    return [seq for *_, seq in sorted(turns, key=itemgetter(0, 1, 2, 3, 4))]
 
 
-def _due(seq: Sequence) -> tuple[bool, float, float, str]:
-    return seq.num_pending > 0, seq.due, seq.device_seconds, seq.id
+def _waits_since(state: EngineState, seq: Sequence) -> float:
+    """Return when a sequence got its newest token, or arrived, in seconds on the engine's clock. Its goals are left
+    out: a row whose caller may wait for a day would never be next."""
+    request, goals = seq.request, state.config.interactive
+    if seq.num_generated:
+        return seq.due - goal_of(request.itl, goals.itl_s)
+    return seq.due - goal_of(request.ttft, goals.ttft_s)
 
 
 class _Decodes:

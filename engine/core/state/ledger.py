@@ -56,6 +56,10 @@ class Ratio:
         return self.good / self.total if self.total else 1.0
 
 
+TURNS_GOALS = 2.0
+"""ITL goals for which a token counts when parties take turns (`turns_window`): long enough for some steps, and so short
+that a party that had many tokens before the others took turns with it waits for tenths of a second only."""
+
 Charge = tuple[Sequence, int, bool, float, float]
 """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens): the
 sequence, the chunk's tokens without refused proposals, whether it is computed like a decode, the weight (see
@@ -69,6 +73,7 @@ class Ledger:
     Attributes:
         model: predicts the duration of a step.
         accounts: service that each tenant has received.
+        turns_window: seconds for which tokens count in `Account.lately`.
         busy: device seconds by lane.
         prefill_price, decode_price: device seconds per token, smoothed over steps; 0 while unknown.
         mask_price: seconds of a mask that a step computes for a grammar, smoothed over steps; 0 while unknown.
@@ -91,6 +96,7 @@ class Ledger:
         margins = rules.margin_floor, rules.margin_ceiling
         self.model = StepTimeModel(rules.forgetting, rules.knots, *margins, config.chosen_experts)
         self.accounts = Accounts()
+        self.turns_window = TURNS_GOALS * config.interactive.itl_s
         self.busy = dict.fromkeys(Lane, 0.0)
         self.prefill_price = self.decode_price = self.mask_price = self.prompt_context = 0.0
         self.ttft = {lane: Ratio() for lane in Lane}
@@ -218,6 +224,7 @@ class Ledger:
         if generated > self.longest_output:
             self.longest_output = generated
         (self.ttft if generated == 1 else self.itl)[lane].note(in_time)
+        seq.account.note_token(now, self.turns_window)
         if lane is Lane.INTERACTIVE and generated > 1 and not seq.masks_slowly:
             self._tokens += 1
             self._late += self._was_shared and not in_time

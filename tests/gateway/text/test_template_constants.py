@@ -6,6 +6,7 @@ from fakes import tiny_tokenizer
 from gateway.core.errors import ApiError
 from gateway.serve.launch import StartError
 from gateway.serve.models import load_tokenizer
+from gateway.text import tokenizer as tokenizer_module
 from gateway.text.compiled_template import ChatTemplate
 
 COSTLY = {
@@ -70,3 +71,19 @@ async def test_a_chat_of_an_adapter_that_has_one_already_is_refused():
     tokenizer = tiny_tokenizer().with_template("{{ 'a' * 100000000 }}")
     with pytest.raises(ApiError, match="cannot be used: line 1: the operator Mul"):
         await tokenizer.encode_chat("acme", [{"role": "user", "content": "hi"}])
+
+
+async def test_a_refused_template_is_read_once_for_all_its_chats(monkeypatch):
+    read = []
+
+    def compile_template(source):
+        read.append(source)
+        return ChatTemplate(source)
+
+    monkeypatch.setattr(tokenizer_module, "ChatTemplate", compile_template)
+    tokenizer = tiny_tokenizer().with_template("{{ 'a' * 100000000 }}")
+    read.clear()  # the template of the tiny tokenizer itself
+    for _ in range(3):
+        with pytest.raises(ApiError, match="cannot be used: line 1: the operator Mul"):
+            await tokenizer.encode_chat("acme", [{"role": "user", "content": "hi"}])
+    assert len(read) == 1

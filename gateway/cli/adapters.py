@@ -21,7 +21,7 @@ from rich.text import Text
 from engine.process.adapter_files import is_place
 from gateway.api.adapters import AdapterStatus
 from gateway.cli.http import admin
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, until_interrupted
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console, until_interrupted
 from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error, print_wide
 
@@ -71,7 +71,7 @@ def list_adapters(
     sort: Annotated[SortKey, typer.Option(help="Column to sort by; numbers descend.")] = SortKey.name,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the table every second until Ctrl-C.")] = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List adapters with their tier, size, requests, and loads."""
@@ -91,7 +91,7 @@ def list_adapters(
 
 
 @app.command()
-def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def show(name: Name, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show all fields of one adapter, found by its name or an alias."""
     with admin(url, key) as client:
         found = [adapter for adapter in client.adapters() if name in (adapter.name, *adapter.aliases)]
@@ -115,7 +115,7 @@ def load(
     chat_template: Annotated[
         str, typer.Option(help="What renders its chats: auto (the one in its folder), model (the base's), or a file.")
     ] = "",
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
@@ -131,7 +131,7 @@ def load(
 
 
 @app.command()
-def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def reload(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Read an adapter's files again; running requests finish on the version they started with."""
     with admin(url, key) as client:
         answer = client.reload_adapter(name)
@@ -144,7 +144,7 @@ def unload(
     name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
     drain: Annotated[float, typer.Option(help="Seconds that running requests have; 0: adapters.drain_seconds.")] = 0.0,
     base_model: Annotated[str, typer.Option(help="Base model of the adapter, if two have one of this name.")] = "",
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Unload an adapter. Requests still live after --drain, or else adapters.drain_seconds, are aborted."""
@@ -154,7 +154,7 @@ def unload(
 
 
 @app.command()
-def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def pin(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Pin an adapter: once it is on the device, it is not evicted."""
     with admin(url, key) as client:
         client.pin_adapter(name)
@@ -162,7 +162,7 @@ def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None
 
 
 @app.command()
-def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def unpin(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Unpin an adapter, so that it may be evicted from the device again."""
     with admin(url, key) as client:
         client.unpin_adapter(name)
@@ -174,7 +174,7 @@ def alias(
     name: Name,
     other: Annotated[str, typer.Argument(metavar="ALIAS", help="Other name to add.")],
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias in place of adding it.")] = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Give an adapter another name, or remove it with --remove: `loralane adapters alias support helpdesk`."""
@@ -187,7 +187,7 @@ def alias(
 def allow(
     name: Name,
     tenants: Annotated[list[str] | None, typer.Argument(help="The only tenants that may use it; none: all.")] = None,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Reserve an adapter for some tenants; without any, allow every tenant."""

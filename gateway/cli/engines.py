@@ -12,7 +12,7 @@ from rich.text import Text
 from gateway.api.engines import RESTART_SECONDS, EngineOverview
 from gateway.cli.http import admin
 from gateway.cli.operations import Model, Watch, show
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console
 
 app = typer.Typer(help="Show running gateways' engines; drain, restart, add or remove them.", no_args_is_help=True)
 
@@ -26,7 +26,7 @@ def list_engines(
     model: Model = "",
     as_json: AsJson = False,
     watch: Watch = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List engines with their state, load and predicted wait: `loralane engines ls --watch`."""
@@ -35,14 +35,14 @@ def list_engines(
 
 
 @app.command()
-def drain(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def drain(engine: Engine, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Drain an engine: its requests move to others, and it gets no new ones: `loralane engines drain engine-1`."""
     with admin(url, key) as client:
         _tell(client.drain_engine(engine, model))
 
 
 @app.command()
-def resume(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def resume(engine: Engine, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Let a draining engine serve again: `loralane engines resume engine-1`."""
     with admin(url, key) as client:
         _tell(client.resume_engine(engine, model))
@@ -53,7 +53,7 @@ def restart(
     engine: Engine,
     model: OneModel = "",
     seconds: Seconds = RESTART_SECONDS,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Drain an engine and start its process anew, without losing a request: `loralane engines restart engine-1`."""
@@ -67,7 +67,7 @@ def add(
     address: Annotated[str, typer.Argument(help="Where all gateways reach it, such as gpu2.internal:7001.")],
     model: OneModel = "",
     role: Annotated[str, typer.Option(help="Its part of split requests: prefill, decode or both.")] = "both",
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Add an engine of `loralane engine` for all gateways: `loralane engines add gpu-2 gpu2.internal:7001`."""
@@ -77,7 +77,7 @@ def add(
 
 
 @app.command()
-def remove(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def remove(engine: Engine, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Remove an engine that was added; its requests move to others: `loralane engines remove gpu-2`."""
     with admin(url, key) as client:
         client.remove_engine(engine, model)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gateway.api.limits import LimitEntry, LimitScope, LimitUse, ScopeLimits, ScopeUse
 from gateway.cli.http import admin
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, show_answers, until_interrupted
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, show_answers, until_interrupted
 from gateway.client.account_calls import LimitChanges
 from gateway.core.counts import parse_count
 from gateway.core.limits import LIMIT_NAMES
@@ -35,7 +35,7 @@ Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="New limit, as
 
 
 @app.command()
-def get(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def get(tenant: Tenants = "", as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show the limits of tenants, their keys and adapters; limits that only count (shadow) are in brackets."""
     with admin(url, key) as client:
         entries = client.limits(tenant)
@@ -61,7 +61,7 @@ def set_limits(
     key_id: KeyId = "",
     adapter: Adapter = "",
     as_json: AsJson = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change limits, effective from the next request on: `loralane limits set acme --tokens-per-minute 100k`."""
@@ -85,7 +85,7 @@ def reset(
     used: Annotated[bool, typer.Option("--used", help="Set the counted use to zero, keep the limits.")] = False,
     key_id: KeyId = "",
     adapter: Adapter = "",
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Restore the configured limits or, with --used, keep the limits and set the counted use to zero."""
@@ -95,7 +95,7 @@ def reset(
 
 
 @app.command()
-def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def usage(tenant: Tenants = "", as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show how much of each limit is used, and how many of today's requests did not fit it."""
     with admin(url, key) as client:
         scopes = client.limits_used(tenant)
@@ -103,7 +103,7 @@ def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_U
 
 
 @app.command()
-def watch(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def watch(tenant: Tenants = "", as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Follow usage as it changes, until Ctrl-C; --json prints a line for each scope that has changed."""
     with admin(url, key) as client, until_interrupted():
         changes = _changes(lambda: client.limits_used(tenant))

@@ -18,8 +18,8 @@ from gateway.cli.options import (
     DEMO_KEY,
     LOCAL_URL,
     AdminKey,
-    AdminUrl,
     AsJson,
+    ServerUrl,
     console,
     show_answers,
     until_interrupted,
@@ -42,7 +42,7 @@ def list_lanes(
     model: Model = "",
     as_json: AsJson = False,
     watch: Watch = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List lanes with their depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
@@ -51,19 +51,19 @@ def list_lanes(
 
 
 @lanes.command()
-def pause(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def pause(lane: Lane, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Pause a lane: running requests go on, all others wait: `loralane lanes pause batch`."""
     _set(lane, "pause", model, url, key)
 
 
 @lanes.command()
-def resume(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def resume(lane: Lane, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Open a lane again after a pause or a drain: `loralane lanes resume batch`."""
     _set(lane, "resume", model, url, key)
 
 
 @lanes.command()
-def drain(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def drain(lane: Lane, model: OneModel = "", url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Drain a lane: refuse new requests, and let accepted ones finish: `loralane lanes drain batch`."""
     _set(lane, "drain", model, url, key)
 
@@ -73,7 +73,7 @@ def list_requests(
     model: Model = "",
     as_json: AsJson = False,
     watch: Watch = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
@@ -84,7 +84,7 @@ def list_requests(
 @requests.command()
 def cancel(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="Request id, or at least its first 6 characters.")],
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Cancel a request. Its client gets an error; tokens so far are charged: `loralane requests cancel 3f9a1c`."""

@@ -18,13 +18,25 @@ from gateway.terminal.output import print_wide
 
 ADDRESS_HELP = "HTTP address of the gateway: http:// or https://HOST:PORT."
 ServerUrl = Annotated[str, typer.Option("--url", envvar="LORALANE_URL", help=ADDRESS_HELP)]
-AdminUrl = Annotated[str, typer.Option("--url", "--target", envvar="LORALANE_URL", help=ADDRESS_HELP)]
 
 console = Console(stderr=True)
 
 DEMO_KEY = "sk-demo-admin"
 
-AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="API key of an administrator.")]
+
+def _plain_key(key: str) -> str:
+    """Return an API key without white space around it, which files and copies add. A key that no header can carry is
+    a wrong value, and is not shown."""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("it has characters that no API key has; copy the key again")
+    return key
+
+
+AdminKey = Annotated[
+    str,
+    typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="API key of an administrator.", callback=_plain_key),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
 
 
@@ -47,4 +59,6 @@ def until_interrupted() -> Iterator[None]:
 
 DEMO_TENANT_KEY = "sk-demo-acme"
 
-UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key of a tenant.")]
+UserKey = Annotated[
+    str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key of a tenant.", callback=_plain_key)
+]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gateway.api import accounts as api
 from gateway.cli.http import admin
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, show_answers
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console, show_answers
 from gateway.client.account_calls import ClassSettings, TenantSettings
 
 tenants = typer.Typer(help="Show and change the tenants of a running gateway.", no_args_is_help=True)
@@ -52,7 +52,7 @@ def create_tenant(
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
@@ -72,7 +72,7 @@ def set_tenant(
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
@@ -83,7 +83,7 @@ def set_tenant(
 
 
 @tenants.command("ls")
-def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def list_tenants(as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """List all tenants with their settings."""
     with admin(url, key) as client:
         found = client.tenants()
@@ -91,7 +91,7 @@ def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminK
 
 
 @tenants.command("show")
-def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def show_tenant(name: Name, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Show the settings of one tenant."""
     with admin(url, key) as client:
         tenant = client.tenant(name)
@@ -99,7 +99,7 @@ def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, 
 
 
 @tenants.command("disable")
-def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def disable_tenant(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Disable a tenant: its requests are refused, from the next one on."""
     with admin(url, key) as client:
         client.disable_tenant(name)
@@ -107,7 +107,7 @@ def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_K
 
 
 @tenants.command("enable")
-def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def enable_tenant(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Enable a disabled tenant: its requests are accepted again."""
     with admin(url, key) as client:
         client.enable_tenant(name)
@@ -115,7 +115,7 @@ def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
 
 
 @tenants.command("delete")
-def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def delete_tenant(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete a tenant with its API keys and limits."""
     with admin(url, key) as client:
         count = client.delete_tenant(name)
@@ -126,7 +126,7 @@ def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
 def create_key(
     tenant: Name,
     label: Annotated[str, typer.Option(help="Remark on the key, such as its use.")] = "",
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create an API key for a tenant. It is printed only this once."""
@@ -138,7 +138,7 @@ def create_key(
 def list_keys(
     tenant: Annotated[str, typer.Argument(help="Name of a tenant; default: all tenants.")] = "",
     as_json: AsJson = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List the ids of API keys, with their tenants and labels, and which are disabled."""
@@ -151,7 +151,7 @@ def list_keys(
 def rotate_key(
     key_id: KeyId,
     keep: Annotated[bool, typer.Option("--keep", help="Do not disable the old key.")] = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Replace an API key: the new key is printed only this once, and the old one is disabled unless --keep is given."""
@@ -160,21 +160,21 @@ def rotate_key(
 
 
 @keys.command("disable")
-def disable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def disable_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Disable an API key: requests with it are refused, from the next one on."""
     with admin(url, key) as client:
         console.print(f"[green]{client.disable_key(key_id).id}[/green] is disabled")
 
 
 @keys.command("enable")
-def enable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def enable_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Enable a disabled API key."""
     with admin(url, key) as client:
         console.print(f"[green]{client.enable_key(key_id).id}[/green] is enabled")
 
 
 @keys.command("delete")
-def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def delete_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete an API key."""
     with admin(url, key) as client:
         client.delete_key(key_id)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gateway.api.usage import DIMENSIONS, NO_GROUPS, UsageFigures
 from gateway.cli.http import admin
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl
 from gateway.terminal.output import print_wide
 from gateway.usage.render import FIGURES, MONEY, csv_text
 
@@ -44,7 +44,7 @@ def usage(
     ] = "tenant,adapter,lane",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without the total.")] = False,
     as_json: AsJson = False,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Report tokens, device time, amounts and costs by tenant, key, adapter, lane and day.

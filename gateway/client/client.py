@@ -150,6 +150,9 @@ class _Refusal(Struct):
 
 
 def _headers(key: str) -> dict[str, str]:
+    """Return the headers of all calls. Raises ValueError, without the key, if no header can carry it."""
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("the API key has characters that no API key has, such as the end of a line")
     return {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
 

@@ -62,10 +62,10 @@ the file may set them in `engine.scheduling.advanced`."""
 def read_engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EngineConfig:
     """Return the part of a section `engine` that says how one engine works, and check all keys of the section."""
     section = dict(as_mapping(resolve(value, env, where), where))
-    own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
-    problems, values = Problems(), {name: section[name] for name in own if name in section}
+    known_fields = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
+    problems, values = Problems(), {name: section[name] for name in known_fields if name in section}
     with problems.noting():
-        check_keys(section, [*own, *ENGINES_KEYS], where, REMOVED)
+        check_keys(section, [*known_fields, *ENGINES_KEYS], where, REMOVED)
     with problems.noting():
         if "scheduling" in values:
             values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")

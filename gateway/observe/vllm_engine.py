@@ -31,8 +31,8 @@ def vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
     }
     kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, float]]], ...]
     kinds = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters))
-    for kind, told in kinds:
-        for name, (help, value) in told.items():
+    for kind, series in kinds:
+        for name, (help, value) in series.items():
             family = kind(f"vllm:{name}", help, labels=LABELS)
             family.add_metric([model, ENGINE], value)
             yield family

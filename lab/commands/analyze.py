@@ -14,7 +14,7 @@ import yaml
 from rich.progress import track
 from rich.table import Table
 
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, ServerUrl
 from gateway.terminal.console import Console
 from gateway.terminal.output import print_wide
 from lab.commands.outputs import check_outputs, failures
@@ -54,7 +54,7 @@ def analyze(
     settings: Annotated[Path | None, typer.Option(help="File for the settings, as YAML; for one trace.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of lengths and prefix caches.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, as JSON.")] = None,
-    url: AdminUrl = LOCAL_URL,
+    url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Print what recorded traffic looks like: arrivals, lengths, shared prefixes, adapters, lanes and tenants; and the

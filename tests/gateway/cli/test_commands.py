@@ -54,6 +54,21 @@ def test_every_command_takes_the_address_from_the_environment_and_says_what_to_d
     assert f"No gateway answers at {nowhere}. {AWAY}" in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize("key", ["sk-one\n-two", "sk-\x07bell", "sk-schlüssel"])
+@pytest.mark.parametrize("command", [["tenants", "ls"], ["batch", "list"]])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(command, key):
+    result = CliRunner().invoke(app, [*command, "--key", key])
+    assert result.exit_code == 2
+    assert "characters that no API key has" in result.output
+    assert "sk-" not in result.output
+
+
+def test_white_space_around_a_key_is_left_out(nowhere):
+    result = CliRunner(env={"LORALANE_ADMIN_KEY": "sk-secret\n"}).invoke(app, ["tenants", "ls", "--url", nowhere])
+    assert "No gateway answers" in result.output
+    assert "sk-secret" not in result.output
+
+
 def test_the_flag_comes_before_the_environment(nowhere):
     env = {"LORALANE_URL": "http://127.0.0.1:1", "COLUMNS": "500"}
     for command in (["chat"], ["lanes", "ls"]):

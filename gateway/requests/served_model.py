@@ -26,7 +26,7 @@ from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest, Speech
 from gateway.text.tokenizer import Tokenizer
 
-MOST_TEMPLATES = 32
+MOST_TEMPLATES = 128
 """Maximum number of adapters' chat templates of one base model that are kept ready, which means compiled."""
 
 MOST_BUILDS = 3

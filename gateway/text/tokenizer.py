@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import chain, groupby
@@ -88,14 +87,19 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
         self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
-        self._compiled: dict[str, ChatTemplate] = {}
-        """The templates for chats without tools and for those with tools, by their sources."""
+        self._compiled: dict[str, ChatTemplate | str] = {}
+        """The templates for chats without tools and for those with tools, by their sources. A text says why the
+        template cannot be used, which each chat is told."""
         for source in filter(None, {self.template, self.tool_template}):
-            with suppress(ValueError):  # each chat is told so
-                self._compile(source)
+            self._compile(source)
 
-    def _compile(self, source: str) -> ChatTemplate:
-        made = self._compiled[source] = ChatTemplate(source)
+    def _compile(self, source: str) -> ChatTemplate | str:
+        made: ChatTemplate | str
+        try:
+            made = ChatTemplate(source)
+        except ValueError as error:
+            made = str(error)
+        self._compiled[source] = made
         return made
 
     def with_template(self, template: str) -> Tokenizer:
@@ -179,10 +183,7 @@ class Tokenizer:
                 more than `most` tokens.
         """
         if (source := self._source(tools)) not in self._compiled and source:
-            try:
-                await self._in_thread(tenant, partial(self._compile, source))
-            except ValueError as error:  # the base model's, or one that was loaded before such were refused
-                raise invalid_request(f"the chat template of this model cannot be used: {error}", "model") from error
+            await self._in_thread(tenant, partial(self._compile, source))
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         render = partial(self.render_chat, messages, tools, options)
         is_long = has_more_values((messages, tools), RENDERED_VALUES)
@@ -205,12 +206,15 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, there is none
-        or it refuses the messages; UNSUPPORTED_PARAMETER, it does not support tools, which the chat has."""
+        """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, there is none,
+        it cannot be used or it refuses the messages; UNSUPPORTED_PARAMETER, it does not support tools, which the chat
+        has."""
         self._check_tools(messages, tools)
         if not (source := self._source(tools)):
             raise invalid_request("this model has no chat template; send it texts, to /v1/completions", "messages")
         template = self._compiled.get(source) or self._compile(source)
+        if isinstance(template, str):  # the base model's, or one that was loaded before such were refused
+            raise invalid_request(f"the chat template of this model cannot be used: {template}", "model")
         chat = [with_thinking(message, with_calls=not self._in_channels) for message in messages]
         text = render(partial(template.render, self._template.special_tokens_map), chat, tools, options)
         return text if text.startswith(self._chat_start) else self._chat_start + text

@@ -6,6 +6,7 @@ from fakes import tiny_tokenizer
 from gateway.core.errors import ApiError
 from gateway.serve.launch import StartError
 from gateway.serve.models import load_tokenizer
+from gateway.text import tokenizer as tokenizer_module
 from gateway.text.compiled_template import ChatTemplate
 
 COSTLY = {
@@ -29,11 +30,20 @@ COSTLY = {
     "{{ 1|round(999999999, 'ceil') }}": "filter round",
     "{{ '" + "a" * 9000 + "'|join('" + "b" * 9000 + "') }}": "filter join",
     "{{ '\"'" + "|tojson" * 40 + " }}": "filter tojson",
+    "{{ 'a' * 2500000 }}{% if x %}{{ 'a' * 2500000 ~ x }}{% endif %}": "operator Mul",
+    "{{ [1] * 50000" + " + [1]" * 50 + " }}": "operator Add",
+    "{{ 'a' * ('9e9'|int) }}": "operator Mul",
+    "{{ 'a' * ('zzzzzz'|int(0, 36)) }}": "operator Mul",
+    "{{ 'a' * (8 // 0.0000001)|int }}": "operator Mul",
+    "{{ " + "[" * 16 + "'\\\\'" + "] ~ ''" * 16 + " }}": "operator Concat",
+    "{{ " + "[" * 20 + "1" + "]" * 20 + "|tojson(indent=100000) }}": "filter tojson",
 }
 USUAL = (
     "{{ '-' * 80 ~ '\\n' * 2 }}{{ 1024 * 1024 }}{{ ' a '|trim|upper }}{{ ['a', 'b']|join(', ') }}"
     "{{ {'a': 1}|tojson(4) }}"
     "{{ 2 ** 10 }}{{ 10 ** 11 }}{{ 1024 * 1024 * 1024 * 4 }}{{ 10 % 3 }}{{ -7 % 4 * 2 ** 3 }}"
+    "{{ '-' * (8 // 2) }}{{ (3 / 2)|round }}{{ '-' * ('12'|int) }}{{ ('4.5'|float) * 3 }}{{ 1 / 3 }}"
+    "{{ 'a' * 3 ~ 5 ~ 0.5 ~ true ~ none }}{{ [100000000, 1700000000] }}{{ m > 10 ** 11 }}{{ 'abcdef'[1:100000000] }}"
     "{{ '%02d' % 5 }}{{ '%.2f'|format(3.14159) }}{{ '%s: %s' % ('a', 'b') }}{{ '%(a)s'|format(a='b') }}"
     "{% for m in messages %}{{ loop.index0 % 2 }}{{ 'a' * m }}{{ m ** 2 }}{% generation %}{{ m }}{% endgeneration %}"
     "{% if m %}{% continue %}{% endif %}{% filter indent(9999999) %}{{ m }}{% endfilter %}{% endfor %}"
@@ -61,3 +71,19 @@ async def test_a_chat_of_an_adapter_that_has_one_already_is_refused():
     tokenizer = tiny_tokenizer().with_template("{{ 'a' * 100000000 }}")
     with pytest.raises(ApiError, match="cannot be used: line 1: the operator Mul"):
         await tokenizer.encode_chat("acme", [{"role": "user", "content": "hi"}])
+
+
+async def test_a_refused_template_is_read_once_for_all_its_chats(monkeypatch):
+    read = []
+
+    def compile_template(source):
+        read.append(source)
+        return ChatTemplate(source)
+
+    monkeypatch.setattr(tokenizer_module, "ChatTemplate", compile_template)
+    tokenizer = tiny_tokenizer().with_template("{{ 'a' * 100000000 }}")
+    read.clear()  # the template of the tiny tokenizer itself
+    for _ in range(3):
+        with pytest.raises(ApiError, match="cannot be used: line 1: the operator Mul"):
+            await tokenizer.encode_chat("acme", [{"role": "user", "content": "hi"}])
+    assert len(read) == 1

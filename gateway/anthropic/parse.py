@@ -9,8 +9,8 @@ from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, Ou
 from gateway.api.generation import ChatRequest, Slo
 from gateway.core.errors import unsupported_parameter
 from gateway.core.tenants import UnknownFields
-from gateway.openai.fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.parse import Body, decode_json, to_struct
+from gateway.openai.refused_fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.unknown import check_unknown
 from gateway.text.tools.results import left_out
 
@@ -22,7 +22,7 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "parallel_tool_calls": Refused((None, True), "is not supported; use tool_choice.disable_parallel_tool_use"),
     "stop": Refused((None, []), "is not supported; use stop_sequences"),
 }
-"""Fields that this route refuses, besides those that all do (`openai/fields.py`). The fields of chats that
+"""Fields that this route refuses, besides those that all do (`openai/refused_fields.py`). The fields of chats that
 MessagesRequest lacks are among them."""
 HARMLESS = frozenset(
     (

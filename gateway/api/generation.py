@@ -2,7 +2,7 @@
 
 Misspellings of known fields are refused (`openai/unknown.py`). Other unknown fields have no effect, unless the tenant
 is configured to have them refused. An unsupported field that would change the answer is refused, unless its value has
-no effect (`openai/fields.py`).
+no effect (`openai/refused_fields.py`).
 """
 
 from __future__ import annotations

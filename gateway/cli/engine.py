@@ -58,7 +58,7 @@ def _run(settings: ModelSettings, listen: str, data_dir: Path) -> None:
 
     with default_interrupt():
         # Imported here because `--help` needs none of it.
-        from gateway.core.descriptors import raise_limit
+        from gateway.core.file_descriptors import raise_limit
         from gateway.serve.launch import StartError
         from gateway.serve.lone_engine import serve_engine
         from gateway.serve.process import configure_logging, leave_torch_out, run_loop

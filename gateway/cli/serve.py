@@ -85,7 +85,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
     with default_interrupt():
         # Imported here because `--help` and `check` need none of it.
-        from gateway.core.descriptors import raise_limit
+        from gateway.core.file_descriptors import raise_limit
         from gateway.redis.server import StoreStartError
         from gateway.serve.checks import check_start
         from gateway.serve.launch import Launch, StartError

@@ -14,10 +14,10 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import UnknownFields
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.embeddings.fields import NO_EFFECT, REFUSED
+from gateway.embeddings.refused_fields import NO_EFFECT, REFUSED
 from gateway.openai.convert import extensions, prompts_of, truncation_of
-from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
+from gateway.openai.refused_fields import refuse_unsupported
 from gateway.openai.unknown import check_unknown
 from gateway.requests.types import GenerateRequest, PromptInput
 

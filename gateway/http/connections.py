@@ -7,7 +7,7 @@ import time
 
 import structlog
 
-from gateway.core.descriptors import http_descriptors
+from gateway.core.file_descriptors import http_descriptors
 from gateway.http.guard import GuardedProtocol
 
 log = structlog.get_logger("http")

@@ -29,7 +29,7 @@ from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields
 from gateway.openai.choices import refuse_long_choices
 from gateway.openai.culprits import with_culprit
-from gateway.openai.fields import Refused, fields_of, refuse_unsupported
+from gateway.openai.refused_fields import Refused, fields_of, refuse_unsupported
 from gateway.openai.unknown import check_unknown, suggestion, unknown_field
 
 KNOWN: Mapping[str, frozenset[str]] = {

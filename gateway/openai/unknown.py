@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
-from gateway.openai.fields import NO_EFFECT, REFUSED
+from gateway.openai.refused_fields import NO_EFFECT, REFUSED
 
 MOST_NAMES = 256
 """Maximum number of distinct unknown names in a body. Each is compared with the known names, which takes some twenty

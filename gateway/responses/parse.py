@@ -10,8 +10,8 @@ from typing import Any
 from gateway.api.generation import Slo, StructuredOutputs
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
-from gateway.openai.fields import refuse_unsupported
 from gateway.openai.parse import decode_json, to_struct
+from gateway.openai.refused_fields import refuse_unsupported
 from gateway.openai.unknown import check_unknown, suggestion
 from gateway.responses.schema import (
     NO_EFFECT,

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.generation import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
 from gateway.api.messages import Choice
-from gateway.openai.fields import Refused, fields_of
+from gateway.openai.refused_fields import Refused, fields_of
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -181,5 +181,5 @@ REFUSED: Mapping[str, Refused] = {
     "system": Refused((None, ""), "is not a field of /v1/responses; use instructions"),
     "truncation": Refused((None, "disabled"), "must be 'disabled', as no items are dropped; shorten the input"),
 }
-"""Fields that this route refuses, besides those that all do (`openai/fields.py`). The fields of chats that
+"""Fields that this route refuses, besides those that all do (`openai/refused_fields.py`). The fields of chats that
 ResponsesRequest lacks are among them."""

@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.config.certificates import Certificate
-from gateway.core.descriptors import grpc_connections
+from gateway.core.file_descriptors import grpc_connections
 from gateway.core.part import ApiSurface, serves_service
 from gateway.limiter.admin import LimitAdmin
 from gateway.pb import (

@@ -4,7 +4,7 @@ import pytest
 
 from engine.core.commit.adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.memory.adapter_tiers import Ranking
+from engine.core.memory.adapter_eviction import Ranking
 from engine.core.memory.adapters import Adapter, HostCopy, begin_of
 from engine.core.messages.commands import Abort, AdapterFetched, FetchCancelled, FetchFailed
 from engine.core.messages.requests import Cause, ErrorCode

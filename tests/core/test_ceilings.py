@@ -5,7 +5,7 @@ import pytest
 from engine.core.commit.adapters import pin_adapter
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
-from engine.core.policy.victims import cheapest_first
+from engine.core.policy.preemption import cheapest_first
 from engine.rpc.wire import request_from_pb, request_to_pb
 from tests.core.virtual import SteppedEngine
 

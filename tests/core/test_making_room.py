@@ -5,7 +5,7 @@ import pytest
 from engine.core.config import Scheduling
 from engine.core.memory.host_tier import HostTier
 from engine.core.messages.requests import Cause, Lane
-from engine.core.policy.victims import cheapest_first
+from engine.core.policy.preemption import cheapest_first
 from engine.core.watch.check import leftovers
 from tests.core.virtual import SteppedEngine
 

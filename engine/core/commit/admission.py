@@ -6,7 +6,7 @@ from bisect import bisect_right
 from math import isfinite
 
 from engine.core.config import CoreConfig
-from engine.core.memory.adapter_tiers import Held
+from engine.core.memory.adapter_eviction import Held
 from engine.core.memory.adapters import Adapter, HostCopy, begin_of
 from engine.core.messages.prompt_logprobs import MOST_ALTERNATIVES
 from engine.core.messages.requests import AdapterHash, ErrorCode, Lane, LaneMode, Refusal, Request

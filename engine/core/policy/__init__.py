@@ -1,2 +1,0 @@
-"""The order in which sequences are served and preempted: policies, fairness between tenants, victims. Reads the state,
-and knows nothing of plans."""

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from engine.core.messages.requests import Lane, tenant_of
-from engine.core.policy.victims import MAX_PREEMPTIONS, cheapest_first
+from engine.core.policy.preemption import MAX_PREEMPTIONS, cheapest_first
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 

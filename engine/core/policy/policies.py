@@ -13,7 +13,7 @@ from typing import Protocol
 from engine.core.messages.requests import AdapterHash, Lane
 from engine.core.policy.fair_order import fair_order
 from engine.core.policy.fair_share import displaceable, within_shares
-from engine.core.policy.victims import cheapest_first
+from engine.core.policy.preemption import cheapest_first
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from engine.core.config import CoreConfig
-from engine.core.memory.adapter_tiers import AdapterTiers
+from engine.core.memory.adapter_eviction import AdapterTiers
 from engine.core.memory.adapters import Adapter
 from engine.core.memory.host_tier import HostTier
 from engine.core.memory.moves import KvExport, KvMoves

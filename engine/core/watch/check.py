@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isclose
 
-from engine.core.memory.adapter_tiers import Held
+from engine.core.memory.adapter_eviction import Held
 from engine.core.memory.adapters import HostCopy
 from engine.core.memory.pages import NULL_PAGE
 from engine.core.messages.requests import PageId

@@ -19,7 +19,7 @@ from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
 from gateway.openai.culprits import CODES
-from gateway.openai.fields import REFUSED
+from gateway.openai.refused_fields import REFUSED
 
 Json = dict[str, Any]
 

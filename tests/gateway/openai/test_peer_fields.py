@@ -16,11 +16,11 @@ from gateway.api.generation import ChatRequest, CompletionRequest
 from gateway.api.tokens import TokenizeRequest
 from gateway.api.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError
-from gateway.embeddings.fields import NO_EFFECT as POOLED_NO_EFFECT
 from gateway.embeddings.parse import parse as parse_pooled
+from gateway.embeddings.refused_fields import NO_EFFECT as POOLED_NO_EFFECT
 from gateway.openai.convert import chat_request, completion_request
-from gateway.openai.fields import NO_EFFECT, REFUSED
 from gateway.openai.parse import parse
+from gateway.openai.refused_fields import NO_EFFECT, REFUSED
 from gateway.openai.unknown import OPENAI
 from gateway.responses.calls import response_request
 from gateway.responses.parse import parse as parse_response

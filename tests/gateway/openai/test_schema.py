@@ -11,8 +11,8 @@ from gateway.api.tokens import TokenizeRequest
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request
-from gateway.openai.fields import REFUSED
 from gateway.openai.parse import parse
+from gateway.openai.refused_fields import REFUSED
 from gateway.requests.types import Chat
 from tests.examples import examples
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gateway.core import descriptors
+from gateway.core import file_descriptors
 
 resource = pytest.importorskip("resource")
 
@@ -19,7 +19,7 @@ import structlog, uvloop
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
 
-from gateway.core.descriptors import grpc_connections, http_descriptors
+from gateway.core.file_descriptors import grpc_connections, http_descriptors
 from gateway.http.connections import BoundedProtocol
 from gateway.rpc.api import _options
 from gateway.serve.listeners import HttpServer
@@ -102,7 +102,7 @@ def test_a_crowd_of_connections_leaves_descriptors_free_and_one_line_in_the_log(
 def test_the_limit_is_raised_as_far_as_the_system_allows():
     script = """
 import resource
-from gateway.core.descriptors import raise_limit
+from gateway.core.file_descriptors import raise_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
 raise_limit()
@@ -110,11 +110,11 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], hard)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     soft, hard = map(int, run.stdout.split())
-    assert soft == min(hard, descriptors.MOST) or hard == resource.RLIM_INFINITY
+    assert soft == min(hard, file_descriptors.MOST) or hard == resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(("limit", "grpc", "http"), [(256, 24, 144), (1024, 112, 672), (2**20, 131_056, 786_336)])
 def test_bounds_follow_the_limit(limit, grpc, http, monkeypatch):
-    monkeypatch.setattr(descriptors, "_limit", lambda: limit)
-    assert (descriptors.grpc_connections(), descriptors.http_descriptors()) == (grpc, http)
+    monkeypatch.setattr(file_descriptors, "_limit", lambda: limit)
+    assert (file_descriptors.grpc_connections(), file_descriptors.http_descriptors()) == (grpc, http)
     assert http + 2 * grpc <= limit - min(128, limit // 4)

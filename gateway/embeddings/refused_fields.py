@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.openai.fields import Refused
+from gateway.openai.refused_fields import Refused
 
 NO_EFFECT = frozenset(("user", "input_type"))
 """Fields that are accepted without effect, also where unknown fields are refused."""
@@ -24,4 +24,4 @@ REFUSED: Mapping[str, Refused] = {
     "truncate": Refused((None, False, "NONE")),
     "use_activation": Refused(),
 }
-"""Unsupported fields of vLLM, Jina and Cohere that only these routes have (`openai/fields.py` has the others)."""
+"""Unsupported fields of vLLM, Jina and Cohere that only these routes have; `openai/refused_fields.py` has others."""

@@ -57,7 +57,7 @@ def test_every_command_takes_the_address_from_the_environment_and_says_what_to_d
 @pytest.mark.parametrize("key", ["sk-one\n-two", "sk-\x07bell", "sk-schlüssel"])
 @pytest.mark.parametrize("command", [["tenants", "ls"], ["batch", "list"]])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(command, key):
-    result = CliRunner().invoke(app, [*command, "--key", key])
+    result = CliRunner(env={"COLUMNS": "500"}).invoke(app, [*command, "--key", key])
     assert result.exit_code == 2
     assert "characters that no API key has" in result.output
     assert "sk-" not in result.output

@@ -75,8 +75,9 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 test: setup-dev  ## Run the tests of every change (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -m "not nightly" -n auto --dist loadfile $(ARGS)
 
-test-all: setup-dev $(VENV)/llama-cpp/.setup  ## Run all tests, nightly ones and many examples included, then the fuzzers for longer and llama.cpp (hours)
+test-all: setup-dev $(VENV)/llama-cpp/.setup  ## Run all tests, nightly ones and many examples included, then client libraries, the fuzzers for longer and llama.cpp (hours)
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile nightly $(ARGS)
+	$(MAKE) test-clients
 	$(BIN)/python -m tests.fuzz.growth --cases 500
 	$(BIN)/python -m tests.fuzz.mixed --requests 2000 --rounds 3 --hostile 0.1
 	$(BIN)/python -m tests.fuzz --engine odd --cases 2000

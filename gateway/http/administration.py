@@ -32,7 +32,7 @@ renamed by this mapping in responses below /admin/v1/adapters."""
 
 
 class NoBody(Struct, forbid_unknown_fields=True):
-    """Body of an operation that changes something but reads no fields: it may be absent, or an object without any."""
+    """Body of a change that takes no fields. A caller may leave it out, or send an empty object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Waits(NamedTuple):
     """How long, in seconds, a request may be without an engine process at a stretch."""
 
     first: float
-    """Until the first token."""
+    """Before its first token has come."""
     later: float
 
 

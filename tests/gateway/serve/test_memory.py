@@ -44,6 +44,8 @@ async def main(kind):
 run_loop(main(sys.argv[1]))
 """
 
+needs_glibc = pytest.mark.skipif(glibc() is None, reason="the memory keeper works with glibc alone")
+
 
 def after_burst(*arguments: str) -> str:
     """Return whether memory grew in a burst, and whether it came back."""
@@ -51,13 +53,13 @@ def after_burst(*arguments: str) -> str:
     return ended.stdout.strip()
 
 
-@pytest.mark.skipif(glibc() is None, reason="the memory keeper works with glibc alone")
+@needs_glibc
 @pytest.mark.parametrize("kind", ["free", "garbage"])
 def test_memory_goes_back_after_a_burst(kind):
     assert after_burst(kind, "kept") == "True True"
 
 
-@pytest.mark.skipif(glibc() is None, reason="the memory keeper works with glibc alone")
+@needs_glibc
 async def test_the_loop_does_not_walk_the_heaps(monkeypatch):
     """With 200,000 free blocks, it took 42 ms, four times a second."""
     keeper, walked = MemoryKeeper(glibc()), []
@@ -68,7 +70,7 @@ async def test_the_loop_does_not_walk_the_heaps(monkeypatch):
     assert 3 <= len(walked) <= 9 and threading.get_ident() not in walked
 
 
-@pytest.mark.skipif(glibc() is None, reason="the memory keeper works with glibc alone")
+@needs_glibc
 def test_without_the_keeper_it_would_stay():
     assert after_burst("free") == "True False"
 

@@ -26,7 +26,7 @@ def write_adapters(
 ) -> dict[str, Path]:
     """Write one random PEFT adapter for each of `ranks`, or reuse its folder if that exists; call `on_written` after
     each. They change all projections of a model except routers, and name those of experts as with transformers 4.
-    `invocation`, if given, holds token ids, and makes them activated LoRAs. Returns name (`a0000` and so on) ->
+    `invocation`, if given, holds token ids, and makes them activated LoRAs. Return name (`a0000` and so on) ->
     folder."""
     spec = read_spec(model_dir)
     shapes = dict(_projections(spec))

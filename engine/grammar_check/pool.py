@@ -161,7 +161,7 @@ class GrammarPool:
                     thread.start()
 
     def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
-        """Queue a request, or add its future to an equal grammar's check that has begun. The lock must be held. Returns
+        """Queue a request, or add its future to an equal grammar's check that has begun. The lock must be held. Return
         None, or the verdict if the request is not queued: UNDECIDED if the pool is closing, QUEUE if the tenant's queue
         is full."""
         if self._closing:
@@ -231,7 +231,7 @@ class GrammarPool:
 
     def _check(self, number: int, worker: WorkerProcess, job: _Job) -> WorkerProcess | None:
         """Check a job's grammar and give its callers the verdict: UNDECIDED if the worker was lost in all `ATTEMPTS`.
-        Returns the worker for the next grammar, which replaces `worker` if that was lost or is spent; None means that
+        Return the worker for the next grammar, which replaces `worker` if that was lost or is spent; None means that
         the pool closes."""
         current: WorkerProcess | None = worker
         verdict = _undecided("its worker was ended from outside")

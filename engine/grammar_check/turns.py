@@ -69,7 +69,7 @@ class TenantTurns(Generic[T]):
         return tenant not in self._costly or sum(self._in_work[one] for one in self._costly) < self._costly_at_once
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Remove a tenant's waiting item. Returns False, and does nothing, if the item does not wait."""
+        """Remove a tenant's waiting item. Return False, and do nothing, if the item does not wait."""
         queue = self._waiting.get(tenant)
         if queue is None or item not in queue:
             return False

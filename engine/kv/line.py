@@ -20,19 +20,16 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """The parts of this process's engine that moves of KV pages from and to other engines use.
-
-    Attributes:
-        identity: hash that two engines share only if their KV pages are interchangeable.
-        memory: the host pages.
-        report: passes a report to the engine.
-        clock: the engine's clock, in seconds.
-    """
+    """The parts of this process's engine that moves of KV pages from and to other engines use."""
 
     identity: str
+    """Hash that two engines share only if their KV pages are interchangeable."""
     memory: PageMemory
+    """The host pages."""
     report: Callable[[MoveReport], None]
+    """Passes a report to the engine."""
     clock: Clock
+    """The engine's clock, in seconds."""
 
 
 class MoveFailed(Exception):
@@ -163,8 +160,8 @@ def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
 
 def listen(address: str) -> tuple[socket.socket, str]:
     """Listen for other engines that fetch KV pages, at `unix:PATH`, which only this user may connect to, or
-    `HOST:PORT`, where port 0 is any free one. Returns the socket and the address for other engines, without a host if
-    it listens on all interfaces. Raises OSError."""
+    `HOST:PORT`, where port 0 is any free one. Return the socket and the address for other engines, without a host if it
+    listens on all interfaces. Raises OSError."""
     if address.startswith(UNIX):
         path = Path(address.removeprefix(UNIX))
         server = socket.socket(socket.AF_UNIX)

@@ -32,7 +32,7 @@ def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
 
 def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
     """Yield the CPU quotas, in processors, of this process's control groups (version 1 and 2) and of all groups above
-    them. Yields none if the file `cgroup` cannot be read."""
+    them. Yield none if the file `cgroup` cannot be read."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:

@@ -136,7 +136,7 @@ def _lock_file(folder: Path) -> TextIO | None:
 
 
 def take(folder: Path) -> TextIO | None:
-    """Try to lock a folder for this process alone, without waiting for the processes that hold it `in_use`. Returns the
+    """Try to lock a folder for this process alone, without waiting for the processes that hold it `in_use`. Return the
     lock file, which holds the lock until it is closed; None means that another process uses the folder. Raises
     FileNotFoundError if the folder was never `in_use`."""
     file = (folder / LOCK).open("r")

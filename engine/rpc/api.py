@@ -61,7 +61,7 @@ class EngineApi(Protocol):
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         """Release an adapter. If no other gateway holds it, the engine unloads it once its requests have ended, and
-        aborts those left after `drain_seconds`. Returns the number of aborted ones. Raises EngineUnavailable if the
+        aborts those left after `drain_seconds`. Return the number of aborted ones. Raises EngineUnavailable if the
         engine does not answer."""
 
     async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:

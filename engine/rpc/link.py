@@ -177,7 +177,7 @@ class EngineLink:
             pause = await self._stay_connected_once()
 
     async def _stay_connected_once(self) -> float:
-        """Connect and stay connected until the connection ends. Returns the seconds until the next attempt."""
+        """Connect and stay connected until the connection ends. Return the seconds until the next attempt."""
         channel = self._channels.open()
         try:
             await self._use(pb_grpc.EngineStub(channel))

@@ -215,7 +215,7 @@ class EngineService(pb_grpc.EngineServicer):
                 self._engine.inbox.put(FetchKv(request))
 
     def _admit(self, session: GatewaySession) -> bool:
-        """Record the new session of a gateway. Returns False, and records nothing, if `MAX_GATEWAYS` gateways have one
+        """Record the new session of a gateway. Return False, and record nothing, if `MAX_GATEWAYS` gateways have one
         already."""
         with self._lock:
             if len(self._sessions) >= MAX_GATEWAYS:

@@ -57,7 +57,7 @@ class GatewaySession:
             self._whole[request_id] = False
 
     def put(self, events: list[TokenEvent]) -> bool:
-        """Queue the events that one step has for this gateway; `messages` yields them. Returns False if too many are
+        """Queue the events that one step has for this gateway; `messages` yields them. Return False if too many are
         unread: all are dropped then, and the session ends."""
         size = _size(events)
         self._num_put += size

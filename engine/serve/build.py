@@ -38,7 +38,7 @@ steps under way before the engine counts as hung."""
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
+    """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Return the
     core's configuration, the executor, and the description of the engine for its gateways."""
     from engine.model.memory.allocation import free_host_bytes
     from engine.model.runner.loading import load

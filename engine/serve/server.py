@@ -140,7 +140,7 @@ def start_mover(
     engine: Engine, info: pb.EngineInfo, memory: PageMemory | None, setting: str, target: EngineTarget
 ) -> KvMover | None:
     """Let an engine fetch KV pages from other engines and, unless `setting` (`engine.kv_listen`) is empty, serve its
-    own KV pages to them at an address, which is entered in `info`. Returns None for an engine that has no host pages.
+    own KV pages to them at an address, which is entered in `info`. Return None for an engine that has no host pages.
     Raises ValueError, which names the setting, if it cannot listen there."""
     if memory is None or not engine.state.host.num_pages:
         if setting:

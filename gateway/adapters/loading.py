@@ -49,7 +49,7 @@ class AdapterLoader:
         self.clock = clock
 
     async def restore(self) -> None:
-        """Load all adapters of the registry into a new engine. Returns after one attempt for each adapter. An adapter
+        """Load all adapters of the registry into a new engine. Return after one attempt for each adapter. An adapter
         whose files have changed gets a new version. A failure is recorded for `statuses`, and the load is retried in
         the background; if the engine was unavailable, only the next engine's `restore` retries it."""
         self.mirror.restart()

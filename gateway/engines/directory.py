@@ -194,7 +194,7 @@ class EngineDirectory:
             self._problems = problems
 
     async def _join(self, pool: EnginePool, member: EngineMember) -> str:
-        """Add a member to its pool. Returns the reason if this gateway cannot use it, for example because the
+        """Add a member to its pool. Return the reason if this gateway cannot use it, for example because the
         configuration names an engine with the same name or address by now; empty if it was added."""
         if member.address in pool.addresses.values():
             return f"the engine at {member.address} has another name in the configuration"

@@ -129,7 +129,7 @@ class Dispatch:
         return arrivals
 
     def go_on(self, request: Request, rest: Handover) -> Arrivals | None:
-        """Submit the rest of a split request to its second engine. Returns None if that engine takes no requests any
+        """Submit the rest of a split request to its second engine. Return None if that engine takes no requests any
         more, or if the rest was dropped."""
         assert isinstance(rest, Rest), "handovers come from `submit`"
         engine = rest.engine
@@ -146,7 +146,7 @@ class Dispatch:
         return arrivals
 
     def _prepare_split(self, request: Request, engine: PooledEngine, decision: Decision) -> Rest | None:
-        """Let the second engine of a decision begin to fetch the KV that `engine` will compute. Returns the handover to
+        """Let the second engine of a decision begin to fetch the KV that `engine` will compute. Return the handover to
         it, or None if the request is not split."""
         second = None if decision.decode is None else self._engines[decision.decode.name]
         if second is None or decision.decode is None or not _can_continue(second, engine, request):

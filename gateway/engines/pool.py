@@ -152,7 +152,7 @@ class EnginePool:
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
         """Begin or end draining an engine, for all gateways. An engine that drains gets no new requests, and its
-        requests move to other engines if there are any. Returns when the engine's news confirm the change, or after
+        requests move to other engines if there are any. Return when the engine's news confirm the change, or after
         ECHO_SECONDS. `restart` also ends the engine's process, once it has no requests left or after `seconds`, so that
         its supervisor starts another. Raises KeyError if there is no such engine, EngineUnavailable if it does not
         answer."""

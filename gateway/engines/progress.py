@@ -62,7 +62,7 @@ class Progress:
             self._hung_life = ""
 
     def look(self, is_ready: bool) -> bool:
-        """Look once; call this every second. Returns True if `MAX_STILL_LOOKS` looks in a row found no progress."""
+        """Look once; call this every second. Return True if `MAX_STILL_LOOKS` looks in a row found no progress."""
         return self._still.look(is_ready=is_ready) >= MAX_STILL_LOOKS
 
     def give_up(self, life: str) -> None:

@@ -145,7 +145,7 @@ def encode_limits(limits: Limits, source: str) -> bytes:
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:
-    """Parse the JSON of `encode_limits`. Returns the limits and their source, `config` or `live`."""
+    """Parse the JSON of `encode_limits`. Return the limits and their source, `config` or `live`."""
     fields = msgspec.json.decode(text)
     source = fields.pop("source")
     return Limits().changed(fields), source
@@ -162,7 +162,7 @@ def decode_buckets(reply: bytes) -> tuple[Bucket, ...]:
 
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
     """Parse the last refusal in a script's reply: its time in microseconds since 1970, and the limits that the request
-    did not fit. Returns None if there was no refusal."""
+    did not fit. Return None if there was no refusal."""
     if not text:
         return None
     flags, at = text.decode().split()

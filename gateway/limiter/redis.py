@@ -152,7 +152,7 @@ class RedisLimiter:
         await self._pending.send_or_queue(correction)
 
     async def renew(self, grant: Grant) -> int | None:
-        """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
+        """Extend the lease of a running request, and count in Redis what the request has used so far. Return the Unix
         time in milliseconds at which the request's slots in the limits of concurrent requests expire. None means that
         the reservation is settled or expired. Raises StoreError."""
         request, keys = grant.request, self.keys(grant)
@@ -259,7 +259,7 @@ class RedisLimiter:
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction, attempts: Attempts | None = None) -> int:
-        """Send a correction to Redis. Returns the time of Redis in microseconds since 1970. Of repeated corrections the
+        """Send a correction to Redis. Return the time of Redis in microseconds since 1970. Of repeated corrections the
         first takes effect. Raises StoreError. `attempts` learns whether the call was repeated.
 
         If Redis has lost the reservation, as a server does that ended before it had written its file, the request's
@@ -308,7 +308,7 @@ class RedisLimiter:
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:
     """Parse the misses in a script's reply, one character for each limit of each scope, '1' for a limit that the
-    request did not fit. Returns the names of these limits for each scope."""
+    request did not fit. Return the names of these limits for each scope."""
     text, width = flags.decode(), len(LIMIT_NAMES)
     if "1" not in text:
         return ((),) * (len(text) // width)

@@ -128,7 +128,7 @@ class AsyncLLM:
 
     async def add_adapter(self, name: str, place: str | Path) -> AdapterRecord:
         """Load an adapter from a folder or the Hugging Face hub under a name, in place of the former one of that name,
-        whose running requests end with the weights that they began with. Returns its record."""
+        whose running requests end with the weights that they began with. Return its record."""
         return await self._adapters(lambda parts: parts.adapters.load(name, adapter_source(place), replace=True))
 
     async def remove_adapter(self, adapter: str | Path, drain_seconds: float = 30.0) -> int:

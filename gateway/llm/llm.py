@@ -249,7 +249,7 @@ async def _gathered(streams: Sequence[AnswerStream], advance: Callable[[], None]
 @contextmanager
 def _bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     """Show a progress bar during the block, if `shown`, there are several requests, and standard error is a terminal.
-    Yields the function that advances it by one."""
+    Yield the function that advances it by one."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with Progress(*columns, console=console, disable=not (shown and total > 1 and console.is_terminal)) as bar:

@@ -123,8 +123,8 @@ class RpcCall:
                 await self.context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
-        """Send one message of a stream. Returns when the transport's buffer has space for more. Raises CancelledError
-        if the caller has disconnected, or has not read for `write_seconds`."""
+        """Send one message of a stream. Return when the transport's buffer has space for more. Raises CancelledError if
+        the caller has disconnected, or has not read for `write_seconds`."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
                 await self.context.write(message)

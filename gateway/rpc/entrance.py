@@ -100,7 +100,7 @@ class Method:
 
 
 def _discards_unknown(request: Message) -> bool:
-    """Remove the unknown fields of a message and of those in it. Returns whether there were any."""
+    """Remove the unknown fields of a message and of those in it. Return whether there were any."""
     num_bytes = request.ByteSize()
     request.DiscardUnknownFields()
     return request.ByteSize() != num_bytes

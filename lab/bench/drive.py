@@ -65,7 +65,7 @@ async def drive(
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:
-    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Returns False if
+    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Return False if
     `stop` is set, so that the request is not sent."""
     delay = due - time.perf_counter()
     if delay > 0:

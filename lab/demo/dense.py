@@ -29,7 +29,7 @@ from engine.process.model_source import GGUF_NAME
 
 
 def dense_folder(model: str, data_dir: Path, console: Console) -> Path:
-    """Returns a folder of a model (see `prepare_model`) whose weights are safetensors: the model's own or, for a GGUF
+    """Return a folder of a model (see `prepare_model`) whose weights are safetensors: the model's own or, for a GGUF
     file, one in bf16 beside its folder, which is written once. Raises what `prepare_model` raises."""
     folder = prepare_model(model, data_dir, console)
     out = folder.with_name(f"{folder.name}-bf16")

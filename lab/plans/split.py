@@ -22,7 +22,7 @@ some 130,000 tokens of Llama 3.1 8B."""
 def split_candidates(candidates: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
     """Yield, for each candidate whose engines can exchange KV, a copy with prefill/decode disaggregation: some engines
     compute prompts, and the others continue the answers. Engines can exchange KV if each is a single device and keeps
-    KV in host memory. Yields nothing if answers have only one token."""
+    KV in host memory. Yield nothing if answers have only one token."""
     for candidate in candidates:
         if candidate.ranks * candidate.stages == 1 and candidate.core.host_pages and wish.traffic.output.mean > 1:
             host_pages = min(candidate.core.host_pages, HOST_BYTES // candidate.device.page_bytes)

@@ -18,16 +18,14 @@ class ServiceGaps:
 
     The gap between two tenants is the maximum by which the service of one grows beyond that of the other over any
     interval in which both have requests waiting. Theorem 4.4 of the paper (OSDI'24) bounds it by 2 max(w_p L, w_q M).
-
-    Attributes:
-        served: weighted tokens by tenant.
-        waiting: number of waiting requests by tenant.
-        widest: widest gap sampled so far, in weighted tokens.
     """
 
     served: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Weighted tokens by tenant."""
     waiting: Counter[str] = field(default_factory=Counter)
+    """Number of waiting requests by tenant."""
     widest: float = 0.0
+    """Widest gap sampled so far, in weighted tokens."""
     longest_prompt: int = 0
     """Maximum number of prompt tokens charged at once for one request."""
     _range: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)

@@ -73,7 +73,7 @@ class Handovers:
         """Requests that were handed over so far."""
 
     def begin(self, request: Request, source: int, target: int) -> Request:
-        """Register the handover of a request from `source` to `target`. Returns the request to submit to the source,
+        """Register the handover of a request from `source` to `target`. Return the request to submit to the source,
         which ends after one token."""
         self._first_parts[request.id] = Handover(request, source, target)
         return request._replace(params=request.params._replace(max_tokens=1, min_tokens=0))
@@ -96,7 +96,7 @@ class Handovers:
         return count
 
     def finish_first(self, request_id: str, token: int, now: float) -> bool:
-        """Record that a replica has finished a request, or only its first token, at `now`. Returns True if the request
+        """Record that a replica has finished a request, or only its first token, at `now`. Return True if the request
         will be handed over to another replica, False if it stays where it is."""
         if (handover := self._first_parts.pop(request_id, None)) is None:
             return False

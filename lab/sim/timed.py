@@ -52,7 +52,7 @@ class VirtualDevice:
     def begin(self, seconds: float, launching: float = 0.0) -> bool:
         """Queue a simulated step that takes `seconds` once the device is free. Launching it kernel by kernel takes
         `launching` seconds of the host, by which the virtual clock advances; the step then ends no sooner than its
-        launch. Returns whether the step was late: all earlier steps had ended, and not all were waited for."""
+        launch. Return whether the step was late: all earlier steps had ended, and not all were waited for."""
         late = bool(self._ends) and self.free_at < self._clock.now
         self.free_at = max(self.free_at, self._clock.now) + seconds
         self._clock.advance(launching)

@@ -28,7 +28,7 @@ class TritonScales:
     items: Tensor
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
+        """Scale the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         _, layers, targets = self.table.scales.shape
         blocks = sum(-(-features // BLOCK) for features in group.out_features)
         kernel = with_constants(
@@ -46,7 +46,7 @@ class TritonScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:
-    """Returns one step's `TritonScales`, for all layers, or None if none of its adapters scales base outputs."""
+    """Return one step's `TritonScales`, for all layers, or None if none of its adapters scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None
@@ -69,7 +69,7 @@ def scale_kernel(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Computes out[row, columns] = out (1 + scale) + shift, for one (row, block of columns) with a scale tile."""
+    """Compute out[row, columns] = out (1 + scale) + shift, for one (row, block of columns) with a scale tile."""
     block = tl.program_id(1)
     target = GROUP[0]
     features = OUT_FEATURES[0]

@@ -79,7 +79,7 @@ class HarmonyParser:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in the text from here on, although they are special tokens."""
+        """Mark that the detokenizer must keep in the text from here on, although they are special tokens."""
         return MARKS
 
     @property
@@ -141,7 +141,7 @@ class HarmonyParser:
         self._apart |= {kind for kind, tail in self._tails.items() if any(begun_mark(tail, mark) for mark in MARKS)}
 
     def _end(self, following: _Place) -> Split:
-        """End the open message, if any, and continue in the state `following`. Returns text that is still due: what was
+        """End the open message, if any, and continue in the state `following`. Return text that is still due: what was
         held back of the message, and the closing mark of a tool call."""
         text = self._unopened().text if following is _Place.BETWEEN else ""
         rest = text + self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")

@@ -27,7 +27,7 @@ class ReasoningMarks:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in an answer's text, so that the parser can split it there."""
+        """Mark that the detokenizer must keep in an answer's text, so that the parser can split it there."""
         return harmony.MARKS if self.in_channels else (self.opening, self.closing)
 
     def are_open_in(self, text: str) -> bool:
@@ -100,7 +100,7 @@ class ReasoningParser:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in the text from here on: the opening mark, then the closing mark, and
+        """Mark that the detokenizer must keep in the text from here on: the opening mark, then the closing mark, and
         none after the reasoning."""
         return {_Place.START: (self._marks.opening,), _Place.INSIDE: (self._marks.closing,)}.get(self._place, ())
 

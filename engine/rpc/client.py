@@ -30,16 +30,8 @@ read; the engine keeps running."""
 
 
 class EngineClient(EngineLink):
-    """An `EngineApi` over one `EngineLink`.
-
-    Args:
-        address: where the engine listens, e.g. `unix:/path/to/socket`.
-        on_connect, on_news, on_lost: see `EngineLink`.
-        tls: files for mutual TLS, without which an engine is reached on this machine only.
-        load_seconds: timeout of `load_adapter` in seconds.
-
-    Raises ValueError if the address or the TLS files cannot be used.
-    """
+    """An `EngineApi` over one `EngineLink` to `address`, e.g. `unix:/path/to/socket`. `load_seconds` bounds
+    `load_adapter`. Without `tls`, only this machine is reached. Raises ValueError for a bad address or TLS files."""
 
     def __init__(
         self,

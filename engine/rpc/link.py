@@ -44,19 +44,13 @@ class Unreachable(Exception):
 
 
 class EngineLink:
-    """Connection to one engine. After `start`, it reconnects until it is closed. When a connection breaks, the streams
-    of all requests in flight end with EngineLost.
-
-    Each attempt to connect uses a new channel, which resolves the engine's name and reads renewed certificates.
+    """Connection to one engine, which reconnects, with a new channel, until it is closed. When it breaks, the streams
+    in flight end with EngineLost. Raises ValueError if TLS files cannot be used.
 
     Args:
-        target: where the engine listens, and the TLS files to connect to it.
-        on_connect: awaited after each connection, before the link counts as ready; it restores the adapters.
-        on_news: called with each status report of the engine (see `engine.rpc.news`). None means that the link does
-            not ask for reports.
+        on_connect: awaited after each connection, before the link is ready; restores the adapters.
+        on_news: called with each status report (see `engine.rpc.news`). None means that none are asked for.
         on_lost: called when a connection has ended.
-
-    Raises ValueError if the TLS files cannot be used.
     """
 
     def __init__(
@@ -112,13 +106,8 @@ class EngineLink:
     def submit(
         self, request: Request, prefix_keys: Sequence[int] = (), on_end: Callable[[], None] | None = None
     ) -> Arrivals:
-        """Submit a request at once and return the stream of its events, which the caller must close. Raises
-        EngineUnavailable if the engine is not ready.
-
-        Args:
-            prefix_keys: keys of the prompt's prefixes, which the engine passes on to the routers of other gateways.
-            on_end: called once when the engine no longer has the request.
-        """
+        """Submit a request at once and return the stream of its events, which the caller must close. The engine passes
+        `prefix_keys` to other routers. Calls `on_end` once the engine no longer has it. Raises EngineUnavailable."""
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
         command = pb.Command(submit=request_to_pb(request))
@@ -156,9 +145,8 @@ class EngineLink:
             self._session.cancel()
 
     async def ask(self, method: str, request: Message, seconds: float, refusals: Refusals = NO_REFUSALS) -> Any:
-        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if the engine is gone or
-        does not answer within `seconds`. If it answers with a status code in `refusals`, raises the exception to which
-        that code is mapped there."""
+        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if there is none within
+        `seconds`, and the exception to which `refusals` maps a status code."""
         if self._stub is None:
             raise EngineUnavailable("the engine is not connected")
         try:

@@ -77,8 +77,8 @@ class GatewaySession:
             yield pb.StepEvents(events=map(event_to_pb, events))
 
     def steps(self) -> Iterator[list[TokenEvent]]:
-        """Yield lists of events, waiting for them, until `end` is called: one for each step, or one for several steps,
-        in which the events of each request are merged, if the reader is slow or no client waits for their tokens."""
+        """Yield lists of events until `end` is called: one for each step, or one for several, with each request's
+        events merged, if the reader is slow or no client waits for their tokens."""
         is_open = True
         while is_open:
             events, is_open = self._gathered()

@@ -1,8 +1,5 @@
-"""The engines that join while gateways run: operators add and remove them on one gateway, and every gateway follows.
-
-The directory is a registry in Redis, so that it also holds for gateways that start later. Engines that the
-configuration names are not in it: they join at the start, and only another configuration removes them.
-"""
+"""The engines that operators add and remove while gateways run: a registry in Redis that every gateway follows, without
+those that the configuration names."""
 
 from __future__ import annotations
 
@@ -60,12 +57,9 @@ class EngineDirectory:
         tls: Mapping[str, EngineTls | None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            store: where the directory is stored.
-            pools: this gateway's engines by base model. Members of other models stay in the directory, unused here.
-            tls: the files with which this gateway connects to engines, by base model; None or a model that is missing
-                means that it connects to this machine only.
+        """Args:
+            pools: this gateway's engines by base model; members of other models are unused here.
+            tls: files for connections to engines, by base model; None or a missing one means this machine only.
             clock: returns the Unix time in seconds.
         """
         self._mirror = MemberMirror()
@@ -106,14 +100,9 @@ class EngineDirectory:
     async def add(
         self, model: str, engine: str, address: str, added_by: AddedBy = "operator", role: str = ""
     ) -> EngineMember:
-        """Add an engine of a base model for all gateways, and return its record. It gets requests as soon as it is
-        reachable and has the adapters.
-
-        Raises:
-            ApiError: INVALID_REQUEST, the name, address or role is malformed, the address needs TLS files that the
-                configuration lacks, or there are too many engines; ENGINE_CONFLICT, the name or the address is taken;
-                REGISTRY_UNAVAILABLE, Redis is away.
-        """
+        """Add an engine of a base model for all gateways, and return its record. Raises ApiError: INVALID_REQUEST,
+        name, address or role are malformed, TLS files lack, or too many engines; ENGINE_CONFLICT, one is taken;
+        REGISTRY_UNAVAILABLE."""
         check_member(engine, address)
         self._check_room(model, engine, address)
         member = EngineMember(model, engine, address, added_by, self._clock(), role=check_role(role))
@@ -128,9 +117,8 @@ class EngineDirectory:
         return self._mirror.records.get(member.name, member)
 
     async def remove(self, model: str, engine: str, by: AddedBy = "operator") -> None:
-        """Remove an engine for all gateways. Its requests move to other engines; its process keeps running. Raises
-        ApiError: INVALID_REQUEST, the engine is not in the directory; ENGINE_CONFLICT, another gateway changed it
-        meanwhile, or Ray runs it and `by` is an operator; REGISTRY_UNAVAILABLE, Redis is away."""
+        """Remove an engine for all gateways; its requests move, its process runs on. Raises ApiError: INVALID_REQUEST,
+        there is none; ENGINE_CONFLICT, it was changed meanwhile or Ray runs it; REGISTRY_UNAVAILABLE."""
         member = self.member(model, engine)
         if by == "operator" and member.added_by == "ray" and self._is_connected(member):
             raise engine_conflict(f"Ray runs {engine!r} and would add it again: drain it, or lower cluster.ray.max")

@@ -1,6 +1,5 @@
-"""Routes each request of a pool to an engine, and submits it there. A request may be split between two engines: the
-first computes only the prompt and the first token; the second fetches the prompt's KV meanwhile and continues the
-answer."""
+"""Routes each request of a pool to an engine, and submits it there, or splits it between two: the first computes the
+prompt and the first token; the second fetches the KV meanwhile and continues."""
 
 from __future__ import annotations
 
@@ -189,9 +188,8 @@ class Dispatch:
         return self._split if Role.PREFILL in roles or Role.BOTH in roles else SplitMode.NEVER
 
     def choose(self, ask: Ask) -> tuple[PooledEngine, Decision]:
-        """Return the engine for a request, and the decision. This is the router's choice or, if that engine lacks the
-        request's adapter, one that has it, preferably one that does not drain. Raises EngineUnavailable if no engine
-        takes requests, or none of those has the adapter."""
+        """Return the engine for a request, and the decision: the router's choice or, if that lacks the adapter, one
+        that has it, preferably not draining. Raises EngineUnavailable if there is none."""
         try:
             decision = self._router.decide(ask, self._clock())
         except NoReplica as error:

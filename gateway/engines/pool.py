@@ -43,11 +43,8 @@ async def _nothing() -> None:
 
 
 class EnginePool:
-    """An `EngineApi` over several engines. Engines may join and leave while requests run.
-
-    Adapters that are loaded into the pool are loaded into every engine, also into those that join later. The first
-    engine that joins while no other one serves is filled by `on_first` instead.
-    """
+    """An `EngineApi` over several engines, which may join and leave while requests run. Adapters are loaded into every
+    engine, also into later ones."""
 
     def __init__(
         self,
@@ -56,11 +53,10 @@ class EnginePool:
         load_seconds: float = LOAD_SECONDS,
         split: SplitMode = SplitMode.AUTO,
     ) -> None:
-        """
-        Args:
-            on_first: awaited when an engine joins while no other one serves, before it gets requests; it loads the
-                adapters again, as none is in memory any more.
-            load_seconds: timeout of `load_adapter` in seconds, for each engine.
+        """Args:
+            on_first: awaited when an engine joins while no other serves, before it gets requests; loads the adapters
+                again.
+            load_seconds: timeout of `load_adapter` for each engine.
             split: which requests are split between engines that exchange KV.
         """
         self.info = pb.EngineInfo()
@@ -151,11 +147,9 @@ class EnginePool:
         return [engine.overview() for engine in self._engines.values()]
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
-        """Begin or end draining an engine, for all gateways. An engine that drains gets no new requests, and its
-        requests move to other engines if there are any. Return when the engine's news confirm the change, or after
-        ECHO_SECONDS. `restart` also ends the engine's process, once it has no requests left or after `seconds`, so that
-        its supervisor starts another. Raises KeyError if there is no such engine, EngineUnavailable if it does not
-        answer."""
+        """Begin or end draining an engine for all gateways, until its news confirm it, or for ECHO_SECONDS. `restart`
+        ends its process once it is empty or after `seconds`. Raises KeyError for an unknown engine,
+        EngineUnavailable."""
         engine = self._engines[name]
         await engine.client.drain(draining, stop=restart, seconds=seconds)
         with contextlib.suppress(TimeoutError):
@@ -232,9 +226,8 @@ class EnginePool:
             self._refresh()
 
     async def _prepare(self, engine: PooledEngine, others: Sequence[PooledEngine]) -> None:
-        """Make an engine ready to join: load the pool's adapters into it (`on_first` loads them if there are no
-        `others` that serve), and set the lanes' modes and goals, which the others are asked for. Raises
-        EngineUnavailable if the engine is gone again, so that it does not join with only a part of the adapters."""
+        """Make an engine ready to join: load the pool's adapters (`on_first` does without `others`), and set the lanes'
+        modes and goals. Raises EngineUnavailable if it is gone again, so that it never joins in part."""
         if others:
             await self._adapters.fill(engine)
             changes = self._lanes.changes

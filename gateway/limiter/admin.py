@@ -61,9 +61,8 @@ class LimitAdmin:
     async def watch(
         self, tenant: str, interval_seconds: float, stopping: asyncio.Event
     ) -> AsyncGenerator[list[ScopeUsage], None]:
-        """Yield the usage of all scopes of a tenant (empty: of all tenants); the list is empty if there are none. Then
-        poll every `interval_seconds`, and yield the usage of those scopes that have changed, if any, until `stopping`
-        is set."""
+        """Yield the usage of all scopes of a tenant (empty: of all), then, polled every `interval_seconds`, of those
+        that have changed, until `stopping` is set."""
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():

@@ -124,9 +124,8 @@ class PublishedLimits:
         ]
 
     async def _scopes(self, tenant: str) -> list[Scope]:
-        """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant itself, and the
-        keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter (EACH)
-        are left out, because nothing is counted under them."""
+        """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant, and keys and
+        adapters with limits of their own or a bucket, but not the defaults (EACH)."""
         own_scopes = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))

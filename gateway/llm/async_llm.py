@@ -37,13 +37,9 @@ MakeRequest = Callable[..., GenerateRequest]
 
 
 class AsyncLLM:
-    """A model with its engine in a thread of this process, with the same scheduler, kernels and sampling as when it is
-    served.
-
-    `async with AsyncLLM(...) as llm` loads the model, and frees it and ends all requests at the end; without the block,
-    the first call loads the model, and `close` frees it. All methods belong to one event loop, and raise ApiError for
-    what cannot be served, and EngineFailed, whose cause is the exception, if the engine failed.
-    """
+    """A model with its engine in a thread of this process. `async with` or the first call loads it; the end of the
+    block, or `close`, frees it. All methods belong to one event loop, and raise ApiError, or EngineFailed if the engine
+    failed."""
 
     def __init__(self, model: str | Path = EMBEDDED, **options: Unpack[ModelOptions]) -> None:
         """Create the model, which is not loaded yet.

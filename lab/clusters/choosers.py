@@ -51,12 +51,11 @@ class OurRouter:
         splitting: Splitting | None = None,
         roles: Sequence[Role] = (),
     ) -> None:
-        """
-        Args:
+        """Args:
             adapter_bytes: sizes of adapters by their hashes.
             rates: bytes per second of copies to the device and of reads from disk.
-            splitting: how requests are split. None means that none is.
-            roles: the roles of the first replicas, in order. Further replicas have the role BOTH.
+            splitting: how requests are split, or None.
+            roles: of the first replicas, in order; others are BOTH.
         """
         self.router = Router(seed, splitting)
         self._roles = roles
@@ -184,9 +183,8 @@ class Hash(_Compared):
 
 
 class RayPrefix(_Compared):
-    """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix if that is
-    at least a tenth of the prompt, and otherwise the one that was sent the fewest unmatched tokens. Its keys hold no
-    adapter, and by default no imbalance ends the affinity (Ray's documentation of prefix-aware routing)."""
+    """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix, if that is
+    a tenth of the prompt, else that with the fewest unmatched tokens. Keys hold no adapter."""
 
     LEAST_MATCH = 0.1
 

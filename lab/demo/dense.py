@@ -53,8 +53,8 @@ def _write(folder: Path, out: Path) -> None:
 
 
 class _QuickReader(gguf.GGUFReader):
-    """A `gguf.GGUFReader` whose `data` is a plain array, not a `numpy.memmap`. With 49,000 tokens and 48,000 merges,
-    half of the time it takes to read the metadata is spent on slices of a memmap, each of which is a memmap again."""
+    """A `gguf.GGUFReader` whose `data` is a plain array: slices of a memmap, each a memmap again, take half of the time
+    to read the metadata."""
 
     @property
     def data(self) -> Any:

@@ -110,9 +110,8 @@ def candidates(
     prices: Mapping[str, float],
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
-    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic, as `ordered` sorts
-    them. `prices` is by a device's name, an hour; `measured` are devices that ran the model. Raises ValueError if a
-    request is too long."""
+    """Return the possible plans, one for each kind of engine that serves the traffic, as `ordered` sorts them. `prices`
+    are by device and hour; `measured` devices ran the model. Raises ValueError for too long requests."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
@@ -127,9 +126,8 @@ def candidates(
 
 
 def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates with the lowest cost first or, if a price is missing, with the fewest devices first. Of equal
-    ones, those with fewer devices and smaller engines come first, then those that do not split requests, and then those
-    with the shortest steps."""
+    """Return candidates by cost or, if a price is missing, by number of devices, then fewer devices and smaller
+    engines, then those without splits, then the shortest steps."""
     price = pricing(candidates)
     return sorted(
         candidates,

@@ -1,9 +1,5 @@
-"""Requests of a simulated cluster whose prompt one replica computes, and whose answer another one continues.
-
-The KV of each chunk of the prompt is sent when its step ends, while the next chunk is computed. Replicas that keep KV
-in host memory, too, send it from there: the step copies it. The first token comes from the replica of the prompt. The
-other one goes on when all full pages have arrived, and computes the prompt's rest.
-"""
+"""Requests of a simulated cluster whose prompt one replica computes, and whose answer another continues once all full
+pages have arrived. A chunk's KV is sent when its step ends."""
 
 from __future__ import annotations
 
@@ -156,9 +152,8 @@ class Handovers:
 
 
 def place_pages(state: EngineState, request: Request, now: float) -> None:
-    """Put the KV of a request's full prompt pages into a simulated engine, as if another engine had sent it: into host
-    memory if it keeps KV there, from which a step copies it to the device, and otherwise into device pages that are
-    free or idle. Pages for which there is no room are computed again."""
+    """Put the KV of a request's full prompt pages into a simulated engine, as if sent by another: into host memory, if
+    it keeps KV there, else into free or idle device pages, as far as there is room."""
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)

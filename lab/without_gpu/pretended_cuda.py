@@ -1,10 +1,5 @@
-"""A pretended CUDA driver: Triton's own JIT front end, compiler and launch code run without a GPU, up to the call that
-would launch a kernel. That call reports the launch instead (pretended_cuda.c), or does nothing at all, so that the time
-which remains is the host's.
-
-Kernels take CPU tensors and leave them as they are. A process that has a GPU cannot pretend, because it has loaded the
-real driver.
-"""
+"""A pretended CUDA driver: Triton's JIT front end, compiler and launch code run without a GPU, up to a launch, which is
+reported instead (pretended_cuda.c) or not at all. A process that has a GPU cannot pretend."""
 
 from __future__ import annotations
 

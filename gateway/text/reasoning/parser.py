@@ -83,9 +83,8 @@ class _Place(Enum):
 
 
 class ReasoningParser:
-    """Splits one answer, which comes in pieces. White space around the marks is dropped, but no more than `MOST_WHITE`
-    before one. Reasoning without an end mark goes on to the end of the answer; an answer that does not begin with the
-    opening mark has none."""
+    """Splits one answer, which comes in pieces, without white space around the marks (at most `MOST_WHITE` before one).
+    Reasoning without an end mark goes on to the end; without the opening mark there is none."""
 
     def __init__(self, marks: ReasoningMarks, *, begun: bool) -> None:
         """`begun` says that the prompt ends with the opening mark, so that the answer begins with reasoning."""

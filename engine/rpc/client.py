@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -36,14 +36,13 @@ class EngineClient(EngineLink):
     def __init__(
         self,
         address: str,
-        on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
         tls: EngineTls | None = None,
         load_seconds: float = LOAD_SECONDS,
         on_news: Callable[[pb.EngineNews], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(EngineTarget(address, tls), on_connect, on_news=on_news, on_lost=on_lost)
+        super().__init__(EngineTarget(address, tls), on_news=on_news, on_lost=on_lost)
         self.load_seconds = load_seconds
 
     def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> Arrivals:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from engine.core.messages.requests import Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.process.tasks import end_task
 from engine.rpc.api import EngineMismatch
 from engine.rpc.outage import OutageLog
 from engine.rpc.stream import Arrivals, EngineUnavailable
@@ -48,7 +49,6 @@ class EngineLink:
     in flight end with EngineLost. Raises ValueError if TLS files cannot be used.
 
     Args:
-        on_connect: awaited after each connection, before the link is ready; restores the adapters.
         on_news: called with each status report (see `engine.rpc.news`). None means that none are asked for.
         on_lost: called when a connection has ended.
     """
@@ -56,7 +56,6 @@ class EngineLink:
     def __init__(
         self,
         target: EngineTarget,
-        on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
         on_news: Callable[[pb.EngineNews], None] | None = None,
         on_lost: Callable[[], None] | None = None,
@@ -64,7 +63,8 @@ class EngineLink:
         self.info = pb.EngineInfo()
         self.mismatch = ""
         """Why this gateway cannot use the engine that it has reached; empty if it can, or has not reached it."""
-        self.on_connect = on_connect
+        self.on_connect: Callable[[], Awaitable[None]] | None = None
+        """Awaited after each connection, before the link is ready; restores the adapters."""
         self.on_news = on_news
         self.on_lost = on_lost
         self._target = target
@@ -93,10 +93,7 @@ class EngineLink:
         await self._ready.wait()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     @property
     def num_streams(self) -> int:

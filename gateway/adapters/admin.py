@@ -42,10 +42,10 @@ class AdapterAdmin:
         locks: NameLocks | None = None,
     ) -> None:
         """Args:
-            registries: of each base model, in order of the configuration; each then refuses names that another has.
-            sources: finds the files of adapters.
-            origins: configured source of each base model by name.
-            locks: of adapters' names. None means that no other gateway changes the registries.
+        registries: of each base model, in order of the configuration; each then refuses names that another has.
+        sources: finds the files of adapters.
+        origins: configured source of each base model by name.
+        locks: of adapters' names. None means that no other gateway changes the registries.
         """
         self._registries = {registry.base_model: registry for registry in registries}
         self._sources = sources

@@ -50,11 +50,11 @@ class AdapterRegistry:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Args:
-            base_names: of the base model, the canonical one first.
-            virtual_names: of virtual models that the base model stands for.
-            drain_seconds: how long requests may continue with a version that is replaced or unloaded.
-            compare: tells what operators should know of other files in an adapter's folder.
-            clock: returns the Unix time in seconds.
+        base_names: of the base model, the canonical one first.
+        virtual_names: of virtual models that the base model stands for.
+        drain_seconds: how long requests may continue with a version that is replaced or unloaded.
+        compare: tells what operators should know of other files in an adapter's folder.
+        clock: returns the Unix time in seconds.
         """
         self._store = store
         self.base_model = base_names[0]

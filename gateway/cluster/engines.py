@@ -12,6 +12,7 @@ import structlog
 
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane
+from engine.process.tasks import end_task
 from gateway.cluster.lease import Lease
 from gateway.cluster.model import ModelOnRay
 from gateway.cluster.ray_process import RayProcess
@@ -55,10 +56,7 @@ class RayEngines:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         if self._is_owner:
             with suppress(ApiError, *FAILURES):
                 for name in self._models:

@@ -98,9 +98,9 @@ class ModelOnRay:
         tls: EngineTls | None,
     ) -> None:
         """Args:
-            goals: of the model's lanes, which the number of engines is to keep.
-            orders: returns the instructions for the actor that hosts an engine, given the engine's name.
-            tls: files for the connections to the engines.
+        goals: of the model's lanes, which the number of engines is to keep.
+        orders: returns the instructions for the actor that hosts an engine, given the engine's name.
+        tls: files for the connections to the engines.
         """
         self.name = name
         self.scaler = Scaler(config.min, config.max, goals)

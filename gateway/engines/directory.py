@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from engine.process.tasks import end_task
 from engine.rpc.target import EngineTarget, EngineTls
 from gateway.core.errors import invalid_request
 from gateway.engines.member import AddedBy, EngineMember, check_member, check_role, engine_conflict, member_name
@@ -58,9 +59,9 @@ class EngineDirectory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Args:
-            pools: this gateway's engines by base model; members of other models are unused here.
-            tls: files for connections to engines, by base model; None or a missing one means this machine only.
-            clock: returns the Unix time in seconds.
+        pools: this gateway's engines by base model; members of other models are unused here.
+        tls: files for connections to engines, by base model; None or a missing one means this machine only.
+        clock: returns the Unix time in seconds.
         """
         self._mirror = MemberMirror()
         self._log = RegistryLog(store, self._mirror, "engine")
@@ -91,10 +92,7 @@ class EngineDirectory:
 
     async def close(self) -> None:
         """Stop following the directory. The pools stay as they are."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await self._log.close()
 
     async def add(

@@ -13,6 +13,7 @@ import structlog
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
+from engine.process.tasks import end_task
 from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, Handover
@@ -38,29 +39,18 @@ ECHO_SECONDS = 2.0
 """Maximum seconds to wait until the news of an engine confirm that it began or ended to drain."""
 
 
-async def _nothing() -> None:
-    """Do nothing: the default of `on_first` in `EnginePool`."""
-
-
 class EnginePool:
     """An `EngineApi` over several engines, which may join and leave while requests run. Adapters are loaded into every
     engine, also into later ones."""
 
-    def __init__(
-        self,
-        on_first: Callable[[], Awaitable[None]] = _nothing,
-        *,
-        load_seconds: float = LOAD_SECONDS,
-        split: SplitMode = SplitMode.AUTO,
-    ) -> None:
+    def __init__(self, *, load_seconds: float = LOAD_SECONDS, split: SplitMode = SplitMode.AUTO) -> None:
         """Args:
-            on_first: awaited when an engine joins while no other serves, before it gets requests; loads the adapters
-                again.
-            load_seconds: timeout of `load_adapter` for each engine.
-            split: which requests are split between engines that exchange KV.
+        load_seconds: timeout of `load_adapter` for each engine.
+        split: which requests are split between engines that exchange KV.
         """
         self.info = pb.EngineInfo()
-        self.on_first = on_first
+        self.on_first: Callable[[], Awaitable[None]] | None = None
+        """Awaited when an engine joins while no other serves, before it gets requests; loads the adapters again."""
         self._load_seconds = load_seconds
         self._engines: dict[str, PooledEngine] = {}
         self._serving = asyncio.Event()
@@ -110,10 +100,7 @@ class EnginePool:
 
     async def close(self) -> None:
         """Close the connections to all engines. The engines go on."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await asyncio.gather(*(self.remove(name) for name in tuple(self._engines)))
 
     @property
@@ -235,7 +222,8 @@ class EnginePool:
             self._lanes.learn((report for report in reports if isinstance(report, pb.EngineStats)), changes)
         else:
             self._adapters.clear()
-            await self.on_first()
+            if self.on_first is not None:
+                await self.on_first()
         if engine.life != engine.known_life:  # one that was only out of reach may have been set by another gateway
             await self._lanes.apply(engine.client)
             engine.known_life = engine.life

@@ -71,10 +71,10 @@ class RedisLimiter:
         retention_days: int = 400,
     ) -> None:
         """Args:
-            timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
-            lease_seconds: seconds after which a lease expires unless it is renewed.
-            threshold, cooldown: failures that open the circuit breaker, and seconds between attempts then.
-            retention_days: days for which a day's usage is kept.
+        timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
+        lease_seconds: seconds after which a lease expires unless it is renewed.
+        threshold, cooldown: failures that open the circuit breaker, and seconds between attempts then.
+        retention_days: days for which a day's usage is kept.
         """
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)

@@ -89,10 +89,10 @@ class RedisCalls:
         timeout_factor: int = TIMEOUT_FACTOR,
     ) -> None:
         """Args:
-            timeout: seconds for a call while the breaker is open, which probes whether Redis is back.
-            breaker: None means that no call is ever stopped.
-            answered: called after every success, unless Redis is in doubt.
-            timeout_factor: factor on `timeout` while the breaker is closed.
+        timeout: seconds for a call while the breaker is open, which probes whether Redis is back.
+        breaker: None means that no call is ever stopped.
+        answered: called after every success, unless Redis is in doubt.
+        timeout_factor: factor on `timeout` while the breaker is closed.
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.

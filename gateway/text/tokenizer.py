@@ -337,10 +337,10 @@ class Detokenizer:
         kept: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Args:
-            backend: a tokenizer of the `tokenizers` library.
-            at_once: whether tokens pushed together may be decoded together, which holds for byte-level tokens if the
-                prompt has left no character unfinished.
-            kept: texts of special tokens that are kept, by their ids.
+        backend: a tokenizer of the `tokenizers` library.
+        at_once: whether tokens pushed together may be decoded together, which holds for byte-level tokens if the
+            prompt has left no character unfinished.
+        kept: texts of special tokens that are kept, by their ids.
         """
         self._backend = backend
         self._at_once = at_once

@@ -52,10 +52,10 @@ class OurRouter:
         roles: Sequence[Role] = (),
     ) -> None:
         """Args:
-            adapter_bytes: sizes of adapters by their hashes.
-            rates: bytes per second of copies to the device and of reads from disk.
-            splitting: how requests are split, or None.
-            roles: of the first replicas, in order; others are BOTH.
+        adapter_bytes: sizes of adapters by their hashes.
+        rates: bytes per second of copies to the device and of reads from disk.
+        splitting: how requests are split, or None.
+        roles: of the first replicas, in order; others are BOTH.
         """
         self.router = Router(seed, splitting)
         self._roles = roles

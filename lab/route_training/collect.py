@@ -43,10 +43,10 @@ class Collecting:
         verify: Any = True,
     ) -> None:
         """Args:
-            members: names of the small and of the large member.
-            source: the embedding model and its pooling, or None for features of the text alone.
-            bars: gets a progress bar for each kind of requests.
-            verify: trusted certificates, as httpx takes them.
+        members: names of the small and of the large member.
+        source: the embedding model and its pooling, or None for features of the text alone.
+        bars: gets a progress bar for each kind of requests.
+        verify: trusted certificates, as httpx takes them.
         """
         self._examples = examples
         self._members = members

@@ -69,7 +69,7 @@ class AdapterLayout:
     num_pages: int
     """Number of pages of the blob."""
     fp8: bool = False
-    """Whether A and B tiles hold e4m3 numbers."""
+    """True means that A and B tiles hold e4m3 numbers."""
     tokens: TokenIds | None = None
     """Tokens whose rows the adapter replaces. None means that it replaces none."""
     token_offsets: tuple[int, ...] = ()
@@ -219,7 +219,7 @@ class LoraTable:
             raise ValueError(f"page_elems must be a multiple of {ALIGN}, not {page_elems}")
         self.page_elems = page_elems
         self.fp8 = fp8
-        """Whether all adapters are stored in e4m3; if False, none is."""
+        """True means that all adapters are stored in e4m3; if False, none is."""
         self.max_ranks = np.zeros(max_adapter_slots, dtype=np.int32)
         """int32 [max_adapter_slots], host only. The largest rank of each slot."""
         self.has_scales = np.zeros(max_adapter_slots, dtype=np.bool_)

@@ -65,7 +65,7 @@ class QuantizedWeight:
     scales: Tensor
     """fp16 [out_features, in_features / group]; int8 if groups share units."""
     minima: Tensor | None = None
-    """Of the same shape and dtype; None if the coding has a zero."""
+    """Minima, of the shape and dtype of `scales`; None if the coding has a zero."""
     units: Tensor | None = None
     """fp16 [out_features, in_features / group / shared, 2], of scales and of minima; without minima, the last axis is
     1. None if groups share none."""

@@ -97,8 +97,8 @@ class Plan:
     busy: tuple[float, float]
     """Shares of the time in which the least and the most busy device computed."""
     is_enough: bool
-    """Whether the shares of first tokens and of gaps between tokens that the goals demand were in time, and no request
-    was refused."""
+    """True means that the shares of first tokens and of gaps between tokens that the goals demand were in time, and no
+    request was refused."""
     report: dict[str, Any]
     """All results."""
 

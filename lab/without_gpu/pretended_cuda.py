@@ -53,7 +53,7 @@ class Launch:
     values: tuple[bytes, ...]
     """The bytes of each parameter that the driver got, in the order of the signature."""
     compiled: bool
-    """Whether the kernel was compiled, or read from Triton's cache on disk, for this launch."""
+    """True means that the kernel was compiled, or read from Triton's cache on disk, for this launch."""
 
 
 class PretendedCuda(nvidia.CudaDriver):

@@ -27,8 +27,8 @@ class AdapterShard:
     """The rank's part of each projection, in the order of the LoRA table; None means the whole projection, as for
     routers. Empty means that the rank has every projection whole."""
     is_first: bool = True
-    """Whether this is rank 0 of its stage. Only this rank adds what a sum over ranks must contain once, such as DoRA's
-    shifts."""
+    """True means that this is rank 0 of its stage. Only this rank adds what a sum over ranks must contain once, such as
+    DoRA's shifts."""
     stages: tuple[range, ...] = ()
     """The layers of each stage. Empty means that one stage has all layers."""
     stage: int = 0

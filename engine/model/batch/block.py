@@ -34,7 +34,7 @@ class StepShape:
     chunk_seqs: int = 0
     """Maximum number of sequences of a step with prompts. 0 means a decode-only step."""
     has_experts: bool = False
-    """Whether the model has layers with experts."""
+    """True means that the model has layers with experts."""
 
     @property
     def seqs(self) -> int:

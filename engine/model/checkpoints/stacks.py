@@ -36,7 +36,7 @@ class Part(NamedTuple):
     shape: Shape
     """[experts, out_features, in_features] of the tensor, or [experts, out_features] of biases."""
     transposed: bool
-    """Whether the tensor is stored as [experts, in_features, out_features]."""
+    """True means that the tensor is stored as [experts, in_features, out_features]."""
     number: int
     """Index of the expert."""
     rows: slice

@@ -56,13 +56,13 @@ class _GrammarRow:
     forced: deque[int] = field(default_factory=deque)
     """The tokens that must follow, as far as they are known."""
     is_slow: bool = False
-    """Whether a thread beside the steps computes the masks, and alone uses `matcher`."""
+    """True means that a thread beside the steps computes the masks, and alone uses `matcher`."""
     unread: list[int] = field(default_factory=list)
     """Tokens that `matcher` has not consumed yet; none unless the masks are slow."""
     ready: npt.NDArray[np.int32] | None = None
     """The next mask, if it is known before the step; that of the first token always is."""
     has_failed: bool = False
-    """Whether the thread has found that the grammar cannot be followed any further."""
+    """True means that the thread has found that the grammar cannot be followed any further."""
 
     def slow_down(self) -> None:
         """Leave the masks, from the next one on, to the thread beside the steps, and follow no more proposals."""

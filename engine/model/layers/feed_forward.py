@@ -68,7 +68,7 @@ class Experts:
     top_k: int
     """Number of experts that compute a row."""
     normalised: bool
-    """Whether the weights of a row's experts add up to 1: see `ExpertKernels.route`."""
+    """True means that the weights of a row's experts add up to 1: see `ExpertKernels.route`."""
     groups: ExpertGroups
     activation: Activation
     shared: SharedMlp | None = None

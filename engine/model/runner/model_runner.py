@@ -31,7 +31,7 @@ class ModelRunner:
         self.loaded = loaded
         """The model and the parts that compute its steps."""
         self.overlaps = loaded.facts.overlaps
-        """Whether steps are planned while the step before is computed (see `ModelFacts.overlaps`)."""
+        """True means that steps are planned while the step before is computed (see `ModelFacts.overlaps`)."""
         self.on_tokens: OnTokens = lambda tokens: None
         """Called when the host learns the tokens of a step."""
         self._requests = RunningRequests(loaded)

@@ -92,7 +92,7 @@ class SubmittedStep:
     uses: PageUses
     """The pages that the step's work reads or writes."""
     launched: bool = False
-    """Whether the step was launched kernel by kernel."""
+    """True means that the step was launched kernel by kernel."""
     drafts: tuple[DraftAsk, ...] = ()
     """What the draft model is asked for once the tokens have been read."""
     released: set[str] = field(default_factory=set)

@@ -46,7 +46,7 @@ class TargetShapes:
     shard: AdapterShard = WHOLE_ADAPTERS
     """The part of checked adapters that this rank packs."""
     fused: bool = False
-    """Whether adapters have the projections of `FUSED` (engine/model/spec/fused.py) in place of their parts."""
+    """True means that adapters have the projections of `FUSED` (engine/model/spec/fused.py) in place of their parts."""
     spec: ModelSpec | None = None
     """Shape of a model with experts. None means that every layer has one MLP."""
     ends: Ends = NO_ENDS

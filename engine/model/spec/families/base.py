@@ -55,12 +55,12 @@ class ExpertsSpec:
     """True means that the weights of a row's experts add up to 1. False means that they are the experts' probabilities
     among all."""
     layers: tuple[bool, ...]
-    """Whether each layer has experts; the others have one MLP instead."""
+    """True for each layer that has experts; the others have one MLP instead."""
     shared: bool = False
     """True means that layers with experts also have an MLP for all rows, whose output is multiplied by a gate, the
     sigmoid of a linear of the row."""
     biased: bool = False
-    """Whether routers and the experts' projections have biases."""
+    """True means that routers and the experts' projections have biases."""
     module: str = "mlp"
     router: str = "gate"
     """`module` and `router`: names of the module of experts, in its layer, and of the router in it, in transformers

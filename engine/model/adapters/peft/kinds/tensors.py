@@ -47,7 +47,7 @@ class Module:
     """The module's path in the base model."""
     in_features: int
     out_features: int
-    """`in_features` and `out_features`: its widths."""
+    """`in_features` and `out_features`: widths of the module."""
     parts: Mapping[str, Tensor]
     """Name of a part -> tensor."""
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from lora_kernels.layout import ALIGN, SCALE_ROWS, LoraTable, ProjectionGroup
 from lora_kernels.segments import SegmentPlan
 
-
 # scale = g - 1, which is near 0 and so keeps g exact to a few thousandths in 16 bits; shift = -scale * bias keeps the
 # bias unscaled.
+
+
 class BaseScales(Protocol):
     """Scales the base model's outputs for DoRA adapters. One object is made per step and serves all layers."""
 

@@ -19,6 +19,7 @@ from lora_kernels.token_rows import TokenIds, TokenTable, make_token_table
 # B is stored transposed, with the LoRA scale folded in. Tiles in FP8 (e4m3) have two numbers in each element of a
 # 16-bit arena; one of B has a factor for each rank before its rows. A projection scaled by DoRA has one further tile
 # before the others: see dora.py.
+
 RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
 MAX_RANK = 256

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # A sequence number that is odd during a write tells the reader to read again (a seqlock).
+
 HEADER = struct.Struct("<QddI")
 """Header of the file: sequence number, seconds on the system's monotonic clock, patience in seconds, bytes of text."""
 FILE_BYTES = 1 << 18

@@ -1,5 +1,5 @@
 """Calls a function when the process must stop: on a signal, or at the end of standard input. Reads lines from it, too,
-with `os.read`: `sys.stdin`, locked as the interpreter ends, is a fatal error."""
+with `os.read`: a thread that holds the lock of `sys.stdin` as the interpreter ends is a fatal error."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ from gateway.config.models import served_name
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import find_adapter
 
-
 # Two models have one name only if it was configured while Redis was away: the first in the configuration serves it, and
 # the other lists an error.
+
+
 class _PeftConfig(Struct):
     """The field of PEFT's adapter_config.json that names the base model: its path or Hugging Face id."""
 

@@ -55,9 +55,9 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download an adapter's files (PEFT's, or the only GGUF) from the Hugging Face Hub, and return its folder below
-    `cache`. Blocks. Raises ApiError: INVALID_REQUEST or INSUFFICIENT_STORAGE; `bounds` are checked before the
-    download."""
+    """Download an adapter's files (PEFT's, or the only GGUF file) from the Hugging Face Hub, and return its folder
+    below `cache`. Blocks. Raises ApiError: INVALID_REQUEST or INSUFFICIENT_STORAGE; `bounds` are checked only before
+    the download."""
     from huggingface_hub import HfApi, snapshot_download  # Imported here: it takes a tenth of a gateway's start.
 
     source = repo if revision is None else f"{repo}@{revision}"

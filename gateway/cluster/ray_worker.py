@@ -17,6 +17,7 @@ import msgspec
 from gateway.cluster.reports import EngineReport, Reports, Wanted, WantedEngine
 
 # It is a process of its own because Ray's library ends it some 60 s after the head of the cluster is gone.
+
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the actors."""
 STOP_SECONDS = 15.0

@@ -98,9 +98,9 @@ class EngineDirectory:
     async def add(
         self, model: str, engine: str, address: str, added_by: AddedBy = "operator", role: str = ""
     ) -> EngineMember:
-        """Add an engine of a base model for all gateways, and return its record. Raises ApiError: INVALID_REQUEST,
-        name, address or role are malformed, TLS files lack, or too many engines; ENGINE_CONFLICT, one is taken;
-        REGISTRY_UNAVAILABLE."""
+        """Add an engine of a base model for all gateways, and return its record. Raises ApiError: INVALID_REQUEST, an
+        argument is malformed, TLS files are missing or there are too many engines; ENGINE_CONFLICT, name or address are
+        taken; REGISTRY_UNAVAILABLE."""
         check_member(engine, address)
         self._check_room(model, engine, address)
         member = EngineMember(model, engine, address, added_by, self._clock(), role=check_role(role))

@@ -56,7 +56,7 @@ class Upload:
 
     async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
         """Make a file of the content and return its record, or that of the file with its id. It expires `expires_after`
-        seconds after the upload began, or never. Raises ApiError (REGISTRY_UNAVAILABLE), also without lease."""
+        seconds after the upload began, or never. Raises ApiError (REGISTRY_UNAVAILABLE), also if the lease ran out."""
         reserved = self._reservation
         created = self._began_ms // 1000
         ends = None if expires_after is None else created + expires_after

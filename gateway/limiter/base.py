@@ -149,7 +149,8 @@ class Limiter(Protocol):
 
     async def check_requests(self, request: ReserveRequest) -> None:
         """Raise the ApiError (RATE_LIMIT_EXCEEDED) with which `reserve` would refuse a request now for requests per
-        minute or at once, whatever its tokens; charge nothing. Redis is asked only if these were full last."""
+        minute or at once, whatever its tokens; charge nothing. Redis is asked only if it last answered that there was
+        no room."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charge a request and its tokens to the scopes of tenant, key and adapter, or to none, and return the grant,

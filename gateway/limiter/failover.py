@@ -26,6 +26,8 @@ class FailoverLimiter:
     """A `Limiter` that does not fail because Redis is away, unless a limit's policy demands it: `degraded`, each
     gateway enforces its share; `closed`, requests are refused with 503; `open`, the limit is lifted."""
 
+    # A limit may name its policy; the local limiter holds the default for the others. A grant is settled in the limiter
+    # that made it, even if the mode has changed.
     def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
         self._shared = shared
         self._local = local

@@ -72,8 +72,8 @@ class Responses:
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
     ) -> ResponseCall:
-        """Parse `text`, the JSON body of /v1/responses, by the tenant's settings, and read the conversation and the
-        items that it refers to. A default store is skipped without room or Redis.
+        """Parse `text`, the JSON body of /v1/responses, by the tenant's settings, and read what it refers to. A
+        response that would be stored only by default is not stored if there is no room for it or Redis is away.
 
         Raises:
             ApiError: as `response_call` and `ResponseStore.history` raise, and INVALID_JSON; UNSUPPORTED_PARAMETER;

@@ -104,8 +104,8 @@ class ResponseStore:
         self._events_ms = int(self.limits.events_seconds * 1000)
 
     async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> Conversation:
-        """Return the conversation that ends with the response `previous`, or an empty one, and check that the tenant
-        has room for `num_bytes` more, if stored.
+        """Return the conversation that ends with the response `previous`, or an empty one. Unless `num_bytes` is None,
+        check that the tenant has room for a response of at least that size.
 
         Raises:
             ApiError: INSUFFICIENT_QUOTA; PREVIOUS_RESPONSE_NOT_FOUND, also for an earlier one; INVALID_REQUEST, it is

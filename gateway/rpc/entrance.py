@@ -30,6 +30,7 @@ log = structlog.get_logger("grpc")
 
 # gRPC itself reads and parses a unary call's message before any code of the gateway runs. So every method is served as
 # one that reads a stream. A malformed message is INVALID_ARGUMENT in place of UNKNOWN.
+
 PACKAGE = "loralane.v1"
 """The gRPC package whose services need an API key. The others, health and reflection, need none."""
 STRANGER_MESSAGE_BYTES = 4 * 2**10

@@ -81,8 +81,8 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 
 def _cuts(token: Any, added: Iterable[Any]) -> bool:
-    """Return whether a text may be cut before every occurrence of a special token without changing ids: it is matched
-    exactly, alone, beside any text, and does not overlap others of `added`, all added tokens."""
+    """Return whether a text may be cut before every occurrence of a special token without changing ids: not if it
+    absorbs white space, needs or touches words, or may overlap another of `added`, all added tokens."""
     stays = token.special and not (token.lstrip or token.single_word or token.normalized)
     firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
     return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))

@@ -23,6 +23,7 @@ from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, SIDE_A, S
 from lora_kernels.segments import SegmentPlan
 
 # Items of high rank come first, so that the last ones are short. A thread prefetches its next item's weights.
+
 CHUNK = 512
 """Output columns computed at a time: their sums stay in the first-level cache."""
 

@@ -24,9 +24,10 @@ from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, PanelForm
 from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_I32, Emit
 
-
 # A panel is read from memory once, and from the cache for each further tile of rows. For more than a few rows, blocks
 # of weights are unpacked once for all (numba_unpacked_gemm.py), with the same result.
+
+
 class QuantizedBlock(ctypes.Structure):
     """Argument block of the products: addresses, and strides in bytes. `w` points to the panels, `blocks` counts the
     blocks of a row. For integers, a row of x is its codes, then each block's scale (fp32) and sum (int32)."""

@@ -14,8 +14,10 @@ from lora_kernels.quantized import Coding, QuantizedWeight
 
 PANEL_VECTORS, PANEL = 3, 48
 """Vectors of 16 outputs, and outputs, of a panel."""
+
 # Codes of 4 bits lie in pairs of quads, one in the lower and one in the upper halves of bytes. Codes of 5 and 6 bits
 # have their upper bits in a second plane, eight or four quads to a vector.
+
 LINE = 64
 """Bytes of a vector, and of a cache line."""
 QUAD = 4

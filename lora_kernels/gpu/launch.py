@@ -29,10 +29,11 @@ MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 MOST_KEYS = 4096
 """Compiled kernels kept by a `Launcher`. If integers vary more than that, it forgets all, and finds them again."""
 
-
 # The key tells apart at least what Triton tells apart: constants and launch options by name, type and value, classes
 # and dtypes of arguments, pointers that are multiples of 16, integers' values (unspecialised ones: whether they fit
 # into 32 bits), and the device. Triton's settings count only before a kernel's first launch.
+
+
 class Ready(NamedTuple):
     """A compiled kernel, ready to be launched."""
 

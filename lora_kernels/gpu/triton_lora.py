@@ -20,6 +20,7 @@ from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, Project
 # With EARLY, programs begin while the kernel before them ends (programmatic dependent launch). Shrink lets expand begin
 # only after it has waited for the base product itself, so that expand may read the base output first. Programs without
 # a tile wait, too, because the next kernel waits only for the last one.
+
 LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 # A span is 32 inputs for each code that a word holds, and code p of word j belongs to input 32 p + j of its span, so
 # that shifts turn words into neighbouring inputs. With OFFSETS 0 a weight is `scale * (code - 2^(BITS - 1))`, with 1
 # `scale * (code + offset)`, with 2 `scale * code + offset`, in fp32 and rounded to the dtype of activations.
+
 LANES = tl.constexpr(32)
 """Words that a feature has in a span."""
 

@@ -9,6 +9,7 @@ import triton.language as tl
 # A histogram answers to a sixteenth of a logit; passes over the few tokens above it then measure three candidates each,
 # until the interval holds one score. Its bins count tokens in low bits and probability in those above. Rows have `n`
 # scores, followed by -inf up to the end of a tile.
+
 COUNT_BITS = tl.constexpr(19)
 COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
 ONE = tl.constexpr(1 << 43)

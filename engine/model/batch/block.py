@@ -17,6 +17,7 @@ from lora_kernels.pinned import HostBlock
 # kv slots | row order | token ids | positions | contexts | sampler slots | query starts | sample rows | adapter slots |
 # block tables | LoRA lists. Only steps with prompts have query starts and sample rows, only models with experts row
 # order and adapter slots.
+
 ALIGN = 4
 """Parts begin at multiples of this many int32, which are 16 bytes."""
 

@@ -29,6 +29,7 @@ from lora_kernels.quantized import Coding, QuantizedWeight
 # Each of `config_groups` names targets (modules by name, class or regular expression). A module has `weight_scale` and
 # `weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3), if asymmetric
 # `weight_zero_point`, and `weight_g_idx` with the group of each input where these are not neighbours.
+
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 UNQUANTISED = ("dense", "fakequant")
 PARTS = (

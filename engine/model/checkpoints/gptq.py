@@ -24,6 +24,7 @@ from lora_kernels.quantized import Coding, QuantizedWeight
 # A module has `qweight` (int32 [in_features * bits / 32, out_features]), `scales` ([groups, out_features]), `qzeros`
 # (int32 [groups, out_features * bits / 32]) and `g_idx`. Format `gptq` stores zero points less 1, `gptq_v2` as they
 # are.
+
 OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """Numbers that are added to stored zero points, by the name of the format."""
 

@@ -16,8 +16,10 @@ from lora_kernels.quantized import unpack_halves
 
 MXFP4 = "mxfp4"
 """The `quant_method` in config.json of checkpoints in MXFP4."""
+
 # gpt-oss stores `name_blocks`, uint8 [experts, out_features, in_features / 32, 16], the first of two codes (E2M1) in
 # the lower half of a byte, and `name_scales` (E8M0), uint8 [experts, out_features, in_features / 32].
+
 BLOCK = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = torch.tensor([*MAGNITUDES, *(-number for number in MAGNITUDES)], dtype=torch.bfloat16)

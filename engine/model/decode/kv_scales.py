@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 # would be rounded away. The constant is the mean key over positions, which keeps what the rotary embedding turns
 # slowly. A bound several times too large costs no precision. Where scores are bounded or heads have sinks, nothing is
 # subtracted, because weights would change.
+
 LARGEST = 448.0
 """Largest number of e4m3 (OCP 8-bit Floating Point Specification, table 1)."""
 MARGIN = 2.0

@@ -23,6 +23,7 @@ from engine.model.sample.soundness import sound_rows
 
 # A draw looks up one uniform number, a hash of (seed, position) alone: given the same logits, a preempted, resumed or
 # batched sequence repeats itself exactly.
+
 GREEDY_BELOW = 1e-5
 """Requests with a temperature below this are greedy, because dividing by it would overflow."""
 SEED_MASK = 2**64 - 1

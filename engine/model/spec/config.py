@@ -52,8 +52,8 @@ def parse_spec(config: Json, generation: Json) -> ModelSpec:
 
 
 def read_eos(folder: Path) -> tuple[int, ...]:
-    """Return the id of the tokenizer's EOS token, or nothing. It ends answers beside those of the model's
-    configuration, which may have another end where a chat's turns end."""
+    """Return the id of the tokenizer's EOS token; empty means that the folder does not say. It ends answers beside
+    those of the model's configuration, which may have another end where a chat's turns end."""
     settings = read_json(folder / "tokenizer_config.json")
     eos = settings.get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos

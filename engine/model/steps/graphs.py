@@ -30,6 +30,7 @@ from lora_kernels.segments import plan_segments
 # Everything that a graph reads has a fixed address: weights, pages, the adapter table, and one block for the input
 # (batch/block.py). So a graph serves any adapters without DoRA, contexts, and chunks. Sampling is launched after it,
 # because the masks of grammars are known only while the logits are computed.
+
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
 
 Replay = Callable[[], None]

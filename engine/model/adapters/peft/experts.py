@@ -20,6 +20,7 @@ from engine.model.spec.config import ExpertsSpec, ModelSpec
 # PEFT has for a parameter A [experts * rank, in_features], expert by expert, and B [out_features, rank * experts], in
 # which the columns of one rank lie together. Where both parameters of a layer are changed, the matrices of the first
 # are named `experts.base_layer`. transformers 4 had a module for each parameter.
+
 PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The experts' parameters, in the order in which PEFT wraps them, and the projections that lie in each."""
 KEY = re.compile(

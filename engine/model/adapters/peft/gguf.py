@@ -24,6 +24,7 @@ from engine.model.weights.gguf import FLOATS, is_turned, turned_back
 
 # For each adapted matrix a file has `blk.N.attn_q.weight.lora_a` [rank, in_features] and `.lora_b` [out_features,
 # rank]. Their product is multiplied by `adapter.lora.alpha` / rank or, where alpha is 0, by nothing.
+
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size in bytes of the header of an adapter's weights file."""
 REQUIRED = {"general.type": "adapter", "adapter.type": "lora"}

@@ -229,11 +229,7 @@ def _check_coverage(
         if missing := [part for part in parts if part not in pair]:
             raise AdapterError(f"{shapes.module(place)} has no lora_{missing[0]}; save the adapter again")
     if absent := [module for place, module in wanted.items() if place not in pairs]:
-        trained_on = f" ({settings.base_model})" if settings.base_model else ""
-        raise AdapterError(
-            f"{CONFIG_FILE} targets {absent[0]}, but there are no weights for it ({len(absent)} such modules): "
-            f"an incomplete file, or an adapter of another base{trained_on}?"
-        )
+        raise settings.without_weights(absent)
 
 
 def _block(pair: Mapping[str, Raw], place: Place, settings: PeftSettings, shapes: TargetShapes) -> Block:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import regex
 from engine.model.adapters.peft.fields import LORA
 from engine.model.adapters.peft.roots import HERE
 from engine.model.spec.fused import fused_name
+from engine.process.adapter_files import CONFIG_FILE
 from lora_kernels.layout import MAX_RANK
 
 MATCH_SECONDS = 1.0
@@ -143,6 +144,14 @@ class PeftSettings:
         if isinstance(self.target_modules, frozenset) and self.layers and module not in self.target_modules:
             return self._selects(self.target_modules, module) and self._layer(module) in self.layers
         return self._selects(self.target_modules, module)
+
+    def without_weights(self, modules: Sequence[str]) -> AdapterError:
+        """Return the error of an adapter that targets these modules and has no weights for them."""
+        trained_on = f" ({self.base_model})" if self.base_model else ""
+        return AdapterError(
+            f"{CONFIG_FILE} targets {modules[0]}, but there are no weights for it ({len(modules)} such modules): "
+            f"an incomplete file, or an adapter of another base{trained_on}?"
+        )
 
     def rank_of(self, module: str) -> int:
         """Return the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or

@@ -133,8 +133,4 @@ def _check_coverage(found: Iterable[str], wanted: Iterable[str], settings: PeftS
     if stray := sorted(found - wanted):
         raise AdapterError(f"there are weights for {stray[0]}, which {CONFIG_FILE} does not target")
     if absent := sorted(wanted - found):
-        trained_on = f" ({settings.base_model})" if settings.base_model else ""
-        raise AdapterError(
-            f"{CONFIG_FILE} targets {absent[0]}, but there are no weights for it ({len(absent)} such modules): "
-            f"an incomplete file, or an adapter of another base{trained_on}?"
-        )
+        raise settings.without_weights(absent)

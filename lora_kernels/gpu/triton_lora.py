@@ -246,6 +246,29 @@ def _from_e4m3(bits, dtype: tl.constexpr):
     return (moved.to(tl.float32, bitcast=True) * 2.0**112).to(dtype)
 
 
+@triton.jit
+def find_block(block, GROUP: tl.constexpr, OUT_FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+    """Return where number `block` of a group's blocks of BLOCK columns lies: the projection's index in GROUP, its
+    target, its number of features and first column, and the number of the block in it."""
+    index = 0
+    target = GROUP[0]
+    features = OUT_FEATURES[0]
+    column = 0
+    within = block
+    blocks_before = 0
+    columns_before = 0
+    for i in tl.static_range(len(GROUP)):
+        here = block >= blocks_before
+        index = tl.where(here, i, index)
+        target = tl.where(here, GROUP[i], target)
+        features = tl.where(here, OUT_FEATURES[i], features)
+        column = tl.where(here, columns_before, column)
+        within = tl.where(here, block - blocks_before, within)
+        blocks_before += (OUT_FEATURES[i] + BLOCK - 1) // BLOCK
+        columns_before += OUT_FEATURES[i]
+    return index, target, features, column, within
+
+
 @triton.jit(do_not_specialize=["layer", "max_rows"])
 def expand_kernel(
     out_ptr,
@@ -282,23 +305,7 @@ def expand_kernel(
     step = tl.num_programs(1)
     item = tiles_ptr + tl.program_id(1) * 4
     adapter_slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-    block = tl.program_id(0)
-    index = 0
-    target = GROUP[0]
-    features = OUT_FEATURES[0]
-    column = 0
-    within = block
-    blocks_before = 0
-    columns_before = 0
-    for i in tl.static_range(len(GROUP)):
-        here = block >= blocks_before
-        index = tl.where(here, i, index)
-        target = tl.where(here, GROUP[i], target)
-        features = tl.where(here, OUT_FEATURES[i], features)
-        column = tl.where(here, columns_before, column)
-        within = tl.where(here, block - blocks_before, within)
-        blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
-        columns_before += OUT_FEATURES[i]
+    index, target, features, column, within = find_block(tl.program_id(0), GROUP, OUT_FEATURES, BLOCK_N)
     first_column = within * BLOCK_N
     out_ptr += column
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride

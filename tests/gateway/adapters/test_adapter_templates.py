@@ -21,7 +21,7 @@ from gateway.pb import adapters_pb2, generation_pb2
 from gateway.requests import served_model
 from gateway.requests.grammars import Constraints
 from gateway.requests.route_runner import RouteTable
-from gateway.routes.split import Split
+from gateway.virtual_models.split import Split
 from gateway.text import tokenizer as tokenizer_module
 from gateway.text.compiled_template import ChatTemplate
 

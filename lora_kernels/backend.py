@@ -1,6 +1,5 @@
 """The interface to the kernels. All tensors of a call live on one device. KV of a layer is a view of the arena,
-[num_pages, 2, block_size, kv_heads, head_dim] with 0 = K and 1 = V, strided across pages; adapter rows are in the arena
-as a flat tensor."""
+[num_pages, 2, block_size, kv_heads, head_dim] with 0 = K and 1 = V; adapter rows lie in the arena as a flat tensor."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class KvCoding:
-    """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale. Kernels that read need
-    no shift: it adds the same to the scores of a row with all keys, which softmax ignores."""
+    """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale. Kernels that read
+    ignore the shift, which adds the same to the scores of a row with all keys."""
 
     scales: Tensor
     """fp32 [2, kv_heads], of K and of V."""
@@ -125,7 +124,7 @@ class Backend(Protocol):
     ) -> Tensor:
         """Return causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
         Query head h reads KV head `h // (heads // kv_heads)`. With `window`, a row sees only the last `window`
-        positions, its own included."""
+        positions up to its own."""
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
         """Return the data that `add_lora` needs in all layers of a step. None means that there is nothing to add."""

@@ -1,5 +1,5 @@
-"""Applies DoRA adapters (Liu et al. 2024, section 4.3), whose projections are g (W x + s B A x) + bias. The factor g of
-the delta is folded into B; the base output becomes out (1 + scale) + shift, by two rows named a *scale tile*."""
+"""Applies DoRA adapters (Liu et al. 2024, section 4.3), whose projections are g (W x + s B A x) + bias. B includes g;
+the base output becomes out (1 + scale) + shift, by the rows of a *scale tile*."""
 
 from __future__ import annotations
 

@@ -245,8 +245,7 @@ class LoraTable:
 
     def set(self, adapter_slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
         """Assign an adapter to a slot, on the host and (without waiting) on the device, and increment the slot's
-        version. `pages[i]` is the arena page of the blob's page i. Raises ValueError if only one of adapter and table
-        is in FP8."""
+        version. `pages[i]` is the arena page of the blob's page i. Raises ValueError if only one of them is in FP8."""
         if layout.fp8 != self.fp8:
             raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)

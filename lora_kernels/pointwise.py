@@ -33,8 +33,8 @@ class Pointwise(Protocol):
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Apply the rotary embedding to the first `rotary_dim` dimensions of each head of `x` [num_rows, heads,
-        head_dim] in place, as `x * cos + roll(x, rotary_dim / 2) * sin`. `cos` and `sin`, its first half negated, are
-        fp32 [num_rows, 1, rotary_dim]."""
+        head_dim] in place: `x * cos + roll(x, rotary_dim / 2) * sin`, both fp32 [num_rows, 1, rotary_dim]. The first
+        half of `sin` is negated."""
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""

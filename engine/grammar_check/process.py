@@ -86,7 +86,7 @@ class WorkerProcess:
             raise WorkerLost("a grammar worker did not start")
 
     def ask(self, grammar: Grammar) -> Reply:
-        """Have the process check one grammar and return its reply; crashes and exceeded limits are verdicts, too, after
+        """Have the process check one grammar and return its reply; crashes and exceeded limits are verdicts, after
         which it may be `spent`. Raises WorkerLost if it was ended from outside or gave no reply, ValueError or
         TypeError for a bad one."""
         assert self._process.stdin is not None

@@ -38,8 +38,7 @@ MakeRequest = Callable[..., GenerateRequest]
 
 class AsyncLLM:
     """A model with its engine in a thread of this process. `async with` or the first call loads it; the end of the
-    block, or `close`, frees it. All methods belong to one event loop, and raise ApiError, or EngineFailed if the engine
-    failed."""
+    block, or `close`, frees it. All methods belong to one event loop, and raise ApiError and EngineFailed."""
 
     def __init__(self, model: str | Path = EMBEDDED, **options: Unpack[ModelOptions]) -> None:
         """Create the model, which is not loaded yet.

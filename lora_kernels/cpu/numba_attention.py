@@ -1,6 +1,5 @@
 """Paged attention on the CPU in one pass over the pages in place, with softmax online in fp32 over tiles of about
-`TILE` tokens. The items are planned in numba_attention_plan.py. The query heads of a KV head are treated as additional
-rows."""
+`TILE` tokens, for the items of numba_attention_plan.py. The query heads of a KV head are additional rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Draws tokens on a CPU in a few passes over a row, by histograms over the bits of its scores instead of a sort: the
-first token, by score and then id, through which a number or a probability (in units of 2^-62) is exceeded."""
+"""Draws tokens on a CPU in a few passes over a row, by histograms over the bits of its scores instead of a sort.
+Probabilities are integers in units of 2^-62, whose sums do not depend on the order of addition."""
 
 from __future__ import annotations
 

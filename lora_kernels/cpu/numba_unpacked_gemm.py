@@ -1,6 +1,5 @@
-"""Products of several rows and a panel of quantised weights, of which each block of inputs is unpacked once into the
-first-level cache for up to 64 rows. With 16 rows and more, this takes less than half as long as unpacking into
-registers."""
+"""Products of several rows and a panel of quantised weights, of which each block of inputs is unpacked once for up to
+64 rows. With 16 rows and more, this takes less than half as long as unpacking into registers."""
 
 from __future__ import annotations
 

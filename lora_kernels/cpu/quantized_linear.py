@@ -58,13 +58,8 @@ class QuantizedEmbedding:
 
 
 class QuantizedLinear:
-    """A linear layer whose weight is quantised, in pieces one below the other: [num_rows, in_features] in `dtype` ->
-    [num_rows, out_features].
-
-    Args:
-        dtype: fp32, bf16 or fp16.
-        out_dtype: dtype of outputs where `code_bits` is not 0. Elsewhere, and for None, they are in `dtype`.
-    """
+    """A linear layer of quantised pieces, one below the other: [num_rows, in_features] in `dtype` (fp32, bf16 or fp16)
+    -> [num_rows, out_features], in `out_dtype` if that is given and `code_bits` is not 0."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ BLOCK_N = 64
 
 def word_bits(coding: Coding) -> int | None:
     """Return the bits, 4 or 8, in which a GPU stores the codes of a coding. None means that it must be dequantised:
-    fewer than 32 inputs share a scale, or codes of 4 bits have a zero other than 8."""
+    fewer than 32 inputs share a scale, or 4 bits have a zero other than 8."""
     if coding.group < LANES or (coding.bits == 4 and coding.zero not in (None, 8)):
         return None
     return 4 if coding.bits == 4 else 8

@@ -1,5 +1,5 @@
 """The products of experts on a GPU: each entry with the weight of its own expert, in one launch. Programs find their
-tiles in the experts' counts, so that the host need not know any; those beyond the last end at once."""
+tiles in the experts' counts, which the host need not know; those beyond the last end at once."""
 
 from __future__ import annotations
 

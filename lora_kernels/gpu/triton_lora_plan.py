@@ -1,5 +1,5 @@
 """Plans the LoRA kernels of a step as lists of tiles: a *row tile* is some rows of a segment, a *shrink tile* also some
-ranks. Long segments have larger tiles. With a workspace, addresses and launches fit a CUDA graph."""
+ranks. Long segments have larger tiles. With a workspace, launches fit a CUDA graph."""
 
 from __future__ import annotations
 

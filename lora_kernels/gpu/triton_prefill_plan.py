@@ -1,5 +1,5 @@
 """Cuts the chunks of a step into tiles of query rows, and long contexts of short chunks into splits, on the device,
-once per step and window. Both depend only on a chunk and its own context, and launches only on sizes."""
+once per step and window. Both depend only on a chunk and its own context."""
 
 from __future__ import annotations
 

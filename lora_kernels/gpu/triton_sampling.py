@@ -1,5 +1,5 @@
-"""Samples tokens from logits on a GPU, with two launches per step for any requests and no copy to the host. The first
-shapes the scores of chunks of rows; the second chooses each row's token and updates its words (sampling_words.py)."""
+"""Samples tokens from logits on a GPU, with two launches per step and no copy to the host. The first shapes the scores
+of chunks of rows; the second chooses each row's token and updates its words (sampling_words.py)."""
 
 from __future__ import annotations
 

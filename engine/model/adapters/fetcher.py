@@ -41,8 +41,7 @@ class _CalledOff(Exception):
 
 class Fetcher:
     """Reads and packs adapters into `store`: for plans, or for callers that wait. `report` gets exactly one answer to
-    each fetch, in the thread that reads. A fetch fails if the content hash is not the requested one; reads are tried up
-    to three times."""
+    each fetch, which is tried up to three times, in the thread that reads. A fetch fails for another content hash."""
 
     def __init__(self, packer: Packer, store: HostStore, report: Report, num_threads: int) -> None:
         self._packer = packer

@@ -1,5 +1,5 @@
 """Computes steps with the other stages of a pipeline. The first stage embeds rows and gets them back for the final norm
-and the head. A step with many rows is cut into micro-batches, so that stages work at the same time."""
+and the head. Micro-batches of a step let stages work at the same time."""
 
 from __future__ import annotations
 

@@ -238,7 +238,10 @@ async def test_an_engine_that_joins_gets_modes_and_goals_while_no_other_can_tell
     await pool.add("b", engines.start("b").target)
     await asyncio.wait_for(pool.wait_serving(2), 60)
     joined = engines.running["b"].engine.state
-    assert (joined.modes[Lane.BATCH], joined.modes[Lane.INTERACTIVE]) == (LaneMode.PAUSED, LaneMode.OPEN)
+    assert (joined.waiting.modes[Lane.BATCH], joined.waiting.modes[Lane.INTERACTIVE]) == (
+        LaneMode.PAUSED,
+        LaneMode.OPEN,
+    )
     assert joined.config.interactive == GOALS
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
+from functools import partial
 from importlib.metadata import version
+from math import inf
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -52,7 +53,6 @@ def create_app(services: Services, settings: PortSettings) -> ASGIApp:
     return Cors(edge, origins) if origins and surface != "admin" else edge
 
 
-@cache
 def _document(surface: ApiSurface) -> bytes:
     """Return the OpenAPI document of a surface as JSON. It takes some 70 ms to build and 3 ms to encode, and anyone may
     ask for it."""
@@ -66,8 +66,7 @@ class HttpApi:
         gateway = services.gateway
         self._gateway = gateway
         self._accounts = services.accounts
-        self._surface = settings.surface
-        self._openapi = b""
+        self._openapi = SharedPoll(partial(asyncio.to_thread, _document, settings.surface), inf)
         self._redis_trouble = SharedPoll(gateway.limiter.trouble, REDIS_PING_SECONDS)
         self._generation = generation_routes(services, settings)
         self._scrape = ScrapeApi(services, settings)
@@ -142,8 +141,7 @@ class HttpApi:
         return json_response(rows.Version(version("loralane")))
 
     async def openapi(self, request: Request) -> Response:
-        self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
-        return Response(self._openapi, media_type="application/json")
+        return Response(await self._openapi.get(), media_type="application/json")
 
 
 def _shown_model(card: ModelCard) -> rows.Model:

@@ -47,6 +47,8 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
         """Bytes of the present head or, within a body, since its last piece."""
         self._body_bytes = self._unread_bytes = self._body_pieces = 0
         self._body_length: int | None = 0
+        self._num_headers = 0
+        """Number of headers of the present head or, within a body, of its trailers."""
         self._in_head = self._in_body = self._upgrades = False
         self._late_timer: asyncio.TimerHandle | None = None
         self._writing: WritingTime | None = None
@@ -92,21 +94,28 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
             raise _Ahead
         self._unset_keepalive_if_required()
         super().on_message_begin()
-        self._in_head, self._line_bytes = True, 0
+        self._in_head, self._line_bytes, self._num_headers = True, 0, 0
         self._expect(self.head_seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > self.max_headers:
+            self._refusal = head_too_large(self.max_head_bytes)
+            raise httptools.HttpParserError("too many headers")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_hold.free()
         if self.parser.get_http_version() not in self.versions:
             raise httptools.HttpParserError("an old or an unknown version")
-        size, self._body_length = len(self.url), 0
+        size, self._body_length, self._num_headers = len(self.url), 0, 0
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"content-length":
                 self._body_length = int(value)
             elif name == b"transfer-encoding":
                 self._body_length = None
-        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+        if size > self.max_head_bytes:
             self._refusal = head_too_large(self.max_head_bytes)
             raise httptools.HttpParserError("headers too large")
         if self.parser.should_upgrade():

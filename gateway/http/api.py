@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from importlib.metadata import version
-from math import inf
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,7 +64,10 @@ class HttpApi:
         gateway = services.gateway
         self._gateway = gateway
         self._accounts = services.accounts
-        self._openapi = SharedPoll(partial(asyncio.to_thread, _document, settings.surface), inf)
+        self._surface = settings.surface
+        self._openapi = b""
+        self._building = asyncio.Lock()
+        """Held while the document is built. Callers that wait for it go on one after the other."""
         self._redis_trouble = SharedPoll(gateway.limiter.trouble, REDIS_PING_SECONDS)
         self._generation = generation_routes(services, settings)
         self._scrape = ScrapeApi(services, settings)
@@ -141,7 +142,9 @@ class HttpApi:
         return json_response(rows.Version(version("loralane")))
 
     async def openapi(self, request: Request) -> Response:
-        return Response(await self._openapi.get(), media_type="application/json")
+        async with self._building:
+            self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
+        return Response(self._openapi, media_type="application/json")
 
 
 def _shown_model(card: ModelCard) -> rows.Model:

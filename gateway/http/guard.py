@@ -38,7 +38,7 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
 
     def __init__(self, *args: Any, room: WireRoom, drains: DrainTurns, **options: Any) -> None:
         """`room` bounds the heads that arrive at all connections of the process, and `drains` paces those of the port
-        whose bodies nobody reads; the rest is uvicorn's."""
+        whose bodies are not read; the rest is uvicorn's."""
         super().__init__(*args, **options)
         self._drains = drains
         self._head_hold, self._ahead_hold = room.hold(), room.hold()
@@ -178,7 +178,7 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _drain(self, num_bytes: int) -> None:
-        """Count bytes of a body that nobody reads, and read on at once or in a turn; end the connection if there are
+        """Count bytes of a body that is not read, and read on at once or in a turn; end the connection if there are
         too many."""
         self._unread_bytes += num_bytes
         if self._unread_bytes > self.max_unread_bytes:

@@ -4,7 +4,6 @@ and vLLM's where OpenAI has no equivalent."""
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,7 +42,6 @@ def create_app(services: Services, settings: PortSettings) -> ASGIApp:
     return Cors(edge, origins) if origins and surface != "admin" else edge
 
 
-@cache
 def _document(surface: ApiSurface) -> bytes:
     """Return the OpenAPI document of a surface as JSON. It takes some 70 ms to build and 3 ms to encode, and anyone may
     ask for it."""
@@ -56,6 +54,8 @@ class HttpApi:
     def __init__(self, services: Services, settings: PortSettings) -> None:
         self._surface = settings.surface
         self._openapi = b""
+        self._building = asyncio.Lock()
+        """Held while the document is built. Callers that wait for it go on one after the other."""
         self._generation = generation_routes(services, settings)
         self._scrape = ScrapeApi(services, settings)
         self._parts = (
@@ -77,5 +77,6 @@ class HttpApi:
         ]
 
     async def openapi(self, request: Request) -> Response:
-        self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
+        async with self._building:
+            self._openapi = self._openapi or await asyncio.to_thread(_document, self._surface)
         return Response(self._openapi, media_type="application/json")

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.trace_context import request_id_from
 from gateway.http.caller import HEAD_BYTES
+from gateway.http.drain_turns import DrainTurns
 from gateway.http.peer import UnframedResponses, WritingTime, has_left
 from gateway.http.wire_limits import WireLimits, head_too_large, refusal_bytes
 from gateway.requests.wire_room import WireRoom
@@ -35,9 +36,11 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
     an `Upgrade` header, which is ignored, and trailers, which are dropped, are never read as anything else.
     """
 
-    def __init__(self, *args: Any, room: WireRoom, **options: Any) -> None:
-        """`room` bounds the heads that arrive at all connections of the process; the rest is uvicorn's."""
+    def __init__(self, *args: Any, room: WireRoom, drains: DrainTurns, **options: Any) -> None:
+        """`room` bounds the heads that arrive at all connections of the process, and `drains` paces those of the port
+        whose bodies are not read; the rest is uvicorn's."""
         super().__init__(*args, **options)
+        self._drains = drains
         self._head_hold, self._ahead_hold = room.hold(), room.hold()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,6 +50,8 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
         """Bytes of the present head or, within a body, since its last piece."""
         self._body_bytes = self._unread_bytes = self._body_pieces = 0
         self._body_length: int | None = 0
+        self._num_headers = 0
+        """Number of headers of the present head or, within a body, of its trailers."""
         self._in_head = self._in_body = self._upgrades = False
         self._late_timer: asyncio.TimerHandle | None = None
         self._writing: WritingTime | None = None
@@ -92,21 +97,28 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
             raise _Ahead
         self._unset_keepalive_if_required()
         super().on_message_begin()
-        self._in_head, self._line_bytes = True, 0
+        self._in_head, self._line_bytes, self._num_headers = True, 0, 0
         self._expect(self.head_seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > self.max_headers:
+            self._refusal = head_too_large(self.max_head_bytes)
+            raise httptools.HttpParserError("too many headers")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_hold.free()
         if self.parser.get_http_version() not in self.versions:
             raise httptools.HttpParserError("an old or an unknown version")
-        size, self._body_length = len(self.url), 0
+        size, self._body_length, self._num_headers = len(self.url), 0, 0
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"content-length":
                 self._body_length = int(value)
             elif name == b"transfer-encoding":
                 self._body_length = None
-        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+        if size > self.max_head_bytes:
             self._refusal = head_too_large(self.max_head_bytes)
             raise httptools.HttpParserError("headers too large")
         if self.parser.should_upgrade():
@@ -127,9 +139,7 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
             self._refusal = invalid_request(f"the chunks of a body must have {self.min_chunk_bytes} bytes or more each")
             raise httptools.HttpParserError("small chunks")
         if self.cycle.response_complete:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > self.max_unread_bytes:
-                self.transport.abort()
+            self._drain(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -166,6 +176,20 @@ class GuardedProtocol(WireLimits, HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = UnframedResponses(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _drain(self, num_bytes: int) -> None:
+        """Count bytes of a body that is not read, and read on at once or in a turn; end the connection if there are
+        too many."""
+        self._unread_bytes += num_bytes
+        if self._unread_bytes > self.max_unread_bytes:
+            self.transport.abort()
+        elif not self._drains.has_room(num_bytes) and self.transport.is_reading():
+            self.transport.pause_reading()
+            self._drains.wait(self._read_on)
+
+    def _read_on(self) -> None:
+        if not (self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _end_of_step(self, data: bytes) -> int:
         """Return how many of the bytes to parse now: at most those up to the end of the head or of the body, or all if

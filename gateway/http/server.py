@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.http.drain_turns import DrainTurns
 from gateway.http.guard import GuardedProtocol
 from gateway.requests.wire_room import WireRoom
 
@@ -30,5 +31,5 @@ def guarded_config(
     arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are off, and proxy headers are ignored, because the
     caller's identity follows from its key alone."""
     fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
-    http: Any = partial(protocol, room=room or WireRoom())
+    http: Any = partial(protocol, room=room or WireRoom(), drains=DrainTurns())
     return uvicorn.Config(app, http=http, timeout_keep_alive=keep_alive_s, **fixed, **options)  # type: ignore[arg-type]

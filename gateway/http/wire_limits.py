@@ -16,6 +16,8 @@ class WireLimits:
     max_head_bytes = 64 * 2**10
     """Maximum bytes of a request's headers, of its trailers, and of what frames its body between two pieces of it."""
     max_headers = 128
+    """Maximum headers of a request, and of its trailers. A single read has up to 50,000 short ones: 6 ms of the event
+    loop."""
     granted_head_bytes = 8 * 2**10
     """Bytes of a head that no bound on strangers counts, so that these cannot keep the requests of others out. Most
     requests have 0.3 to 4 KiB."""

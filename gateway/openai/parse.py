@@ -133,9 +133,10 @@ def to_struct(document: Any, kind: type[Body]) -> Body:
     try:
         return convert(whole)
     except msgspec.ValidationError as error:
-        problem = invalid_field(str(error), frozenset(kind.__struct_fields__))
         shown = issubclass(kind, Extended)  # bodies of administrators may hold secrets, which no error should quote
-        raise with_culprit(problem, str(error), whole, convert, shows_value=shown) from error
+        # No variable may refer to the refusal: its traceback refers to this frame, and so to the body.
+        known, text = frozenset(kind.__struct_fields__), str(error)
+        raise with_culprit(invalid_field(text, known), text, whole, convert, shows_value=shown) from error
 
 
 def _with_integers(document: Any) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.requests.wire_room import STRANGERS
+from gateway.rpc.copy_turns import CopyTurns
 
 T = TypeVar("T")
 
@@ -77,8 +78,9 @@ class ArrivingMessages:
         self._waiting: dict[str, deque[Arrival]] = {}
         """Arrivals that wait, by owner, the first to be served first."""
         self._look_handle: asyncio.TimerHandle | None = None
+        self._copies = CopyTurns()
 
-    async def read(self, owner: str, receive: Callable[[], Awaitable[T]]) -> T:
+    async def read(self, owner: str, receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait until a message of `owner`, a tenant's name or STRANGERS, may be read, receive and return it. Raises
         ApiError: DEADLINE_EXCEEDED; RATE_LIMIT_EXCEEDED, too many of the tenant's; OVERLOADED, a stranger's that gave
         way."""
@@ -86,7 +88,7 @@ class ArrivingMessages:
         try:
             async with arrival.timeout:
                 await self._begin(arrival)
-                return await receive()
+                return await self._copies.read(owner, receive())
         except TimeoutError:
             raise arrival.refusal() from None
         finally:

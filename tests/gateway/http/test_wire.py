@@ -119,6 +119,21 @@ def test_trailers_that_are_too_large_are_refused_by_name(gateway):
         read(connection).check(413, "request_too_large", "headers")
 
 
+@pytest.mark.parametrize(
+    "start", [request(b"", CHUNKED) + b"2\r\n{}\r\n0\r\n", b"GET /health HTTP/1.1\r\n"], ids=["trailers", "head"]
+)
+def test_few_headers_of_a_peer_are_read(gateway, monkeypatch, start):
+    """Connections that sent 50,000 short ones each, 6 ms of the event loop, kept it busy."""
+    headers, on_header = [], GuardedProtocol.on_header
+    monkeypatch.setattr(GuardedProtocol, "on_header", lambda self, *one: (headers.append(one), on_header(self, *one)))
+    with connect(gateway) as connection:
+        connection.sendall(start)
+        before = len(headers)
+        connection.sendall(b"a:b\r\n" * 1000)
+        read(connection).check(413, "request_too_large", "headers")
+    assert len(headers) - before <= GuardedProtocol.max_headers + 5
+
+
 def test_extensions_of_chunks_are_bounded(gateway):
     with connect(gateway) as connection:
         connection.sendall(request(b"", CHUNKED) + b"2;a=")
@@ -356,9 +371,9 @@ async def gateway_app(tmp_path) -> GatewayApp:
 async def test_the_openapi_document_is_built_and_encoded_once(gateway_app, monkeypatch):
     built, document = [], app.document
     monkeypatch.setattr(app, "document", lambda operations: built.append(1) or document(operations))
-    app._document.cache_clear()
     async with gateway_app.client(None) as client:
-        answers = [await client.get("/openapi.json") for _ in range(3)]
+        answers = await asyncio.gather(*(client.get("/openapi.json") for _ in range(50)))
+        answers.append(await client.get("/openapi.json"))
     assert built == [1] and len({answer.content for answer in answers}) == 1
     assert answers[0].headers["content-type"] == "application/json"
 

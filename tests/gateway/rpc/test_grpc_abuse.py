@@ -18,7 +18,7 @@ from gateway.pb import generation_pb2 as pb
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import SERVICE as GENERATION
-from gateway.rpc.message_bounds import MOST_FIELDS, MOST_KEY_BYTES, MOST_NUMBERS, check_message
+from gateway.rpc.message_bounds import MOST_FIELDS, MOST_KEY_BYTES, MOST_NUMBERS, PIECE_BYTES, check_message
 
 
 @pytest.fixture
@@ -71,6 +71,37 @@ def test_messages_of_too_many_values(fields):
     for cut in (1, 2, len(data) // 2):
         with suppress(ApiError):  # what is cut off is left to the parser
             check_message(data[:-cut], pb.GenerateRequest.DESCRIPTOR)
+
+
+class Watched(bytes):
+    """Notes the lengths of its parts that are looked at."""
+
+    def __new__(cls, data: bytes) -> Watched:
+        watched = super().__new__(cls, data)
+        watched.parts = []
+        return watched
+
+    def __getitem__(self, place):
+        part = super().__getitem__(place)
+        if isinstance(place, slice):
+            self.parts.append(len(part))
+        return part
+
+
+@pytest.mark.parametrize("number", [5, 300], ids=["of a byte", "of two bytes"])
+def test_a_list_of_too_many_numbers_is_not_counted_to_its_end(number):
+    """To count the numbers of eight mebibytes at once kept Python's lock from the event loop for 10 ms."""
+    data = Watched(pb.GenerateRequest(prompt_ids=pb.TokenIds(ids=[number] * 2_000_000)).SerializeToString())
+    with pytest.raises(ApiError, match=f"at most {MOST_NUMBERS} numbers"):
+        check_message(data, pb.GenerateRequest.DESCRIPTOR)
+    assert max(data.parts) == PIECE_BYTES
+    assert sum(data.parts) < 2 * MOST_NUMBERS + 2 * PIECE_BYTES < len(data)
+
+
+@pytest.mark.parametrize("count", [MOST_NUMBERS, MOST_NUMBERS - 1])
+def test_a_list_of_as_many_numbers_as_allowed(count):
+    data = pb.GenerateRequest(prompt_ids=pb.TokenIds(ids=[300] * count)).SerializeToString()
+    check_message(data, pb.GenerateRequest.DESCRIPTOR)
 
 
 def test_groups_are_refused():

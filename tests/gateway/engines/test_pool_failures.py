@@ -26,7 +26,7 @@ def state(pool, name):
 @pytest.fixture
 def quick_looks(monkeypatch):
     monkeypatch.setattr("gateway.engines.pool.LOOK_SECONDS", 0.3)
-    monkeypatch.setattr("gateway.engines.progress.MAX_STILL_LOOKS", 4)
+    monkeypatch.setattr("gateway.core.hanging.MAX_STILL_LOOKS", 4)
 
 
 async def hanging(engines, pool, name):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gateway.core.tenants import Tenant
+from gateway.requests.backend import ORDINARY, RunTerms
 from gateway.requests.record import RequestRecord
-from gateway.requests.terms import ORDINARY, RunTerms
 
 
 class MemberRun(Struct):

@@ -11,6 +11,7 @@ from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
 from gateway.requests.member_run import MemberRun
 from gateway.requests.members import Members
+from gateway.requests.options import OutputOptions
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.routes.features import PromptFacts
 from gateway.routes.policy import NoVector, Vector
@@ -37,15 +38,9 @@ async def prompt_vector(
         prompts=request.prompts[:1],
         pooling=Pooling(PoolingKind(pooling), shares_pages=True),
         sampling=SamplingParams(),
-        grammar_field=None,
-        max_tokens=0,
-        reserve_tokens=0,
+        output=OutputOptions(max_tokens=0, coalesce=True),
         n=1,
-        stop=(),
-        thinking_budget=None,
-        needs_thinking=False,
         prediction="",
-        coalesce=True,
     )
     try:
         async with members.serve(principal, asked, run) as generation:

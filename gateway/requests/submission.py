@@ -53,7 +53,7 @@ class Submission:
         at once and is not sent to the engine, unless a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
-            self._record.submit(self._clock())
+            self._record.times.submitted = self._clock()
             most = self._most_at_once
             self._streams += [self._stream(index) for index in range(min(most, self._job.num_answers))]
             self._streams += [self._later(index) for index in range(most, self._job.num_answers)]
@@ -68,7 +68,7 @@ class Submission:
         request = self._job.engine_request(self._record, index, self._clock())
         params = request.params
         if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
-            self._record.fall_due()
+            self._record.bill.fall_due()
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         trial = CrashTrial(self._engine, request.suspect)
@@ -81,21 +81,21 @@ class Submission:
         """Return the caller's session with the tenant's name before it, so that tenants do not share sessions. Empty
         means that the caller named none."""
         session = self._record.ingress.session
-        return f"{self._record.tenant}/{session}" if session else ""
+        return f"{self._record.caller.tenant}/{session}" if session else ""
 
     def _note_place(self, stream: PlacedStream) -> None:
-        self._record.fall_due()
-        if stream.engine:
-            self._record.engine = stream.engine
+        self._record.bill.fall_due()
+        engines = self._record.engines
+        engines.last = stream.engine or engines.last
         if stream.reason:
-            self._record.routes.append(stream.reason)
+            engines.routes.append(stream.reason)
 
     def _note_move(self, seconds: float) -> None:
-        self._record.note_move(seconds)
+        self._record.engines.moves.append(seconds)
         log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
 
     async def aclose(self) -> None:
-        self._record.doubts = max((trial.doubts for trial in self._trials), default=0)
+        self._record.engines.doubts = max((trial.doubts for trial in self._trials), default=0)
         for stream in self._streams:
             await stream.aclose()
 

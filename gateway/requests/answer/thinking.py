@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from engine.core.messages.requests import FinishReason, Request, TokenEvent
-from gateway.requests.answer.continuation import Continuation
-from gateway.requests.answer.resumption import ResumingStream
+from gateway.requests.answer.resumption import Continuation, ResumingStream
 from gateway.requests.thinking import ThinkingBudget
 
 

@@ -18,11 +18,11 @@ from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
+from gateway.requests.answer.thinking import ThinkingBudget
 from gateway.requests.grammars import Constraints
 from gateway.requests.job import SEED_BITS, GenerationJob
 from gateway.requests.options import ALL_THAT_FIT, ORDINARY_ENCODING, EncodingOptions
 from gateway.requests.settings import ServiceSettings
-from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.turns import EncodingPauses
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, Thinking, choose_marks

@@ -7,9 +7,9 @@ from msgspec import Struct
 from engine.core.messages.requests import AdapterHash, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.core.tenants import Tenant
+from gateway.requests.answer.thinking import ThinkingBudget
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.record import RequestRecord
-from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.reasoning.parser import Thinking
 from gateway.text.tools.dialect import Dialect, schemas_of

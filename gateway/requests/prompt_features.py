@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from engine.core.messages.requests import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.members import MemberRun, Members
 from gateway.requests.options import OutputOptions
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.routes.features import PromptFacts

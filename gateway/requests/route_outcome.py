@@ -10,7 +10,7 @@ from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.lanes import lane_name
 from gateway.core.usage import today
-from gateway.requests.member_run import MemberRun
+from gateway.requests.members import MemberRun
 from gateway.requests.types import DiscardedRun
 from gateway.routes.cost import Costs, Spent, costs
 

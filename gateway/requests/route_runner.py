@@ -20,8 +20,7 @@ from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
 from gateway.core.tenants import COPIES_TENANT, Principal, Tenant
 from gateway.core.trace_context import new_id
 from gateway.requests.backend import RunTerms
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.members import MemberRun, Members
 from gateway.requests.prompt_features import prompt_facts, prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun

@@ -14,8 +14,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.backend import RunTerms
 from gateway.requests.held_answer import HeldRun
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.members import MemberRun, Members
 from gateway.requests.options import OutputOptions, Urgency
 from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs

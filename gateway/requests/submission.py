@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.core.messages.requests import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, Request, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.answer.crash_trial import CrashTrial
-from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.answer.resumption import AccountedStream, Continuation, ResumingStream, Waits
+from gateway.requests.answer.thinking import ThinkingBudget, ThinkingStream
 from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.settings import ServiceSettings
@@ -98,6 +98,34 @@ class Submission:
         self._record.engines.doubts = max((trial.doubts for trial in self._trials), default=0)
         for stream in self._streams:
             await stream.aclose()
+
+
+def answer_stream(
+    engine: EngineApi,
+    request: Request,
+    trial: CrashTrial,
+    waits: Waits,
+    on_move: Callable[[float], None],
+    on_placed: Callable[[PlacedStream], None],
+    session: str = "",
+    budget: ThinkingBudget | None = None,
+) -> EventStream:
+    """Submit a request, if the engine is ready, and return the stream of its answer's events. From the engine outward:
+    hand over after the prompt, resume after a loss, end the reasoning at its budget, account for all parts together.
+
+    Args:
+        trial: records the engine processes that the request loses.
+        on_move: called when the request continues in another engine process, with the seconds without one.
+        on_placed: called with the engine's stream each time that the request was submitted.
+        session: see `EngineApi.generate`.
+        budget: limits the answer's reasoning, at whose end the request is submitted again. None means no limit.
+    """
+    continuation = Continuation(request)
+    if budget is None:
+        return AccountedStream(ResumingStream(engine, continuation, trial, waits, on_move, on_placed, session))
+    continuation.request = budget.first_part(request)
+    resuming = ResumingStream(engine, continuation, trial, waits, on_move, on_placed, session)
+    return AccountedStream(ThinkingStream(resuming, continuation, request, budget))
 
 
 def _nothing(request_id: str) -> EventStream:

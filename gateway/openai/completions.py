@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.api.generation import CompletionRequest
+from gateway.api_schema.chats import CompletionRequest
 from gateway.core.errors import invalid_request
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import output_of, request_of

@@ -12,7 +12,7 @@ from gateway.core.lanes import lane_name
 from gateway.core.usage import today
 from gateway.requests.members import MemberRun
 from gateway.requests.types import DiscardedRun
-from gateway.routes.cost import Costs, Spent, costs
+from gateway.virtual_models.cost import Costs, Spent, costs
 
 
 class MemberTokens(Struct, frozen=True):

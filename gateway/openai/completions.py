@@ -23,7 +23,7 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise invalid_request("max_tokens must be at least 1 without echo or prompt_logprobs", "max_tokens")
     asked = [width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None]
-    output = output_of(body, max_tokens=body.max_tokens, default_max_tokens=COMPLETION_TOKENS)
+    output = replace(output_of(body, body.max_tokens), default_max_tokens=COMPLETION_TOKENS)
     request = request_of(body, prompts_of(body.prompt, "prompt"), request_id, ingress, output)
     sampling = request.sampling._replace(logprobs=body.logprobs, prompt_logprobs=max(asked, default=None))
     return replace(request, sampling=sampling)

@@ -52,12 +52,9 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     reasoning = body.reasoning or ReasoningOptions()
-    output = output_of(
-        body,
-        max_tokens=limits[0] if limits else None,
-        reserve_tokens=max(limits, default=0),
-        thinking_budget=body.thinking_token_budget or reasoning.max_tokens,
-    )
+    budget = body.thinking_token_budget or reasoning.max_tokens
+    output = output_of(body, limits[0] if limits else None)
+    output = replace(output, reserve_tokens=max(limits, default=0), thinking_budget=budget)
     request = request_of(body, (_chat(body),), request_id, ingress, output)
     sampling = request.sampling._replace(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None, prompt_logprobs=body.prompt_logprobs
@@ -188,20 +185,10 @@ def request_of(
     )
 
 
-def output_of(
-    body: Sampled,
-    *,
-    max_tokens: int | None,
-    default_max_tokens: int | None = None,
-    reserve_tokens: int = 0,
-    thinking_budget: int | None = None,
-) -> OutputOptions:
-    """Return what a chat or a completion asks of its answers; the arguments are fields of `OutputOptions`."""
+def output_of(body: Sampled, max_tokens: int | None) -> OutputOptions:
+    """Return what chats and completions have in common of what they ask of their answers."""
     return OutputOptions(
         max_tokens=max_tokens,
-        default_max_tokens=default_max_tokens,
-        reserve_tokens=reserve_tokens,
-        thinking_budget=thinking_budget,
         stop=body.stop_strings,
         keep_stop=bool(body.include_stop_str_in_output),
         coalesce=not body.stream,

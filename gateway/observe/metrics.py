@@ -23,7 +23,6 @@ from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics, EngineSnapshot, by_model
 from gateway.observe.virtual_models import VirtualModelMetrics
 from gateway.observe.vllm_requests import MODEL, VllmRequests
-from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -128,13 +127,13 @@ class Metrics:
         )
         for lanes, seconds in spans:
             if seconds is not None and record.lane is not None:
-                lanes.observe(record.base_model, record.lane, seconds)
+                lanes.observe(record.served.base_model, record.lane, seconds)
         if record.lane is not None:
-            for seconds in record.moves:
-                self._moves.observe(record.base_model, record.lane, seconds)
-        for reason in record.routes:
-            self._routes.labels(record.base_model, reason).inc()
-        self._requests.labels(record.base_model, lane, record.finish, record.error_code).inc()
+            for seconds in record.engines.moves:
+                self._moves.observe(record.served.base_model, record.lane, seconds)
+        for reason in record.engines.routes:
+            self._routes.labels(record.served.base_model, reason).inc()
+        self._requests.labels(record.served.base_model, lane, record.outcome.finish, record.outcome.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
         self._vllm.finished(record)
@@ -210,26 +209,27 @@ class Metrics:
         )
 
     def _count_tokens(self, record: RequestRecord, lane: str) -> None:
-        if record.charge is not Charge.DUE:
+        if not record.bill.is_due:
             return
-        labels = (record.base_model, self._tenant(record.tenant), lane)
-        self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
-        self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
+        labels = (record.served.base_model, self._tenant(record.caller.tenant), lane)
+        self._tokens.labels(*labels, "prompt").inc(record.work.prompt_tokens)
+        self._tokens.labels(*labels, "completion").inc(record.work.completion_tokens)
 
     def _count_decision(self, record: RequestRecord) -> None:
-        if record.times.reserve_seconds is not None:
-            self._reserve.observe(record.times.reserve_seconds)
-        for scope, limit in record.shadowed:
+        times, outcome = record.times, record.outcome
+        if times.reserve_seconds is not None:
+            self._reserve.observe(times.reserve_seconds)
+        for scope, limit in record.bill.shadowed:
             self._shadowed.labels(scope, limit).inc()
-        if record.times.reserving is None:
+        if times.reserving is None:
             return
-        if record.times.submitted is not None:
+        if times.submitted is not None:
             self._decisions.labels("admitted").inc()
-        elif record.error_code in DECISIONS:
-            self._decisions.labels(record.error_code).inc()
-            if "limit" in record.error_metadata:
-                kind = record.error_metadata["scope"].partition(":")[0]
-                self._refusals.labels(self._tenant(record.tenant), kind, record.error_metadata["limit"]).inc()
+        elif outcome.error_code in DECISIONS:
+            self._decisions.labels(outcome.error_code).inc()
+            if "limit" in outcome.error_metadata:
+                kind = outcome.error_metadata["scope"].partition(":")[0]
+                self._refusals.labels(self._tenant(record.caller.tenant), kind, outcome.error_metadata["limit"]).inc()
 
     def _tenant(self, name: str) -> str:
         if len(self._tenants) < MAX_TENANTS:

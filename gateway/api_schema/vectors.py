@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.api_schema.common import GENERATION
 from gateway.api_schema.chats import Count, Extended, Kept, Side, Tier
+from gateway.api_schema.common import GENERATION
 from gateway.api_schema.operation import A, Operation
 
 PoolingName = Literal["last", "mean"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.api_schema.chat_messages import Function, Tool, WrittenTool
 from gateway.api_schema.chats import (
     ChatRequest,
     CompletionRequest,
@@ -22,7 +23,6 @@ from gateway.api_schema.chats import (
     StreamOptions,
     StructuredOutputs,
 )
-from gateway.api_schema.chat_messages import Function, Tool, WrittenTool
 from gateway.api_schema.tokens import TokenizeRequest
 from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
 from gateway.core.json_bounds import check_json

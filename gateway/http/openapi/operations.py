@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from gateway.api_schema import accounts, adapters, batches, console, engines, files, limits, status, tokens, traffic, usage, vectors
+from gateway.api_schema import (
+    accounts,
+    adapters,
+    batches,
+    console,
+    engines,
+    files,
+    limits,
+    status,
+    tokens,
+    traffic,
+    usage,
+    vectors,
+)
 from gateway.api_schema import chats as bodies
 from gateway.api_schema.common import GENERATION
 from gateway.api_schema.operation import Operation

@@ -8,7 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.virtual_models.features import MOST_CHARACTERS, NAMES, PromptFacts, text_features
-from gateway.virtual_models.router import MOST_BYTES, LearnedRouter, RouterFile, decode_router, encode_router, load_router
+from gateway.virtual_models.router import (
+    MOST_BYTES,
+    LearnedRouter,
+    RouterFile,
+    decode_router,
+    encode_router,
+    load_router,
+)
 
 
 def features_of(text, **facts):

@@ -26,15 +26,15 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.route_runner import RouteTable
+from gateway.upstreams import client as client_module
+from gateway.upstreams.breaker import SharedBreaker
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.wire import MOST_TOKENS
 from gateway.virtual_models.acceptance import Acceptance, Verifier
 from gateway.virtual_models.cascade import Cascade
 from gateway.virtual_models.fallback import Fallback
 from gateway.virtual_models.policy import Policy, Shadow
 from gateway.virtual_models.split import Split
-from gateway.upstreams import client as client_module
-from gateway.upstreams.breaker import SharedBreaker
-from gateway.upstreams.client import UpstreamClient
-from gateway.upstreams.wire import MOST_TOKENS
 
 CLOUD, ROUTE, KEY = "cloud", "auto", "sk-of-the-cloud"
 OPEN = replace(ACME, upstreams=("clo*",))

@@ -12,8 +12,8 @@ from gateway.accounts.admin import AccountAdmin, shown_key, shown_tenant
 from gateway.accounts.registry import IssuedKey
 from gateway.api_schema import accounts as api
 from gateway.api_schema.common import Deleted
-from gateway.http.routes.admin.from_rows import Answers
 from gateway.http.lists import tenant_filter
+from gateway.http.routes.admin.from_rows import Answers
 
 
 class AccountsApi:

@@ -10,8 +10,8 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.api_schema import engines as api
 from gateway.api_schema.common import Deleted
 from gateway.core.errors import Fault, unavailable
-from gateway.http.routes.admin.from_rows import Answering, Answers
 from gateway.http.lists import model_filter, parse_number
+from gateway.http.routes.admin.from_rows import Answering, Answers
 from gateway.observe.operations import Operations
 from gateway.requests.served_model import ServedModels
 

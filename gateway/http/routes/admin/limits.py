@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from gateway.api_schema import limits as api
 from gateway.core.limits import Limits, Scope
-from gateway.http.routes.admin.from_rows import Answers
 from gateway.http.lists import tenant_filter
+from gateway.http.routes.admin.from_rows import Answers
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage

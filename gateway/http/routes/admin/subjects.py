@@ -8,12 +8,12 @@ from gateway.accounts.admin import AccountAdmin
 from gateway.http.routes.admin.accounts import AccountsApi
 from gateway.http.routes.admin.adapters import AdaptersApi
 from gateway.http.routes.admin.batches import AdminBatchesApi
-from gateway.http.routes.admin.from_rows import Administration
 from gateway.http.routes.admin.engines import EnginesApi
+from gateway.http.routes.admin.from_rows import Administration
 from gateway.http.routes.admin.limits import LimitsApi
-from gateway.http.settings import PortSettings
 from gateway.http.routes.admin.traffic import OverviewApi, TrafficApi
 from gateway.http.routes.admin.usage import UsageApi
+from gateway.http.settings import PortSettings
 from gateway.limiter.admin import LimitAdmin
 from gateway.services import Services
 

@@ -15,9 +15,9 @@ from gateway.api_schema import traffic as api
 from gateway.api_schema.limits import TenantUse
 from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
+from gateway.http.lists import model_filter, parse_number
 from gateway.http.routes.admin.from_rows import Answering, Answers
 from gateway.http.routes.admin.limits import shown_use
-from gateway.http.lists import model_filter, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.operations import Operations

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from gateway.api_schema.usage import CSV, FORMATS, REPORT
 from gateway.core.errors import invalid_request
-from gateway.http.routes.admin.from_rows import Answers
 from gateway.http.caller import header
+from gateway.http.routes.admin.from_rows import Answers
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
 from gateway.usage.report import UsageAdmin, UsageSummary, parse_query

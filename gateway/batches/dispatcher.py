@@ -11,11 +11,11 @@ from operator import itemgetter
 
 import structlog
 
+from gateway.batches.context import BatchContext
 from gateway.batches.finalize import finalize, sweep
 from gateway.batches.gate import Gate
 from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
-from gateway.batches.context import BatchContext
 from gateway.batches.shard import REST_SECONDS, Shard
 from gateway.batches.store import ModelFilter, TaskFilter
 from gateway.batches.tasks import ControlTask

@@ -9,6 +9,7 @@ from typing import get_args
 
 from gateway.api_schema.batches import DEFAULT_PAGE, MAX_PAGE
 from gateway.api_schema.files import MAX_EXPIRY, MIN_EXPIRY
+from gateway.batches.catalog import BatchCatalog
 from gateway.batches.record import (
     BATCH_ID,
     Batch,
@@ -19,7 +20,6 @@ from gateway.batches.record import (
     new_batch_id,
     window_seconds,
 )
-from gateway.batches.catalog import BatchCatalog
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault, invalid_request
 from gateway.core.space import Disk, SpaceUse, disk_full
 from gateway.core.tenants import Principal

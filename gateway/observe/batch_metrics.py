@@ -1,4 +1,4 @@
-"""Prometheus metrics of batches: their lines, tokens that nobody pays for, and notices of their ends."""
+"""Prometheus metrics of batches: their lines, tokens that no tenant pays for, and notices of their ends."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class RequestMetrics:
 
         def by_lane(name: str, help: str, buckets: tuple[float, ...]) -> LaneHistogram:
             labels = [MODEL, "lane"]
-            return LaneHistogram(Histogram(f"loralane_{name}", help, labels, buckets=buckets, registry=registry), models)
+            return LaneHistogram(
+                Histogram(f"loralane_{name}", help, labels, buckets=buckets, registry=registry), models
+            )
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"loralane_{name}", help, [MODEL, *labels], registry=registry)
@@ -49,9 +51,7 @@ class RequestMetrics:
             "time_per_output_token_seconds", "Mean time per output token after the first, one value per request.", TOKEN
         )
         self._queue = by_lane("queue_time_seconds", "Time a request waits in the engine before its first step.", QUEUE)
-        self._duration = by_lane(
-            "request_duration_seconds", "Time from the arrival of a request to its end.", DURATION
-        )
+        self._duration = by_lane("request_duration_seconds", "Time from the arrival of a request to its end.", DURATION)
         self._moves = by_lane(
             "request_move_seconds",
             "Time without an engine process of each request that is moved to the next one.",

@@ -26,8 +26,8 @@ from gateway.requests.settings import ServiceSettings
 from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.truncation import ALL_THAT_FIT
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
-from gateway.text.reasoning.parser import ReasoningMarks, Thinking, choose_marks
 from gateway.text.detokenizer import PRIME_TOKENS
+from gateway.text.reasoning.parser import ReasoningMarks, Thinking, choose_marks
 from gateway.text.tokenizer import MOST_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import choose_dialect

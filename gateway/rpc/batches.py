@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from gateway.api_schema.batches import DEFAULT_PAGE
 from gateway.api_schema.files import MAX_PAGE
-from gateway.batches.record import Batch
+from gateway.batches.record import TIMES, Batch
 from gateway.batches.service import BatchRequest
 from gateway.core.errors import invalid_request
 from gateway.files.record import BATCH, FileRecord
@@ -179,7 +179,7 @@ def batch_to_pb(batch: Batch, eta_seconds: float | None) -> pb.Batch:
     tally = batch.tally
     return pb.Batch(
         **{name: getattr(batch, name) for name in PLAIN_FIELDS},
-        **batch.times,
+        **{name: batch.times.get(name) for name in TIMES},
         model=batch.lines.model,
         request_counts=pb.RequestCounts(total=batch.lines.total, completed=tally.completed, failed=tally.failed),
         usage=pb.BatchUsage(

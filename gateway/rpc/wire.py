@@ -52,6 +52,8 @@ _TOOL_MODE: Mapping[int, str] = {
     pb.ToolChoice.MODE_NONE: "none",
     pb.ToolChoice.MODE_REQUIRED: "required",
 }
+
+
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
     """Convert a request message to the gateway's request, with the same checks of ranges as over HTTP.
 

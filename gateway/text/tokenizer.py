@@ -53,6 +53,7 @@ it is looked up in the cache."""
 CUT_TOKENS = 16
 """Maximum number of tokens that a cut through a text adds."""
 
+
 class Tokenizer:
     """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
 

@@ -292,7 +292,15 @@ async def test_lines_of_a_closed_model_are_handed_back_and_not_claimed_again_wit
 
 
 def leased(model_lines: Sequence[tuple[str, int]], total: int) -> Lease:
-    batch = Batch("batch", "acme", "key", "/v1/completions", "file-1", "1h", lines=BatchLines(total, model_lines=tuple(model_lines)))
+    batch = Batch(
+        "batch",
+        "acme",
+        "key",
+        "/v1/completions",
+        "file-1",
+        "1h",
+        lines=BatchLines(total, model_lines=tuple(model_lines)),
+    )
     return Lease(batch, "shard", 1, 60.0, last=total)
 
 

@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.api_schema.batches import BatchCounts
+from gateway.batches.catalog import PAGE
 from gateway.batches.lease import CONTROL_TASKS, SHARD_SIZE
 from gateway.batches.record import BatchError, Tally, new_batch_id, result_file_id, shown_batch
-from gateway.batches.catalog import PAGE
 from gateway.batches.store import BatchStore
 from gateway.batches.tenant_turns import CREATING_SECONDS
 from gateway.core.errors import ApiError, Fault

@@ -22,8 +22,8 @@ from gateway.batches.webhooks.setup import WebhookMetrics
 from gateway.core.limits import Scope
 from gateway.core.space import Disk
 from gateway.observe.engine_metrics import EngineSnapshot
-from gateway.observe.request_metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.request_metrics import FIRST_TOKEN, TOKEN
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
 from gateway.requests.times import RequestTimes

@@ -127,8 +127,8 @@ class Shard:
             self._context.count("failed" if answer.usage is None else "completed")
 
     async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
-        """Wait for the line's turn (`LineTurns`), and try to answer it once. After a failure that may pass, count its fault
-        in `tries` and wait. None means that the line may be tried again."""
+        """Wait for the line's turn (`LineTurns`), and try to answer it once. After a failure that may pass, count its
+        fault in `tries` and wait. None means that the line may be tried again."""
         name, used = LineName(self.lease.batch_id, entry.line, ""), DeferredUsage()
         await self._parts.wait_for_room()
         try:

@@ -49,7 +49,7 @@ class FailoverLimiter:
         that share Redis, and the seconds after which a lease expires unless it is renewed. All three apply from the
         next reservation on."""
         self._local.policy, self._local.replicas = policy, replicas
-        self._shared.lease_seconds = lease_seconds
+        self._shared.leases.seconds = lease_seconds
 
     @property
     def mode(self) -> Mode:

@@ -65,8 +65,8 @@ class PlacedStream(EventStream, Protocol):
     engine: str
     """Name of the engine; empty where there is only one."""
     reason: str
-    """Why the router chose that engine (see `gateway.routing.router.Reason`). Empty where there is only one engine, and
-    for the part of a split request that the second engine computes, because the router decided at the split."""
+    """Why the router chose that engine (see `gateway.routing.decision.Reason`). Empty where there is only one engine,
+    and for the part of a split request that the second engine computes, because the router decided at the split."""
     handover: Handover | None
     """How another engine continues the request, if this one computes the prompt and the first token only; the stream
     then ends with FinishReason.LENGTH. None means that this engine computes the whole answer."""

@@ -11,13 +11,13 @@ from gateway.anthropic.prompt import chat_of
 from gateway.anthropic.render import AnswerReader, MessageRenderer
 from gateway.anthropic.schema import STANDARD_ONLY, CountTokensRequest, MessagesRequest, OutputConfig, Prompted
 from gateway.core.errors import unsupported_parameter
-from gateway.core.lanes import requested_lane
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.convert import extensions
+from gateway.openai.convert import defaulted_by, time_limits_of, urgency_of
 from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import tool_call_reader
+from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation
 
@@ -54,7 +54,11 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     model, _ = gateway.models.resolve(tenant, body.query)
     if body.query.model not in gateway.virtual_models:  # which member will answer is not known yet
         model.intake.check_thinking(needed=_needs_thinking(body))
-    return len(await model.intake.encode(tenant, chat, body.cache_salt or "", most=model.intake.most_counted))
+    return len(
+        await model.intake.encode(
+            tenant, chat, EncodingOptions(cache_salt=body.cache_salt or ""), most=model.intake.most_counted
+        )
+    )
 
 
 def _counted(text: bytes, tenant: Tenant) -> tuple[CountTokensRequest, Chat]:
@@ -76,14 +80,18 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
         request_id=request_id,
         ingress=ingress,
         sampling=_sampling(body, grammar),
-        grammar_field=FORMAT if grammar else None,
-        max_tokens=body.max_tokens,
-        thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
-        needs_thinking=_needs_thinking(body),
-        stop=tuple(body.stop_sequences or ()),
-        coalesce=not body.stream,
-        lane=requested_lane(tier),
-        **extensions(body),
+        defaulted=defaulted_by(body),
+        output=OutputOptions(
+            max_tokens=body.max_tokens,
+            thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
+            needs_thinking=_needs_thinking(body),
+            stop=tuple(body.stop_sequences or ()),
+            coalesce=not body.stream,
+        ),
+        urgency=urgency_of(body, tier),
+        time_limits=time_limits_of(body),
+        encoding=EncodingOptions(cache_salt=body.cache_salt or ""),
+        fields=FieldNames(grammar=FORMAT if grammar else ""),
     )
 
 
@@ -101,4 +109,5 @@ def _sampling(body: MessagesRequest, grammar: Grammar | None) -> SamplingParams:
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),
         grammar=grammar,
+        speculates=body.speculation != "off",
     )

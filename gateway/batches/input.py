@@ -22,7 +22,8 @@ from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.parse import parse as parse_pooled
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import invalid_field, parse
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.responses.calls import response_request

@@ -19,6 +19,7 @@ from gateway.core.trace_context import Ingress
 from gateway.core.usage import DeferredUsage
 from gateway.embeddings.calls import PooledCall, embeddings_call
 from gateway.openai.calls import CALLS, ApiCall
+from gateway.requests.deadlines import TimeLimits
 from gateway.requests.service import Gateway
 from gateway.responses.calls import ResponseCall, stateless_call
 from gateway.responses.parse import own_names
@@ -77,11 +78,9 @@ class LineRunner:
         call, endpoint = await self._parsed(principal.tenant, body, name), self.lease.batch.endpoint
         request = replace(
             call.request,
-            lane=Lane.BATCH,
-            deadline=self.left,
-            stall=None,
-            coalesce=True,
-            ignore_server_timeout=True,
+            output=replace(call.request.output, coalesce=True),
+            urgency=replace(call.request.urgency, lane=Lane.BATCH),
+            time_limits=TimeLimits(self.left, ignore_server_timeout=True),
             deferred=deferred,
         )
         call = replace(call, request=request)

@@ -10,15 +10,16 @@ from engine.core.messages.requests import Pooling, PoolingKind
 from gateway.api_schema.chats import Slo
 from gateway.api_schema.vectors import EmbeddingsRequest, PooledBody, RerankRequest, ScoreRequest
 from gateway.core.errors import invalid_request
-from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import UnknownFields
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.embeddings.refused_fields import NO_EFFECT, REFUSED
-from gateway.openai.convert import extensions, prompts_of, truncation_of
+from gateway.openai.completions import prompts_of
+from gateway.openai.convert import encoding_of, time_limits_of, urgency_of
 from gateway.openai.parse import decode_json, to_struct
 from gateway.openai.refused_fields import refuse_unsupported
 from gateway.openai.unknown import check_unknown
+from gateway.requests.options import FieldNames, OutputOptions
 from gateway.requests.types import GenerateRequest, PromptInput
 
 Body = TypeVar("Body", bound=PooledBody)
@@ -111,14 +112,12 @@ def _request(
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         prompts=tuple(prompts),
-        prompt_fields=tuple(fields),
         pooling=Pooling(KINDS[body.pooling or "last"], dimensions, normalize),
         request_id=request_id,
         ingress=ingress,
-        max_tokens=0,
-        coalesce=True,
-        lane=requested_lane(body.service_tier),
-        truncation=truncation_of(body, "right"),
-        local_field="pooling" if body.pooling else "",
-        **extensions(body),
+        output=OutputOptions(max_tokens=0, coalesce=True),
+        urgency=urgency_of(body, body.service_tier),
+        time_limits=time_limits_of(body),
+        encoding=encoding_of(body, "right"),
+        fields=FieldNames(prompts=tuple(fields), local="pooling" if body.pooling else ""),
     )

@@ -15,9 +15,10 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
 from engine.rpc.target import kv_address
 from gateway.engines.replica import PooledEngine
+from gateway.routing.decision import Decision, NoReplica, Reason
 from gateway.routing.news import Ask, Role
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
-from gateway.routing.router import Decision, NoReplica, Reason, Router
+from gateway.routing.router import Router
 from gateway.routing.split import SplitMode, Splitting
 
 FETCH_SECONDS = 60.0

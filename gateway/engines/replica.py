@@ -10,7 +10,7 @@ from engine.core.messages.requests import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from gateway.api_schema.engines import EngineOverview
-from gateway.engines.progress import Progress
+from gateway.core.hanging import Progress
 from gateway.routing.news import News, Replica, Role
 
 CONFIGURED = "configuration"

@@ -27,7 +27,7 @@ from gateway.http.body import ClientGone
 from gateway.http.caller import HOLD, header
 from gateway.http.hints import method_hint, route_hint
 from gateway.http.stream import json_response
-from gateway.requests.loop_turns import LoopTurns
+from gateway.requests.turns import LoopTurns
 from gateway.requests.wire_room import WireHold, WireRoom
 
 log = structlog.get_logger("http")

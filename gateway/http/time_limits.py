@@ -27,9 +27,9 @@ def with_time_limits(request: GenerateRequest, scope: Scope, waited: float) -> G
     """Return a request whose time limits are the shorter ones of its body and its headers. `waited` is how many seconds
     ago the request arrived; they count towards its deadline. Raises ApiError: INVALID_REQUEST, a header is not a number
     of seconds that the body would accept."""
-    deadline = earliest(request.deadline, _seconds(scope, REQUEST_TIMEOUT))
-    stall = earliest(request.stall, _seconds(scope, STALL_TIMEOUT))
-    return replace(request, deadline=None if deadline is None else deadline - waited, stall=stall)
+    limits = request.time_limits.within(_seconds(scope, REQUEST_TIMEOUT)).after(waited)
+    stall = earliest(limits.stall, _seconds(scope, STALL_TIMEOUT))
+    return replace(request, time_limits=replace(limits, stall=stall))
 
 
 def _seconds(scope: Scope, name: str) -> float | None:

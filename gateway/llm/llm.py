@@ -21,7 +21,7 @@ from gateway.llm.params import DEFAULTS, ChatMessages, ChatOptions, LaneName, Pr
 from gateway.llm.results import Answer, Embedding, Result
 from gateway.llm.setup import ModelOptions
 from gateway.llm.stream import AnswerStream
-from gateway.openai.convert import prompts_of
+from gateway.openai.completions import prompts_of
 from gateway.terminal.console import Console
 
 MOST_AT_ONCE = 1024

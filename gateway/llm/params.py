@@ -15,7 +15,8 @@ from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import TIER_OF_LANE, lane_name
 from gateway.embeddings.parse import embeddings_request
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import to_struct
 from gateway.requests.types import GenerateRequest
 

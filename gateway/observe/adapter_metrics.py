@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import Fault
 from gateway.observe.vllm_requests import MODEL
-from gateway.requests.charge import Charge
+from gateway.requests.progress import Work
 from gateway.requests.record import RequestRecord
 
 MAX_ADAPTERS = 100
@@ -57,22 +57,22 @@ class AdapterTraffic:
     def finished(self, record: RequestRecord) -> None:
         """Count the proposed tokens and the invalid output of an ended request. If it used an adapter, also count the
         request itself and, if the caller is charged for them, its tokens."""
-        self._count_proposals(record)
-        if record.error_code == Fault.MODEL_OUTPUT_INVALID.row.code:
-            self._invalid.labels(record.base_model, self._label(record.adapter) if record.adapter else "").inc()
-        if not record.adapter:
+        served, work = record.served, record.work
+        labels = (served.base_model, self._label(served.adapter) if served.adapter else "")
+        self._count_proposals(labels, work)
+        if record.outcome.error_code == Fault.MODEL_OUTPUT_INVALID.row.code:
+            self._invalid.labels(*labels).inc()
+        if not served.adapter:
             return
-        labels = (record.base_model, self._label(record.adapter))
-        self._requests.labels(*labels, record.finish).inc()
-        if record.charge is Charge.DUE:
-            self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
-            self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
+        self._requests.labels(*labels, record.outcome.finish).inc()
+        if record.bill.is_due:
+            self._tokens.labels(*labels, "prompt").inc(work.prompt_tokens)
+            self._tokens.labels(*labels, "completion").inc(work.completion_tokens)
 
-    def _count_proposals(self, record: RequestRecord) -> None:
-        for count in chain.from_iterable(record.proposals.values()):
-            labels = (record.base_model, self._label(record.adapter) if record.adapter else "", count.proposer)
-            self._proposals.labels(*labels, "accepted").inc(count.accepted)
-            self._proposals.labels(*labels, "refused").inc(count.proposed - count.accepted)
+    def _count_proposals(self, labels: tuple[str, str], work: Work) -> None:
+        for count in chain.from_iterable(work.proposals.values()):
+            self._proposals.labels(*labels, count.proposer, "accepted").inc(count.accepted)
+            self._proposals.labels(*labels, count.proposer, "refused").inc(count.proposed - count.accepted)
 
     def _label(self, name: str) -> str:
         if len(self._seen) < MAX_ADAPTERS:

@@ -38,17 +38,18 @@ class LimiterMetrics:
     def finished(self, record: RequestRecord) -> None:
         if record.times.reserve_seconds is not None:
             self._reserve.observe(record.times.reserve_seconds)
-        for scope, limit in record.shadowed:
+        for scope, limit in record.bill.shadowed:
             self._shadowed.labels(scope, limit).inc()
         if record.times.reserving is None:
             return
         if record.times.submitted is not None:
             self._decisions.labels("admitted").inc()
-        elif record.error_code in DECISIONS:
-            self._decisions.labels(record.error_code).inc()
+        elif record.outcome.error_code in DECISIONS:
+            self._decisions.labels(record.outcome.error_code).inc()
             self._count_refusal(record)
 
     def _count_refusal(self, record: RequestRecord) -> None:
-        if "limit" in record.error_metadata:
-            kind = record.error_metadata["scope"].partition(":")[0]
-            self._refusals.labels(self._tenants.label(record.tenant), kind, record.error_metadata["limit"]).inc()
+        details = record.outcome.error_metadata
+        if "limit" in details:
+            kind, tenant = details["scope"].partition(":")[0], self._tenants.label(record.caller.tenant)
+            self._refusals.labels(tenant, kind, details["limit"]).inc()

@@ -41,21 +41,22 @@ class RecentRequestStore:
 
 
 def _recent(record: RequestRecord, now: float) -> RecentRequest:
+    times, work, outcome = record.times, record.work, record.outcome
     return RecentRequest(
         id=record.id,
         request_id=record.request_id,
-        tenant=record.tenant,
-        key=record.key_id,
-        model=record.model,
+        tenant=record.caller.tenant,
+        key=record.caller.key_id,
+        model=record.asked.model,
         lane="" if record.lane is None else lane_name(record.lane),
-        status=record.status,
-        failed=record.status >= 400 and record.status != CLIENT_LEFT,
-        code=record.error_code,
-        finish=record.finish,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
+        status=outcome.status,
+        failed=outcome.status >= 400 and outcome.status != CLIENT_LEFT,
+        code=outcome.error_code,
+        finish=outcome.finish,
+        prompt_tokens=work.prompt_tokens,
+        completion_tokens=work.completion_tokens,
         ended=round(now, 3),
-        duration_seconds=record.times.duration_seconds,
-        ttft_seconds=record.times.ttft_seconds,
+        duration_seconds=times.duration_seconds,
+        ttft_seconds=times.ttft_seconds,
         tpot_seconds=record.tpot_seconds,
     )

@@ -47,13 +47,14 @@ class RequestLog:
 def access_line(record: RequestRecord, now: datetime) -> str:
     """Return the line about an ended request for an operator's terminal, about 80 columns wide. `now` is local time."""
     times = [("first token", record.times.ttft_seconds), ("in all", record.times.duration_seconds)]
+    work, outcome = record.work, record.outcome
     parts = [
-        f"{now:%H:%M:%S} {record.status}",
-        record.tenant or "-",
-        printable(clip_name(record.model)) or "-",
-        f"{record.prompt_tokens:,} + {record.completion_tokens:,} tokens",
+        f"{now:%H:%M:%S} {outcome.status}",
+        record.caller.tenant or "-",
+        printable(clip_name(record.asked.model)) or "-",
+        f"{work.prompt_tokens:,} + {work.completion_tokens:,} tokens",
         *(f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None),
-        record.error_code or record.finish,
+        outcome.error_code or outcome.finish,
     ]
     return "  ".join(parts)
 
@@ -66,42 +67,43 @@ def printable(text: str) -> str:
 def log_fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a request's JSON log line. All fields are always present; None means unknown or never
     reached."""
-    accepted, proposed = record.proposed()
+    times, work, bill, engines, outcome = record.times, record.work, record.bill, record.engines, record.outcome
+    accepted, proposed = work.proposed()
     return {
         "id": record.id,
         "request_id": record.request_id,
         "trace_id": record.trace_id or None,
         "route": record.ingress.route or None,
-        "tenant": record.tenant or None,
-        "key": record.key_id or None,
-        "model": clip_name(record.model) or None,
-        "member": record.member or None,
-        "member_reason": record.member_reason or None,
-        "adapter": record.adapter,
-        "adapter_version": record.adapter_hash or None,
-        "lane_asked": _lane(record.lane_asked),
+        "tenant": record.caller.tenant or None,
+        "key": record.caller.key_id or None,
+        "model": clip_name(record.asked.model) or None,
+        "member": record.served.member or None,
+        "member_reason": record.served.member_reason or None,
+        "adapter": record.served.adapter,
+        "adapter_version": record.served.adapter_hash or None,
+        "lane_asked": _lane(record.asked.lane),
         "lane": _lane(record.lane),
-        "limiter_ms": _ms(record.times.reserve_seconds),
-        "queue_ms": _ms(record.times.queue_seconds),
-        "ttft_ms": _ms(record.times.ttft_seconds),
+        "limiter_ms": _ms(times.reserve_seconds),
+        "queue_ms": _ms(times.queue_seconds),
+        "ttft_ms": _ms(times.ttft_seconds),
         "tpot_ms": _ms(record.tpot_seconds),
-        "duration_ms": _ms(record.times.duration_seconds),
-        "device_ms": _ms(record.device_seconds),
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.usage.cached,
-        "completion_tokens": record.completion_tokens,
+        "duration_ms": _ms(times.duration_seconds),
+        "device_ms": _ms(work.device_seconds),
+        "prompt_tokens": work.prompt_tokens,
+        "cached_tokens": work.usage.cached,
+        "completion_tokens": work.completion_tokens,
         "proposed_tokens": proposed,
         "accepted_tokens": accepted,
-        "reserved_tokens": record.reserved_tokens,
+        "reserved_tokens": bill.reserved_tokens,
         "actual_tokens": record.used_tokens,
-        "engine": record.engine or None,
-        "engine_reason": record.routes[-1] if record.routes else None,
-        "engine_moves": len(record.moves),
-        "finish": record.finish,
-        "status": record.status,
-        "error": record.error_code or None,
-        "refused_by": dict(record.error_metadata) or None,
-        "shadowed": [f"{scope}:{limit}" for scope, limit in record.shadowed] or None,
+        "engine": engines.last or None,
+        "engine_reason": engines.routes[-1] if engines.routes else None,
+        "engine_moves": len(engines.moves),
+        "finish": outcome.finish,
+        "status": outcome.status,
+        "error": outcome.error_code or None,
+        "refused_by": dict(outcome.error_metadata) or None,
+        "shadowed": [f"{scope}:{limit}" for scope, limit in bill.shadowed] or None,
     }
 
 

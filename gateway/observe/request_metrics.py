@@ -10,7 +10,6 @@ from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.tenant_labels import TenantLabels
 from gateway.observe.vllm_requests import MODEL
-from gateway.requests.charge import Charge
 from gateway.requests.record import RequestRecord
 
 # Bounds of histograms, in seconds. They include the lanes' default goals, so that the share of tokens in time can be
@@ -72,13 +71,13 @@ class RequestMetrics:
         lane = "none" if record.lane is None else lane_name(record.lane)
         if record.lane is not None:
             self._observe_times(record, record.lane)
-        for reason in record.routes:
-            self._routes.labels(record.base_model, reason).inc()
-        self._requests.labels(record.base_model, lane, record.finish, record.error_code).inc()
-        if record.charge is Charge.DUE:
-            labels = (record.base_model, self._tenants.label(record.tenant), lane)
-            self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
-            self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
+        for reason in record.engines.routes:
+            self._routes.labels(record.served.base_model, reason).inc()
+        self._requests.labels(record.served.base_model, lane, record.outcome.finish, record.outcome.error_code).inc()
+        if record.bill.is_due:
+            labels = (record.served.base_model, self._tenants.label(record.caller.tenant), lane)
+            self._tokens.labels(*labels, "prompt").inc(record.work.prompt_tokens)
+            self._tokens.labels(*labels, "completion").inc(record.work.completion_tokens)
 
     def _observe_times(self, record: RequestRecord, lane: Lane) -> None:
         spans = (
@@ -87,9 +86,9 @@ class RequestMetrics:
             (self._queue, record.times.queue_seconds),
             (self._duration, record.times.duration_seconds),
         )
-        for lanes, seconds in (*spans, *((self._moves, seconds) for seconds in record.moves)):
+        for lanes, seconds in (*spans, *((self._moves, seconds) for seconds in record.engines.moves)):
             if seconds is not None:
-                lanes.observe(record.base_model, lane, seconds)
+                lanes.observe(record.served.base_model, lane, seconds)
 
 
 class LaneHistogram:

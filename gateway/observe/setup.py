@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig
 from gateway.observe.request_log import RequestLog
-from gateway.requests.observers import Observer
+from gateway.requests.backend import Observer
 
 
 @asynccontextmanager

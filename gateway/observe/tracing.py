@@ -32,8 +32,8 @@ from engine.core.messages.requests import Lane
 from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
 from gateway.observe.request_log import clip_name
+from gateway.requests.progress import RequestTimes
 from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
 
 EXPORT_SECONDS = 2.0
 """Timeout in seconds of one export with its retries. Closing exports the remaining spans, in four exports at most."""
@@ -88,8 +88,8 @@ class Tracing:
             return
         record.trace_id = format_trace_id(span.get_span_context().trace_id)
         span.set_attributes(dict(_attributes(record)))
-        if record.status >= 500:
-            span.set_status(Status(StatusCode.ERROR, record.error_code))
+        if record.outcome.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, record.outcome.error_code))
         self._phases(record.times, set_span_in_context(span), offset)
         span.end(None if record.times.ended is None else _ns(record.times.ended, offset))
 
@@ -127,7 +127,7 @@ def collector(endpoint: str) -> SpanProcessor:
 def _name(record: RequestRecord) -> str:
     """Return the name of a request's span: the operation and, if the request used an adapter that exists, the adapter's
     name. So there are few different span names."""
-    return f"{_operation(record)} {record.adapter}" if record.adapter else _operation(record)
+    return f"{_operation(record)} {record.served.adapter}" if record.served.adapter else _operation(record)
 
 
 def _operation(record: RequestRecord) -> str:
@@ -140,20 +140,20 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
         **_called(record),
         "gen_ai.operation.name": _operation(record),
         "gen_ai.provider.name": "loralane",
-        "gen_ai.request.model": clip_name(record.model),
+        "gen_ai.request.model": clip_name(record.asked.model),
         "gen_ai.response.id": record.id,
-        "gen_ai.usage.input_tokens": record.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": record.usage.cached,
-        "gen_ai.usage.output_tokens": record.completion_tokens,
-        "gen_ai.response.finish_reasons": (record.finish,) if record.status == 200 else None,
-        "error.type": record.error_code,
+        "gen_ai.usage.input_tokens": record.work.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.work.usage.cached,
+        "gen_ai.usage.output_tokens": record.work.completion_tokens,
+        "gen_ai.response.finish_reasons": (record.outcome.finish,) if record.outcome.status == 200 else None,
+        "error.type": record.outcome.error_code,
         "loralane.request_id": record.request_id,
-        "loralane.tenant": record.tenant,
+        "loralane.tenant": record.caller.tenant,
         "loralane.lane": None if record.lane is None else lane_name(record.lane),
-        "loralane.adapter.name": record.adapter,
-        "loralane.adapter.version": record.adapter_hash,
-        "loralane.reserved_tokens": record.reserved_tokens,
-        "loralane.refused_by": record.error_metadata.get("scope"),
+        "loralane.adapter.name": record.served.adapter,
+        "loralane.adapter.version": record.served.adapter_hash,
+        "loralane.reserved_tokens": record.bill.reserved_tokens,
+        "loralane.refused_by": record.outcome.error_metadata.get("scope"),
     }
     return ((name, value) for name, value in known.items() if value not in (None, ""))
 
@@ -162,7 +162,7 @@ def _called(record: RequestRecord) -> dict[str, Attribute | None]:
     route = record.ingress.route
     if "." in route:  # the full name of a gRPC service has a package
         return {"rpc.system.name": "grpc", "rpc.method": route.removeprefix("/")}
-    return {"http.request.method": "POST", "http.route": route, "http.response.status_code": record.status}
+    return {"http.request.method": "POST", "http.route": route, "http.response.status_code": record.outcome.status}
 
 
 def _context(trace: TraceContext | None) -> Context:

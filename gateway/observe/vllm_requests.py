@@ -65,26 +65,26 @@ class VllmRequests:
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request, its latencies and its tokens. Requests that never reached an engine are left out, as
         in vLLM; so are those that an upstream answered, whose name is no base model's."""
-        if record.times.submitted is None or record.base_model not in self._models:
+        times, work, model = record.times, record.work, record.served.base_model
+        if times.submitted is None or model not in self._models:
             return
-        model = record.base_model
-        self._ended[model, record.finish].inc()
+        self._ended[model, record.outcome.finish].inc()
         spans = (
-            (self._duration, record.times.duration_seconds),
-            (self._prefill, record.times.prefill_seconds),
-            (self._decode, record.times.decode_seconds),
-            (self._inference, record.times.inference_seconds),
+            (self._duration, times.duration_seconds),
+            (self._prefill, times.prefill_seconds),
+            (self._decode, times.decode_seconds),
+            (self._inference, times.inference_seconds),
         )
         for histogram, seconds in spans:
             if seconds is not None:
                 histogram[model].observe(seconds)
-        self._prompt[model].observe(record.prompt_tokens)
-        self._n[model].observe(record.n)
-        self._max_tokens[model].observe(record.max_tokens)
-        for length in record.lengths.values():
+        self._prompt[model].observe(work.prompt_tokens)
+        self._n[model].observe(record.asked.n)
+        self._max_tokens[model].observe(record.asked.max_tokens)
+        for length in work.lengths.values():
             self._length[model].observe(length)
-        if record.lengths:
-            self._longest[model].observe(max(record.lengths.values()))
+        if work.lengths:
+            self._longest[model].observe(max(work.lengths.values()))
 
     def summed(self, counted: Iterable[Metric]) -> Iterator[Metric]:
         """Yield vLLM's latency histograms (`SUMMED`): those of loralane in `counted`, summed over the lanes."""

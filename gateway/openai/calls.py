@@ -12,7 +12,8 @@ from gateway.api_schema.chats import ChatRequest, CompletionRequest, Sampled
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.openai.render import Envelope, WholeAnswer, whole_answer
 from gateway.openai.styles import Additions, ChatStyle, CompletionStyle, Style
@@ -40,7 +41,7 @@ class ApiCall(Struct, frozen=True):
     continuous_usage: bool
 
     def envelope(self, admitted: Admitted) -> Envelope:
-        num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.lane
+        num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.urgency.lane
         return Envelope(
             self.make_style(admitted),
             admitted,

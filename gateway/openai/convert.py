@@ -12,12 +12,12 @@ from engine.core.messages.requests import SamplingParams
 from gateway.api_schema.chat_messages import ROLES, ChatMessage, ContentPart
 from gateway.api_schema.chats import (
     ChatRequest,
-    CompletionRequest,
     Extended,
     Prediction,
     ReasoningOptions,
     Sampled,
     Shaped,
+    Side,
     Slo,
 )
 from gateway.core.errors import invalid_request, unsupported_parameter
@@ -27,21 +27,20 @@ from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.structured import by_format, constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
-from gateway.requests.truncation import Side, Truncation, truncation
+from gateway.requests.deadlines import TimeLimits
+from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions, Truncation, Urgency
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import Message, effort_variables, template_options, thinking_variables
 from gateway.text.tools.results import left_out
 
 
-class Truncatable(Protocol):
-    """A body whose prompts may be cut."""
+class Encoded(Protocol):
+    """A body with options for how its prompts are encoded."""
 
+    add_special_tokens: bool | None
     truncate_prompt_tokens: int | None
     truncation_side: Side | None
-
-
-COMPLETION_TOKENS = 16
-"""Default maximum of output tokens of /v1/completions, as OpenAI documents it."""
+    cache_salt: str | None
 
 
 def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
@@ -52,19 +51,15 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
-    request = _request(
-        body,
-        prompts=(_chat(body),),
-        request_id=request_id,
-        ingress=ingress,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-        max_tokens=limits[0] if limits else None,
-        reserve_tokens=max(limits, default=0),
-    )
     reasoning = body.reasoning or ReasoningOptions()
     budget = body.thinking_token_budget or reasoning.max_tokens
-    return replace(request, thinking_budget=budget, prediction=_predicted(body.prediction))
+    output = output_of(body, limits[0] if limits else None)
+    output = replace(output, reserve_tokens=max(limits, default=0), thinking_budget=budget)
+    request = request_of(body, (_chat(body),), request_id, ingress, output)
+    sampling = request.sampling._replace(
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None, prompt_logprobs=body.prompt_logprobs
+    )
+    return replace(request, sampling=sampling, prediction=_predicted(body.prediction))
 
 
 def _predicted(prediction: Prediction | None) -> str:
@@ -97,27 +92,6 @@ def _told_effort(body: ChatRequest) -> str | None:
     effort `none`, and on is no effort."""
     reasoning = body.reasoning or ReasoningOptions()
     return body.reasoning_effort or reasoning.effort or ("none" if reasoning.enabled is False else None)
-
-
-def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a completion to a request with one or several prompts. An echo with `logprobs` asks for log
-    probabilities of the prompt, too. Raises ApiError: INVALID_REQUEST, fields contradict each other or a prompt or
-    grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind, or a `best_of` other than `n` is not supported."""
-    if body.echo and body.truncate_prompt_tokens is not None:
-        raise invalid_request("echo and truncate_prompt_tokens exclude each other", "truncate_prompt_tokens")
-    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
-        raise invalid_request("max_tokens must be at least 1 without echo or prompt_logprobs", "max_tokens")
-    asked = [width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None]
-    return _request(
-        body,
-        prompts=prompts_of(body.prompt, "prompt"),
-        request_id=request_id,
-        ingress=ingress,
-        logprobs=body.logprobs,
-        prompt_logprobs=max(asked, default=None),
-        max_tokens=body.max_tokens,
-        default_max_tokens=COMPLETION_TOKENS,
-    )
 
 
 def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
@@ -182,37 +156,12 @@ def _part(part: ContentPart, role: str, place: str) -> str:
     return part.text
 
 
-def prompts_of(prompt: str | list[str | int | list[int]], field: str) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts in a field: a text, a list of token ids, or a list of texts or of lists of ids.
-
-    Raises ApiError: INVALID_REQUEST, the list is empty or mixes kinds.
-    """
-    if isinstance(prompt, str):
-        return (prompt,)
-    if not prompt:
-        raise invalid_request(f"the {field} is empty", field)
-    for kind in (str, int, list):
-        if all(isinstance(item, kind) for item in prompt):
-            return (tuple(prompt),) if kind is int else tuple(_prompt(item) for item in prompt)  # type: ignore[arg-type]
-    raise invalid_request(f"{field} must be a text, token ids, a list of texts or a list of lists of token ids", field)
-
-
-def _prompt(item: str | int | list[int]) -> str | tuple[int, ...]:
-    return tuple(item) if isinstance(item, list) else str(item)
-
-
-def _request(
-    body: Sampled,
-    *,
-    prompts: tuple[PromptInput, ...],
-    request_id: str,
-    ingress: Ingress,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    max_tokens: int | None,
-    reserve_tokens: int = 0,
-    default_max_tokens: int | None = None,
+def request_of(
+    body: Sampled, prompts: tuple[PromptInput, ...], request_id: str, ingress: Ingress, output: OutputOptions
 ) -> GenerateRequest:
+    """Return the request for what chats and completions have in common, without log probabilities. Raises ApiError:
+    INVALID_REQUEST, fields contradict each other or the grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind,
+    a `best_of` other than `n`, or a stream of the prompt's log probabilities is not supported."""
     if body.stream_options is not None and not body.stream:
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -225,20 +174,24 @@ def _request(
         prompts=prompts,
         request_id=request_id,
         ingress=ingress,
-        sampling=sampling_of(body, logprobs, asked.grammar)._replace(prompt_logprobs=prompt_logprobs),
-        grammar_field=asked.field,
+        n=body.n or 1,
+        sampling=sampling_of(body, None, asked.grammar),
+        defaulted=defaulted_by(body),
+        output=output,
+        urgency=urgency_of(body, body.service_tier),
+        time_limits=time_limits_of(body),
+        encoding=encoding_of(body, "left"),
+        fields=FieldNames(grammar=asked.field, local=_local_field(body)),
+    )
+
+
+def output_of(body: Sampled, max_tokens: int | None) -> OutputOptions:
+    """Return what chats and completions have in common of what they ask of their answers."""
+    return OutputOptions(
         max_tokens=max_tokens,
-        reserve_tokens=reserve_tokens,
-        default_max_tokens=default_max_tokens,
-        seed=body.seed,
         stop=body.stop_strings,
         keep_stop=bool(body.include_stop_str_in_output),
         coalesce=not body.stream,
-        n=body.n or 1,
-        lane=requested_lane(body.service_tier),
-        truncation=truncation_of(body, "left"),
-        local_field=_local_field(body),
-        **extensions(body),
     )
 
 
@@ -250,31 +203,33 @@ def _local_field(body: Sampled) -> str:
     return "stream_options.continuous_usage_stats" if body.continuous_usage else ""
 
 
-def truncation_of(body: Truncatable, default: Side) -> Truncation | None:
-    """Return how prompts are cut. Raises ApiError: INVALID_REQUEST, to no tokens at all."""
-    if body.truncate_prompt_tokens == 0:
+def encoding_of(body: Encoded, default: Side) -> EncodingOptions:
+    """Return how prompts are encoded; `default` is the side on which they are cut. Raises ApiError: INVALID_REQUEST,
+    they are cut to no tokens at all."""
+    most, cut = body.truncate_prompt_tokens, None
+    if most == 0:
         raise invalid_request(
             "truncate_prompt_tokens must be -1 or above 0", "truncate_prompt_tokens", "integer_below_min_value"
         )
-    return truncation(body.truncate_prompt_tokens, body.truncation_side, default)
+    if most is not None:
+        cut = Truncation(most, body.truncation_side or default)
+    return EncodingOptions(body.add_special_tokens, cut, body.cache_salt or "")
 
 
-def extensions(body: Extended) -> dict[str, Any]:
-    """Return the arguments of `GenerateRequest`, by name, that follow from the fields of `Extended` in a body, except
-    those that choose the model."""
+def urgency_of(body: Extended, tier: str | None) -> Urgency:
+    """Return how soon a body of the service tier `tier` asks to be served. Raises ApiError: INVALID_REQUEST, the tier
+    is unknown."""
     slo = body.slo or Slo()
-    return {
-        "priority": body.priority,
-        "request_class": body.request_class or "",
-        "ttft": slo.ttft,
-        "itl": slo.itl,
-        "deadline": body.timeout,
-        "stall": body.stall_timeout,
-        "cache_salt": body.cache_salt or "",
-        "speculates": body.speculation != "off",
-        "add_special_tokens": getattr(body, "add_special_tokens", None),
-        "defaulted": frozenset(name for name in DEFAULTED if getattr(body, name, None) is None),
-    }
+    return Urgency(requested_lane(tier), body.request_class or "", body.priority, slo.ttft, slo.itl)
+
+
+def time_limits_of(body: Extended) -> TimeLimits:
+    return TimeLimits(body.timeout, stall=body.stall_timeout)
+
+
+def defaulted_by(body: Extended) -> frozenset[str]:
+    """Return the names of the sampling parameters that a body leaves to the model's defaults."""
+    return frozenset(name for name in DEFAULTED if getattr(body, name, None) is None)
 
 
 def sampling_of(body: Shaped, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
@@ -297,9 +252,11 @@ def sampling_of(body: Shaped, logprobs: int | None, grammar: Grammar | None) -> 
         presence_penalty=given("presence_penalty", 0.0),
         frequency_penalty=given("frequency_penalty", 0.0),
         repetition_penalty=given("repetition_penalty", 1.0),
+        seed=given("seed", 0),
         logit_bias=tuple((body.logit_bias or {}).items()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         grammar=grammar,
+        speculates=body.speculation != "off",
     )

@@ -32,10 +32,10 @@ NOT_SUPPORTED = ("structural_tag", "disable_any_whitespace", "disable_additional
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """A grammar, and the request field that asks for it. Both are None if the answer is not constrained."""
+    """A grammar, and the request field that asks for it. None and no field mean that the answer is not constrained."""
 
     grammar: Grammar | None = None
-    field: str | None = None
+    field: str = ""
 
 
 def constraint(body: Shaped, formatted: Constraint) -> Constraint:
@@ -52,7 +52,7 @@ def constraint(body: Shaped, formatted: Constraint) -> Constraint:
     ]
     found = [one for one in asked if one.grammar]
     if len(found) > 1:
-        first, second = ((one.field or "").partition(".")[0] for one in found[:2])
+        first, second = (one.field.partition(".")[0] for one in found[:2])
         raise invalid_request(f"{second} and {first} exclude each other", second)
     return found[0] if found else Constraint()
 

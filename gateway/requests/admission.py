@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,12 +18,12 @@ from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
+from gateway.requests.answer.thinking import ThinkingBudget
 from gateway.requests.grammars import Constraints
 from gateway.requests.job import SEED_BITS, GenerationJob
-from gateway.requests.loop_turns import EncodingPauses
+from gateway.requests.options import ALL_THAT_FIT, ORDINARY_ENCODING, EncodingOptions
 from gateway.requests.settings import ServiceSettings
-from gateway.requests.thinking import ThinkingBudget
-from gateway.requests.truncation import ALL_THAT_FIT
+from gateway.requests.turns import EncodingPauses
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.detokenizer import PRIME_TOKENS
 from gateway.text.reasoning.parser import ReasoningMarks, Thinking, choose_marks
@@ -71,12 +70,6 @@ class RequestIntake:
         """Marks around the reasoning in the model's answers. None means that the gateway separates none."""
         return choose_marks(self._settings.reasoning_parser, self._tokenizer.template)
 
-    def fingerprint(self, adapter: AdapterRecord | None) -> str:
-        """Return the `system_fingerprint`, a short text that differs if the base model, its numeric type, the engine's
-        backend or the content of the adapter (None: no adapter) differs."""
-        info = self._engine.info
-        return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
-
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Sampling parameters of this model where a request sets none, and the bound `max_tokens`, if it has one."""
@@ -92,23 +85,22 @@ class RequestIntake:
         self,
         tenant: Tenant,
         prompt: PromptInput,
-        cache_salt: str = "",
+        options: EncodingOptions = ORDINARY_ENCODING,
         field: str = "prompt",
         most: int = 0,
-        special: bool | None = None,
     ) -> tuple[int, ...]:
-        """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt. Errors
-        name `field`. `most` bounds the tokens of long texts; 0 means the context's. `special` is the request's
-        `add_special_tokens`.
+        """Return a whole prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt.
+        Errors name `field`. `most` bounds the tokens of long texts; 0 means the context's.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools; CONTEXT_LENGTH_EXCEEDED,
         a long text does not fit into the context.
         """
-        most = most or self._engine.info.max_model_len
+        most, special = most or self._engine.info.max_model_len, options.add_special_tokens
         if isinstance(prompt, Chat):
             chat = (prompt.messages, prompt.tools, prompt.options)
-            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, cache_salt, most, special=bool(special))
+            salt = options.cache_salt
+            prompt_ids = await self._tokenizer.encode_chat(tenant.name, *chat, salt, most, special=bool(special))
         elif isinstance(prompt, str):
             prompt_ids = await self._tokenizer.encode(
                 prompt, special=special is not False, tenant=tenant.name, most=most
@@ -123,8 +115,8 @@ class RequestIntake:
 
     def check(self, tenant: Tenant, request: GenerateRequest) -> None:
         """Check what takes no tokenizing. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
-        tenant.class_of(request.request_class)
-        sampling, settings = request.sampling, self._settings
+        tenant.class_of(request.urgency.request_class)
+        sampling, stop, settings = request.sampling, request.output.stop, self._settings
         if not request.prompts:
             raise invalid_request("there is no prompt", "prompt")
         if request.pooling is not None:
@@ -133,10 +125,10 @@ class RequestIntake:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
         if request.offering is not None:
             spoken_dialect(self.dialect)
-        self.check_thinking(needed=request.needs_thinking)
+        self.check_thinking(needed=request.output.needs_thinking)
         if request.n > 1 and sampling.prompt_logprobs is not None:
             raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
-        if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
+        if "" in stop or sum(map(len, stop)) > settings.max_stop_characters:
             bound = (
                 f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
             )
@@ -172,9 +164,9 @@ class RequestIntake:
         prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
-        request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
-        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
-        params = tuple(self._fit(request, index, len(ids), seed) for index, ids in enumerate(prompt_ids))
+        most = min(request.output.reserve_tokens, self._engine.info.max_model_len)
+        request = replace(request, output=replace(request.output, reserve_tokens=most))
+        params = tuple(self._fit(request, index, len(ids)) for index, ids in enumerate(prompt_ids))
         if not self._engine.ready:
             await self._wait_for_engine(self._settings.engine_wait if engine_wait is None else engine_wait)
         budget = await self._budget(request, thinking)
@@ -186,7 +178,7 @@ class RequestIntake:
     async def _predicted(self, tenant: Tenant, request: GenerateRequest, max_tokens: int) -> tuple[int, ...]:
         """Return the token ids of the request's prediction, as many as the context has room for and answers of
         `max_tokens` may need. Of a very long text, only the beginning is encoded."""
-        if not (request.prediction and request.speculates):
+        if not (request.prediction and request.sampling.speculates):
             return ()
         most = min(self._engine.info.max_model_len, PREDICTED_PER_TOKEN * max_tokens + LEAST_PREDICTED)
         text = request.prediction[: most * CHARACTERS_PER_TOKEN]
@@ -197,10 +189,11 @@ class RequestIntake:
     async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
         """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway
         reads no reasoning from the answers."""
-        if request.thinking_budget is None or thinking is None:
+        tokens = request.output.thinking_budget
+        if tokens is None or thinking is None:
             return None
         closing = await self._tokenizer.encode(thinking.marks.closing, special=False)
-        return ThinkingBudget(request.thinking_budget, thinking, closing, self._tokenizer)
+        return ThinkingBudget(tokens, thinking, closing, self._tokenizer)
 
     def _thinking(self, request: GenerateRequest, prompt_ids: Sequence[tuple[int, ...]]) -> Thinking | None:
         """Return how the reasoning of a chat's answers begins. A chat that continues its last message continues the
@@ -237,11 +230,12 @@ class RequestIntake:
 
     async def _prompt(self, tenant: Tenant, request: GenerateRequest, index: int) -> tuple[int, ...]:
         """Return the token ids of one prompt, as many as the request keeps. Raises what `encode` raises."""
-        prompt, field, cut = request.prompts[index], request.prompt_field(index), request.truncation
-        encode = partial(self.encode, tenant, prompt, request.cache_salt, field, special=request.add_special_tokens)
+        prompt, field, cut = request.prompts[index], request.prompt_field(index), request.encoding.truncation
+        encode = partial(self.encode, tenant, prompt, request.encoding, field)
         if cut is None:
             return await encode()
-        room = self._engine.info.max_model_len - _answer_tokens(request)
+        asked = request.output.asked_tokens
+        room = self._engine.info.max_model_len - (1 if asked is None else asked)
         if cut.most == ALL_THAT_FIT and room < 1:
             raise invalid_request("max_tokens takes the whole context, and leaves no room for the prompt", "max_tokens")
         ids = cut.cut(await encode(most=self.most_counted), room)
@@ -285,31 +279,23 @@ class RequestIntake:
             raise invalid_request(f"dimensions must be from 1 to {hidden_size} for this model", "dimensions")
 
     def with_defaults(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the model's defaults for those sampling parameters that the caller did not set."""
-        given = {name: one for name, one in self.sampling_defaults.items() if name in request.defaulted}
+        """Return the request with the model's defaults for those sampling parameters that the caller did not set, and a
+        random seed if it set none."""
+        known = {**self.sampling_defaults, "seed": random.getrandbits(SEED_BITS)}
+        given = {name: one for name, one in known.items() if name in request.defaulted}
         return replace(request, sampling=request.sampling._replace(**given), defaulted=frozenset())
 
-    def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int, seed: int) -> SamplingParams:
-        """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's
-        room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, the prompt leaves no room; INVALID_REQUEST,
-        min_tokens is above max_tokens."""
+    def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int) -> SamplingParams:
+        """Return the sampling parameters of one prompt. As in vLLM, max_tokens is cut to the context's room after the
+        prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, the prompt leaves no room; INVALID_REQUEST, min_tokens is
+        above max_tokens."""
         room = self._engine.info.max_model_len - prompt_tokens
-        asked = request.asked_tokens
+        sampling, asked = request.sampling, request.output.asked_tokens
         if room < (asked != 0):
             needed = prompt_tokens + (asked != 0)
             raise context_length_exceeded(needed, self._engine.info.max_model_len, request.prompt_field(index))
         room = min(room, int(self.sampling_defaults.get("max_tokens", room)))
         max_tokens = room if asked is None else min(room, asked)
-        if request.sampling.min_tokens > max_tokens:
+        if sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return request.sampling.with_greedy._replace(max_tokens=max_tokens, seed=seed, speculates=request.speculates)
-
-
-def _answer_tokens(request: GenerateRequest) -> int:
-    """Return the number of tokens of the context that a request asks to keep for an answer."""
-    return 1 if request.asked_tokens is None else request.asked_tokens
-
-
-@lru_cache(maxsize=4)
-def _base_print(model_hash: str, dtype: str, backend: str) -> str:
-    return "fp_" + hashlib.sha256(f"{model_hash} {dtype} {backend}".encode()).hexdigest()[:10]
+        return sampling.with_greedy._replace(max_tokens=max_tokens, seed=sampling.seed % 2**SEED_BITS)

@@ -1,4 +1,5 @@
-"""What computes the answers to requests: the interface of engines and upstreams to the way of a request."""
+"""What the way of a request asks of others: the interface of engines and upstreams, which compute the answers, and that
+of the observers of requests."""
 
 from __future__ import annotations
 
@@ -6,14 +7,26 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from engine.core.messages.requests import Lane
 from gateway.core.estimate import OutputAverages
 from gateway.core.tenants import Tenant
 from gateway.requests.deadlines import Timer
-from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
 from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk
+
+
+class Observer(Protocol):
+    """Receives reports about requests, for metrics, traces or the request log."""
+
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
+        """Report the inter-token latency of an event that is not its answer's first: the seconds since the previous
+        event with tokens, divided by the number of tokens in this one. `base_model` is the name of the base model."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """Report a request that has ended. Called exactly once for each request, even one refused before generation."""
 
 
 class Instruments(NamedTuple):
@@ -33,6 +46,27 @@ class NeededTokens(NamedTuple):
     tokens: int
     least: int | None
     """Minimum of tokens if `tokens` is a guess; None means that it is none (see `ReserveRequest`)."""
+
+
+class RunTerms(Struct, frozen=True):
+    """How a run of a request is limited, charged and awaited. The defaults are those of a request that names its model
+    itself; a run of a virtual model's member may have others."""
+
+    engine_wait: float | None = None
+    """Seconds that the run waits for an engine before its first token. None means as long as the settings say."""
+    reserved_runs: int = 1
+    """Number of runs to reserve tokens for: this one and those that may follow it, each as large as this one, so that
+    they fit the limits."""
+    is_counted: bool = False
+    """True means that this run does not count in the requests per minute of the caller's tenant and key, because an
+    earlier one does."""
+    is_charged: bool = True
+    """False means that the run is a shadow copy, which no tenant asked for: it is not limited, charged or counted in
+    usage."""
+
+
+ORDINARY = RunTerms()
+"""The terms of a request that names its model itself."""
 
 
 class Run(Protocol):

@@ -7,9 +7,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.requests.settings import ServiceSettings
+
+
+class TimeLimits(Struct, frozen=True):
+    """How long a caller will wait, in seconds."""
+
+    deadline: float | None = None
+    """For the whole answer. The gateway's own limit applies if it is shorter, unless `ignore_server_timeout` is set."""
+    ignore_server_timeout: bool = False
+    """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
+    stall: float | None = None
+    """For each token of any answer after the first one. None means no such limit."""
+
+    def within(self, seconds: float | None) -> TimeLimits:
+        """Return limits whose deadline is no later than `seconds`; None means that they stay as they are."""
+        return replace(self, deadline=earliest(self.deadline, seconds))
+
+    def after(self, seconds: float) -> TimeLimits:
+        """Return what is left of the limits when so many seconds have passed."""
+        return self if self.deadline is None else replace(self, deadline=self.deadline - seconds)
 
 
 class Timer:
@@ -116,27 +138,19 @@ class Deadlines:
         self._running: set[Timer] = set()
         self._is_stopping = False
 
-    def start(
-        self, lane: Lane, asked: float | None, stall: float | None = None, *, ignore_server_timeout: bool = False
-    ) -> Timer:
-        """Return the timer of a request, which the request's task must enter.
-
-        Args:
-            lane: only in the interactive lane, `first_token_timeout` of the settings applies.
-            asked: seconds that the caller will wait. None means that the caller sets no deadline.
-            stall: seconds that the caller will wait for each token after the first. None means no such limit.
-            ignore_server_timeout: whether `request_timeout` of the settings does not apply.
-
-        Raises:
-            ApiError: DEADLINE_EXCEEDED, the caller's deadline has passed already; ENGINE_UNAVAILABLE after `stop_all`.
-        """
+    def start(self, lane: Lane, limits: TimeLimits) -> Timer:
+        """Return the timer of a request, which the request's task must enter. Only in the interactive lane,
+        `first_token_timeout` of the settings applies. Raises ApiError: DEADLINE_EXCEEDED, the caller's deadline has
+        passed already; ENGINE_UNAVAILABLE after `stop_all`."""
         if self._is_stopping:
             raise _stopping()
-        deadline = asked if ignore_server_timeout else earliest(asked, self._settings.request_timeout)
+        if not limits.ignore_server_timeout:
+            limits = limits.within(self._settings.request_timeout)
+        deadline = limits.deadline
         first_token = self._settings.first_token_timeout if lane is Lane.INTERACTIVE else None
         if deadline is not None and deadline <= 0:
             raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
-        return Timer(deadline, earliest(deadline, first_token), stall, self._running)
+        return Timer(deadline, earliest(deadline, first_token), limits.stall, self._running)
 
     def stop_all(self) -> None:
         """End every running request with ApiError (ENGINE_UNAVAILABLE), which `start` raises from now on, too."""

@@ -66,8 +66,8 @@ class AnswerDecoder:
         self._kept: tuple[str, ...] | None = None
         """The marks of reasoning that the detokenizer keeps. None means that it keeps all."""
         self._prompt = prompt
-        self._keep_stop = request.keep_stop
-        self._matcher = StopMatcher(stops, keep=request.keep_stop) if stops else None
+        self._keep_stop = request.output.keep_stop
+        self._matcher = StopMatcher(stops, keep=request.output.keep_stop) if stops else None
         self._is_plain = self._matcher is None and reasoning is None and prompt is None
         """True means that detokenizing is all there is to do: the request has no stop strings, no prompt log
         probabilities, and no reasoning to separate. `decode` then takes a shortcut."""

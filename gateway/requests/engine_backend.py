@@ -23,11 +23,11 @@ from gateway.requests.backend import Instruments, NeededTokens
 from gateway.requests.deadlines import Timer
 from gateway.requests.decoder import AnswerDecoder
 from gateway.requests.job import GenerationJob
-from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.record import RequestRecord, engine_failures, refuse_failed
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.streams import merge_streams
 from gateway.requests.submission import Submission
+from gateway.requests.turns import LoopTurns
 from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, Speech
 from gateway.text.stop_strings import StopStrings
 
@@ -89,11 +89,11 @@ class EngineBackend:
         """Raises what `ServedModel.build_job` raises."""
         model, job = await self._model.build_job(tenant, request, self._adapter, lane, engine_wait)
         if job.adapter is not None:
-            record.adapter_hash = job.adapter.version
-        record.prompt_tokens = job.prompt_tokens
-        record.n, record.max_tokens = request.n, job.params[0].max_tokens
+            record.served.adapter_hash = job.adapter.version
+        record.work.prompt_tokens = job.prompt_tokens
+        record.asked.max_tokens = job.params[0].max_tokens
         tools = self._instruments
-        job = replace(job, average_output=math.ceil(tools.outputs.average(record.tenant, record.served_name)))
+        job = replace(job, average_output=math.ceil(tools.outputs.average(record.caller.tenant, record.served.name)))
         submission = Submission(model.engine, job, record, tools.clock, tools.settings, engine_wait)
         return EngineRun(model, job, record, submission, tools)
 
@@ -120,7 +120,8 @@ class EngineRun:
     @property
     def needed(self) -> NeededTokens:
         job = self._job
-        return NeededTokens(job.reserve_tokens(), None if job.limits_output else job.prompt_tokens + job.num_answers)
+        least = None if job.request.output.is_limited else job.prompt_tokens + job.num_answers
+        return NeededTokens(job.reserve_tokens(), least)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -133,8 +134,8 @@ class EngineRun:
         return self._submission.begin()
 
     async def chunks(self, timer: Timer) -> AsyncGenerator[GenerationChunk, None]:
-        record, streams = self._record, self._submission.begin()
-        stops = StopStrings(self._job.request.stop) if self._job.request.stop else None
+        record, streams, stop = self._record, self._submission.begin(), self._job.request.output.stop
+        stops = StopStrings(stop) if stop else None
         answers = [self._answer(index, stream, stops) for index, stream in enumerate(streams)]
         unfinished = len(answers)
         merged = answers[0] if unfinished == 1 else merge_streams(answers, self._instruments.settings.max_choices)
@@ -145,7 +146,7 @@ class EngineRun:
                     timer.on_answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output()
-                    yield replace(chunk, usage=record.usage)
+                    yield replace(chunk, usage=record.work.usage)
                 elif chunk.has_output:
                     timer.on_token()
                     yield chunk
@@ -159,9 +160,9 @@ class EngineRun:
             id=record.id,
             request_id=record.request_id,
             created=int(time.time()),
-            model=record.model,
+            model=record.asked.model,
             lane=job.lane,
-            fingerprint=model.intake.fingerprint(job.adapter),
+            fingerprint=model.fingerprint(job.adapter),
             prompt_ids=job.prompt_ids,
             rate_headers=headers,
             speech=Speech(model.tokenizer, None, calls_apart=True) if job.calls_apart else model.speech,
@@ -172,8 +173,8 @@ class EngineRun:
     def _note_output(self) -> None:
         job, record = self._job, self._record
         if job.ends_by_itself and job.request.pooling is None:
-            average = record.completion_tokens / job.num_answers
-            self._instruments.outputs.add(record.tenant, record.served_name, average)
+            average = record.work.completion_tokens / job.num_answers
+            self._instruments.outputs.add(record.caller.tenant, record.served.name, average)
 
     async def _answer(
         self, index: int, stream: EventStream, stops: StopStrings | None
@@ -187,10 +188,10 @@ class EngineRun:
         prompt = job.prompt_reader(prompt_index)
         answer = AnswerDecoder(index, detokenizer, job.request, stops, reasoning, prompt, job.call_marks, calls)
         last_token: float | None = None
-        with engine_failures(record):
+        with engine_failures(record.bill):
             async with aclosing(stream) as arrivals:
                 async for events in arrivals:
-                    for left, event in _with_remaining(events, job.request.coalesce):
+                    for left, event in _with_remaining(events, job.request.output.coalesce):
                         if event.finish_reason is not None:
                             refuse_failed(event, record, job.request)
                         chunk, now = answer.decode(event, more=left > 0), self._clock()
@@ -207,7 +208,7 @@ class EngineRun:
                         if chunk.finish_reason is not None:
                             if answer.lacks_scores:
                                 raise internal(record.request_id)
-                            record.reasoning_tokens += answer.reasoning_tokens
+                            record.work.reasoning_tokens += answer.reasoning_tokens
                             yield chunk
                             return
                         yield chunk
@@ -217,12 +218,11 @@ class EngineRun:
         """Record that a chunk's tokens came `now`, and report the latency per token to the observers. `last_token` is
         when this answer last had a token, None before its first; both are in seconds of the gateway's clock."""
         record, count = self._record, len(chunk.token_ids)
-        times = record.times
-        times.first_token, times.last_token = times.first_token or now, now
-        record.note_tokens(chunk.answer, count)
+        record.times.note_output(now)
+        record.work.note_tokens(chunk.answer, count)
         if last_token is not None:
             for observer in self._instruments.observers:
-                observer.inter_token(record.base_model, self._job.lane, (now - last_token) / count)
+                observer.inter_token(record.served.base_model, self._job.lane, (now - last_token) / count)
 
 
 def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:

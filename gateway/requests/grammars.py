@@ -52,15 +52,15 @@ class Constraints:
         """
         own, chat = request.sampling.grammar, request.offering
         if own is not None:
-            await self._check(tenant, own, request.grammar_field or "")
+            await self._check(tenant, own, request.fields.grammar)
         if chat is not None and dialect is not None:
             request = await self._with_calls(tenant, request, chat, dialect.frame, thinking)
         if thinking is not None and own is not None and request.sampling.grammar is own:
             grammar = after_reasoning(own, thinking, self._token_of)
-            await self._check(tenant, grammar, request.grammar_field or "")
+            await self._check(tenant, grammar, request.fields.grammar)
             request = replace(request, sampling=request.sampling._replace(grammar=grammar))
         if request.sampling.grammar and request.sampling.ignore_eos:
-            message = f"{request.grammar_field} says where an answer ends: not with ignore_eos"
+            message = f"{request.fields.grammar} says where an answer ends: not with ignore_eos"
             raise invalid_request(message, "ignore_eos")
         return request
 
@@ -84,7 +84,8 @@ class Constraints:
             field = f"tools[{error.number}].function.parameters"
             raise invalid_request(f"{field} cannot be followed: {error}", field) from error
         await self._check(tenant, grammar, "tools")
-        return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
+        fields = replace(request.fields, grammar="tools")
+        return replace(request, sampling=request.sampling._replace(grammar=grammar), fields=fields)
 
     async def _check(self, tenant: str, grammar: Grammar, field: str) -> None:
         if (length := len(grammar.text)) > MAX_CHARACTERS:  # before the text is hashed and sent to a worker
@@ -101,7 +102,7 @@ class Constraints:
 def _answer_schema(request: GenerateRequest, frame: CallFrame) -> dict[str, Any]:
     """Return the JSON schema in the request's own grammar, which an answer without tool calls follows. Raises ApiError:
     UNSUPPORTED_PARAMETER, the grammar is no JSON schema or the dialect has no mark for tool calls."""
-    grammar, field = request.sampling.grammar, request.grammar_field or ""
+    grammar, field = request.sampling.grammar, request.fields.grammar
     if grammar is None or grammar.kind is not GrammarKind.JSON_SCHEMA or not frame.mark:
         raise unsupported_parameter(field, "is not supported together with tools that may be called")
     schema: dict[str, Any] = msgspec.json.decode(grammar.text)

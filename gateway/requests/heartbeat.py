@@ -2,7 +2,7 @@
 
 The gateway polls the engine's counters every few seconds. An engine that does not answer for `HANG_LOOKS` seconds, or
 that has running requests and ends no step for that long, counts as hung until it makes progress again. Meanwhile
-`/ready` and grpc.health report that the engine's base model cannot be served. `gateway.engines.progress` says who else
+`/ready` and grpc.health report that the engine's base model cannot be served. `gateway.core.hanging` says who else
 looks for engines that hang.
 """
 
@@ -17,7 +17,7 @@ import structlog
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
-from gateway.engines.progress import StillLooks
+from gateway.core.hanging import StillLooks
 
 log = structlog.get_logger("gateway")
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.requests.member_run import MemberRun
+from gateway.requests.members import MemberRun
 from gateway.requests.streams import join_answers
 from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema

@@ -7,9 +7,9 @@ from msgspec import Struct
 from engine.core.messages.requests import AdapterHash, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.core.tenants import Tenant
+from gateway.requests.answer.thinking import ThinkingBudget
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.record import RequestRecord
-from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.reasoning.parser import Thinking
 from gateway.text.tools.dialect import Dialect, schemas_of
@@ -54,7 +54,7 @@ class GenerationJob(Struct, frozen=True):
     def calls_apart(self) -> bool:
         """Return whether chunks have tool calls in `calls` instead of in their text. This is so if the request offers
         tools and has stop strings, so that no stop string is found in a call."""
-        return self.dialect is not None and bool(self.request.stop)
+        return self.dialect is not None and bool(self.request.output.stop)
 
     def call_parser(self) -> ToolParser | None:
         """Return a new parser that separates one answer's tool calls from its text. None means that chunks have the
@@ -78,11 +78,6 @@ class GenerationJob(Struct, frozen=True):
         return sum(map(len, self.prompt_ids))
 
     @property
-    def limits_output(self) -> bool:
-        """Return whether the caller, and not just a default, limits the output tokens."""
-        return self.request.max_tokens is not None or self.request.reserve_tokens > 0
-
-    @property
     def ends_by_itself(self) -> bool:
         """Return whether the model decides how long the answers are: EOS ends them, and the context limits them before
         any `max_tokens` does."""
@@ -94,8 +89,8 @@ class GenerationJob(Struct, frozen=True):
         Where the caller set no limit, the reservation assumes `average_output` tokens for each answer, because the rest
         of a long context would be more than most limits allow. The tokens really used are charged at the end.
         """
-        if self.limits_output:
-            outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
+        if self.request.output.is_limited:
+            outputs = sum(max(params.max_tokens, self.request.output.reserve_tokens) for params in self.params)
         else:
             outputs = sum(min(params.max_tokens, self.average_output) for params in self.params)
         return self.prompt_tokens + outputs * self.request.n
@@ -125,37 +120,35 @@ class GenerationJob(Struct, frozen=True):
                 in the interactive lane the TTFT and ITL goals suffice.
         """
         prompt_index, number = divmod(index, self.request.n)
-        params = self.params[prompt_index]
-        deadline, own = self.request.deadline, self.tenant.class_of(self.request.request_class)
+        params, urgency, output = self.params[prompt_index], self.request.urgency, self.request.output
+        limits, own = self.request.time_limits, self.tenant.class_of(urgency.request_class)
         return Request(
             id=f"{record.id}-{index}",
             prompt_ids=self.prompt_ids[prompt_index],
             params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
             adapter_hash=self.adapter_hash,
             lane=self.lane,
-            priority=own.priority if self.request.priority is None else self.request.priority,
+            priority=own.priority if urgency.priority is None else urgency.priority,
             tenant=self.tenant.name,
             weight=self.tenant.weight,
-            request_class=self.request.request_class,
+            request_class=urgency.request_class,
             class_weight=own.weight,
-            deadline=None
-            if deadline is None or self.lane is not Lane.BATCH
-            else deadline - (now - record.times.started),
-            ttft=own.ttft_s if self.request.ttft is None else self.request.ttft,
-            itl=own.itl_s if self.request.itl is None else self.request.itl,
+            deadline=limits.after(now - record.times.started).deadline if self.lane is Lane.BATCH else None,
+            ttft=own.ttft_s if urgency.ttft is None else urgency.ttft,
+            itl=own.itl_s if urgency.itl is None else urgency.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
-            cache_salt=self.request.cache_salt,
+            cache_salt=self.request.encoding.cache_salt,
             prediction=self.prediction,
-            suspect=record.suspect,
+            suspect=record.engines.suspect,
             pooling=self.request.pooling,
             # A stop string must end the answer at once, and tokens that are held back would look like a stall.
-            whole=self.request.coalesce and not self.request.stop and self.request.stall is None,
+            whole=output.coalesce and not output.stop and limits.stall is None,
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
         """Return whether max_tokens is the rest of the context, because no limit or a larger one was set."""
-        asked = self.request.asked_tokens
+        asked = self.request.output.asked_tokens
         return asked is None or asked > params.max_tokens
 
     def _expected_tokens(self, params: SamplingParams) -> int | None:
@@ -164,5 +157,5 @@ class GenerationJob(Struct, frozen=True):
         return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.average_output)
 
     def _origin(self, record: RequestRecord) -> Origin:
-        adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
-        return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
+        adapter, part = record.served.adapter or "", record.bill.reserved_tokens // self.num_answers
+        return Origin(record.id, record.request_id, record.caller.key_id, record.asked.model, adapter, part)

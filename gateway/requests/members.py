@@ -5,17 +5,33 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
+from msgspec import Struct
+
 from engine.core.messages.requests import Lane
 from gateway.core.errors import ApiError
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
-from gateway.requests.backend import Backend
+from gateway.requests.backend import ORDINARY, Backend, RunTerms
 from gateway.requests.engine_backend import EngineBackends
-from gateway.requests.member_run import MemberRun
 from gateway.requests.path import RequestPath
-from gateway.requests.terms import ORDINARY, RunTerms
+from gateway.requests.record import RequestRecord
 from gateway.requests.types import GenerateRequest, Generation
 from gateway.requests.upstreams import UpstreamBackends
+
+
+class MemberRun(Struct):
+    """Which member serves a request for a virtual model, why, and on which terms."""
+
+    member: str
+    reason: str
+    """Why this member serves the request, in one word."""
+    permitted: Tenant
+    """Tenant whose permissions apply: the caller's, also for a shadow copy, which runs for no tenant."""
+    record: RequestRecord
+    terms: RunTerms = ORDINARY
+    for_policy: bool = False
+    """True means that the policy needs the run to decide, such as a verifier's. The operator chose its member, which
+    the tenant need not be permitted to name; but an upstream gets only data that may leave for it."""
 
 
 class Members:
@@ -43,16 +59,16 @@ class Members:
         which its deadline counts; None means now. `permitted` is the tenant whose permissions apply; None means the
         principal's."""
         record = self.path.new_record(principal, request, started)
-        record.member, record.member_reason = member, reason
+        record.served.member, record.served.member_reason = member, reason
         if not terms.is_charged:
-            record.waive()
+            record.bill.waive()
         return MemberRun(member, reason, permitted or principal.tenant, record, terms, for_policy)
 
     def serve(
         self, principal: Principal, request: GenerateRequest, run: MemberRun
     ) -> AbstractAsyncContextManager[Generation]:
         """Run a request with the member of a new run; see `RequestPath.serve`."""
-        lane = principal.tenant.effective_lane(request.lane)
+        lane = principal.tenant.effective_lane(request.urgency.lane)
         return self.path.serve(principal, request, run.record, partial(self._backend, run, lane), run.terms)
 
     def may_use(self, tenant: Tenant, member: str, lane: Lane) -> bool:

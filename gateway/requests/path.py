@@ -3,21 +3,24 @@ answers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from types import TracebackType
+
+import structlog
 
 from gateway.core.errors import MAX_QUOTED
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Limiter
-from gateway.requests.backend import Backend, Instruments
-from gateway.requests.deadlines import Deadlines, Timer
-from gateway.requests.observers import ArrivingRequest, notify_observers
-from gateway.requests.record import RequestRecord, record_error
+from gateway.requests.backend import ORDINARY, Backend, Instruments, Observer, RunTerms
+from gateway.requests.deadlines import Deadlines
+from gateway.requests.progress import RequestTimes
+from gateway.requests.record import STRANGER, Asked, Bill, RequestRecord, caller_of, record_error
 from gateway.requests.reservations import Reservations
-from gateway.requests.terms import ORDINARY, RunTerms
-from gateway.requests.times import RequestTimes
 from gateway.requests.types import GenerateRequest, Generation
+
+log = structlog.get_logger("gateway")
 
 
 class RequestPath:
@@ -49,14 +52,15 @@ class RequestPath:
     ) -> AsyncIterator[Generation]:
         """Run a request with the backend that `choose` returns, as `Gateway.generate` says. `record` is a new one of
         `new_record`. `choose` may raise ApiError (MODEL_NOT_FOUND)."""
-        tenant, lane = principal.tenant, principal.tenant.effective_lane(request.lane)
+        tenant, lane = principal.tenant, principal.tenant.effective_lane(request.urgency.lane)
         with self._recorded(record):
             backend = choose()
-            record.base_model, record.adapter = backend.name, backend.adapter_name
+            record.served.base_model, record.served.adapter = backend.name, backend.adapter_name
             with backend.place(tenant, lane, request):
                 backend.check(tenant, request)
                 admitting = self._reservations.admitting(request, record, terms)
-                async with self._timer(request, record) as timer, admitting:
+                left = request.time_limits.after(self.clock() - record.times.started)
+                async with self._deadlines.start(lane, left) as timer, admitting:
                     run = await backend.prepare(tenant, lane, request, record, terms.engine_wait)
                     reserved = self._reservations.reserved(run.needed, record, run.begin, terms)
                     async with (
@@ -74,16 +78,13 @@ class RequestPath:
         return RequestRecord(
             id=new_id(),
             request_id=request.request_id,
-            tenant=principal.tenant.name,
-            key_id=principal.key_id,
-            limits_key=principal.limits_key,
-            model=request.model.model[:MAX_QUOTED],
-            lane_asked=request.lane,
-            lane=principal.tenant.effective_lane(request.lane),
+            caller=caller_of(principal),
+            asked=Asked(request.model.model[:MAX_QUOTED], request.urgency.lane, request.n),
+            lane=principal.tenant.effective_lane(request.urgency.lane),
             times=RequestTimes(self.clock() if started is None else started),
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
-            deferred=request.deferred,
+            bill=Bill(deferred=request.deferred),
         )
 
     def arriving(self, request_id: str, ingress: Ingress) -> ArrivingRequest:
@@ -104,7 +105,7 @@ class RequestPath:
         self.live[record.id] = record
         try:
             yield
-            if not record.finish:
+            if not record.outcome.finish:
                 record.end("cancelled", 499)
         except BaseException as error:
             record_error(record, error)
@@ -114,11 +115,62 @@ class RequestPath:
             del self.live[record.id]
             notify_observers(self._observers, record)
 
-    def _timer(self, request: GenerateRequest, record: RequestRecord) -> Timer:
-        """Return the request's timer, which the time since the caller's request arrived has partly used. Raises what
-        `Deadlines.start` raises."""
-        assert record.lane is not None, "its lane is known"
-        asked, is_only = request.deadline, request.ignore_server_timeout
-        if asked is not None:
-            asked -= self.clock() - record.times.started
-        return self._deadlines.start(record.lane, asked, request.stall, ignore_server_timeout=is_only)
+
+class ArrivingRequest:
+    """A request for generation before it is passed to `Gateway.generate`; a context manager, see `Gateway.arriving`.
+
+    If its block raises, the request's record with that error is reported to the observers. `Gateway.generate` reports a
+    request whose block succeeds.
+    """
+
+    def __init__(
+        self, request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
+    ) -> None:
+        """`clock` is the gateway's clock, in seconds; the request arrives now."""
+        self.ingress = ingress
+        self._request_id = request_id
+        self._observers = observers
+        self._clock = clock
+        self._started = clock()
+        self._principal: Principal | None = None
+
+    def identify(self, principal: Principal) -> Principal:
+        """Remember the caller, so that a later refusal is recorded under its tenant and key, and return it. Raises
+        ApiError: FORBIDDEN, the caller is an administrator."""
+        self._principal = principal
+        return principal.as_tenant()
+
+    def __enter__(self) -> ArrivingRequest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            record = self._record()
+            record_error(record, error)
+            record.times.ended = self._clock()
+            notify_observers(self._observers, record)
+
+    def _record(self) -> RequestRecord:
+        """Return a new record for a request that is refused before generation; it has no model and no lane."""
+        return RequestRecord(
+            id=new_id(),
+            request_id=self._request_id,
+            caller=caller_of(self._principal) if self._principal else STRANGER,
+            asked=Asked(),
+            lane=None,
+            times=RequestTimes(self._started),
+            ingress=self.ingress,
+            trace_id=self.ingress.trace_id,
+        )
+
+
+def notify_observers(observers: Sequence[Observer], record: RequestRecord) -> None:
+    """Report a finished request to all observers. A failing observer is logged, and affects neither the other observers
+    nor the answer."""
+    for observer in observers:
+        try:
+            observer.finished(record)
+        except Exception:
+            log.exception("observer_failed", observer=type(observer).__name__, request_id=record.request_id)

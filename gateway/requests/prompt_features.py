@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from engine.core.messages.requests import Pooling, PoolingKind, SamplingParams
 from gateway.core.errors import ApiError
 from gateway.core.tenants import Principal
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.members import MemberRun, Members
+from gateway.requests.options import OutputOptions
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.virtual_models.features import PromptFacts
 from gateway.virtual_models.policy import NoVector, Vector
@@ -37,15 +37,9 @@ async def prompt_vector(
         prompts=request.prompts[:1],
         pooling=Pooling(PoolingKind(pooling), shares_pages=True),
         sampling=SamplingParams(),
-        grammar_field=None,
-        max_tokens=0,
-        reserve_tokens=0,
+        output=OutputOptions(max_tokens=0, coalesce=True),
         n=1,
-        stop=(),
-        thinking_budget=None,
-        needs_thinking=False,
         prediction="",
-        coalesce=True,
     )
     try:
         async with members.serve(principal, asked, run) as generation:

@@ -3,155 +3,106 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from types import MappingProxyType
 
 import structlog
 from msgspec import Struct, field
 
-from engine.core.messages.requests import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
-from engine.core.speculate.prediction import PREDICTION
+from engine.core.messages.requests import ErrorCode, FinishReason, Lane, TokenEvent
 from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
+from gateway.core.tenants import Principal
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts, DeferredUsage
-from gateway.requests.charge import Charge
-from gateway.requests.times import RequestTimes
-from gateway.requests.types import GenerateRequest, TokenUsage
+from gateway.requests.progress import RequestTimes, Work
+from gateway.requests.types import GenerateRequest
 
 log = structlog.get_logger("gateway")
 
 
-class RequestRecord(Struct):
-    """Facts about one request, updated while it runs."""
+class Caller(Struct, frozen=True):
+    """The sender of a request. All fields are empty before it has authenticated."""
 
-    id: str
-    request_id: str
-    tenant: str
-    key_id: str
-    model: str
-    lane_asked: Lane | None
-    lane: Lane | None  # None means that the request was refused before its lane was known.
-    times: RequestTimes
-    ingress: Ingress = UNKNOWN
-    trace_id: str = ""
-    """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
+    tenant: str = ""
+    key_id: str = ""
     limits_key: str = ""
     """Id of the key under which the limits and use of the caller's key are kept (see `Principal.limits_key`)."""
-    base_model: str = ""
-    """Name of the base model that serves the request; empty if the request was refused before that was known."""
-    adapter: str | None = None
-    adapter_hash: str = ""
-    prompt_tokens: int = 0
-    reserved_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    """Output tokens that are reasoning, of answers that are complete."""
+
+
+STRANGER = Caller()
+"""A caller that has not authenticated."""
+
+
+class Asked(Struct):
+    """What a caller asked for."""
+
+    model: str = ""
+    """Model name as the caller wrote it."""
+    lane: Lane | None = None
     n: int = 1
     """Number of answers for each prompt."""
     max_tokens: int = 0
-    """Maximum output tokens of an answer."""
-    lengths: dict[int, int] = field(default_factory=dict)
-    """Output tokens of each answer so far, by the answer's number."""
-    cached: dict[int, int] = field(default_factory=dict)
-    """Number of tokens of each prompt that were found in the prefix cache, by the prompt's number."""
-    device: dict[int, float] = field(default_factory=dict)
-    """Device time of each answer in seconds, by the answer's number."""
-    proposals: dict[int, tuple[ProposalCount, ...]] = field(default_factory=dict)
-    """Numbers of proposed and of accepted speculative tokens of each answer so far, per proposer, by the answer's
-    number."""
-    finish: str = ""
-    """How the request ended: stop, length, cancelled or error; empty while the request runs."""
-    status: int = 200
-    """HTTP status of the response, for gRPC too; 499 means that the caller disconnected."""
-    error_code: str = ""
-    error_metadata: Mapping[str, str] = field(default_factory=dict)
-    shadowed: tuple[tuple[str, str], ...] = ()
-    """Limits in shadow mode that would have refused the request, as pairs of scope kind and name."""
-    engine: str = ""
-    """Name of the engine that an answer was last sent to; empty where there is only one."""
-    routes: list[str] = field(default_factory=list)
-    """Why the router chose an engine (see `gateway.routing.router.Reason`), for each answer and move; empty where
-    there is only one engine."""
-    moves: list[float] = field(default_factory=list)
-    """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
-    is_granted: bool = False
-    """True means that the limiter admitted the request, which therefore counts in the requests per minute."""
-    charge: Charge = Charge.PENDING
-    deferred: DeferredUsage | None = None
-    """Where the usage of a batch's line is written at its settlement, in place of being counted."""
-    suspect: bool = False
-    """True means that an engine process of another member of the virtual model ended while it had the request."""
-    doubts: int = 0
-    """Number of engine processes that ended while they had the request and may have crashed because of it: the maximum
-    over its answers. It is set when the request has ended."""
+    """Maximum output tokens of an answer, once the backend has cut them to what it can compute."""
+
+
+class Served(Struct):
+    """What serves a request. All is empty if the request was refused before that was known."""
+
+    base_model: str = ""
+    """Name of the base model or of the upstream."""
+    adapter: str | None = None
+    adapter_hash: str = ""
     member: str = ""
-    """Member that served the virtual model `model`; empty if that is no virtual model."""
+    """Member that serves the virtual model that was asked for; empty if that is no virtual model."""
     member_reason: str = ""
-    """Why that member served it, in one word."""
+    """Why that member serves it, in one word."""
 
     @property
-    def served_name(self) -> str:
+    def name(self) -> str:
         """Name of the adapter, or of the base model for a request without one. Limits and usage are counted under
         it."""
         return self.adapter or self.base_model
 
-    @property
-    def usage(self) -> TokenUsage:
-        accepted, proposed = self.proposed(PREDICTION)
-        return TokenUsage(
-            self.prompt_tokens,
-            self.completion_tokens,
-            sum(self.cached.values()),
-            round(self.device_seconds * 1e6),
-            self.reasoning_tokens,
-            accepted,
-            proposed - accepted,
-        )
 
-    def proposed(self, *proposers: str) -> tuple[int, int]:
-        """Return the numbers of accepted and of proposed speculative tokens, summed over all answers, from these
-        proposers or, if none is named, from all."""
-        counts = [one for of_answer in self.proposals.values() for one in of_answer]
-        counts = [one for one in counts if not proposers or one.proposer in proposers]
-        return sum(one.accepted for one in counts), sum(one.proposed for one in counts)
+class Charge(Enum):
+    """State of a request's charge, which says whether the tenant pays for tokens. It goes from PENDING to DUE, back to
+    PENDING if the work that was begun early is dropped, and from each of them to WAIVED, where it stays."""
 
-    @property
-    def used_tokens(self) -> int:
-        """Tokens to charge: the prompt and all generated tokens if the charge is due, else 0."""
-        return self.prompt_tokens + self.completion_tokens if self.charge is Charge.DUE else 0
+    PENDING = "pending"
+    """Nothing is charged, because no engine and no upstream has had the request, or its work no longer counts."""
+    DUE = "due"
+    """The prompt and the tokens that have come are charged."""
+    WAIVED = "waived"
+    """Nothing is charged, because the engine or the upstream failed or refused the request, or because it is a shadow
+    copy, which no tenant asked for."""
 
-    @property
-    def device_seconds(self) -> float:
-        return sum(self.device.values())
 
-    def counts(self) -> Counts:
-        """Return the usage to count so far, which is `NOTHING` unless the charge is due."""
-        if self.charge is not Charge.DUE:
-            return NOTHING
-        used = self.usage
-        return Counts(1, used.prompt, used.cached, used.completion, used.device_us)
+class Bill(Struct):
+    """What a request has reserved from its tenant's limits, and whether what it computes is charged."""
+
+    charge: Charge = Charge.PENDING
+    reserved_tokens: int = 0
+    is_granted: bool = False
+    """True means that the limiter admitted the request, which therefore counts in the requests per minute."""
+    shadowed: tuple[tuple[str, str], ...] = ()
+    """Limits in shadow mode that would have refused the request, as pairs of scope kind and name."""
+    deferred: DeferredUsage | None = None
+    """Where the usage of a batch's line is written at its settlement, in place of being counted."""
 
     @property
-    def tpot_seconds(self) -> float | None:
-        """Mean seconds per output token after the first (TPOT). None means that there are fewer than two tokens."""
-        span = self.times.decode_seconds
-        return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
-
-    def submit(self, now: float) -> None:
-        """Record that the request is submitted `now`, whether or not an engine takes it at once."""
-        self.times.submitted = now
+    def is_due(self) -> bool:
+        return self.charge is Charge.DUE
 
     def fall_due(self) -> None:
         """Charge the request from now on, because an engine or an upstream has it, unless the charge is waived."""
         if self.charge is Charge.PENDING:
             self.charge = Charge.DUE
 
-    def withdraw(self) -> None:
-        """Record that the request does not count as submitted, because the limiter did not grant it: work that the
-        engine has begun is dropped and not charged."""
-        self.times.submitted = None
+    def drop(self) -> None:
+        """Charge nothing of what was begun before the limiter refused the request."""
         if self.charge is Charge.DUE:
             self.charge = Charge.PENDING
 
@@ -159,44 +110,97 @@ class RequestRecord(Struct):
         """Charge nothing, now and later."""
         self.charge = Charge.WAIVED
 
-    def note_tokens(self, index: int, count: int) -> None:
-        """Add `count` generated tokens to the totals of the request and of the answer with the number `index`."""
-        self.completion_tokens += count
-        self.lengths[index] = self.lengths.get(index, 0) + count
+
+class EngineHistory(Struct):
+    """Which engines had a request."""
+
+    last: str = ""
+    """Name of the engine that an answer was last sent to; empty where there is only one."""
+    routes: list[str] = field(default_factory=list)
+    """Why the router chose an engine (see `gateway.routing.decision.Reason`), for each answer and move; empty where
+    there is only one engine."""
+    moves: list[float] = field(default_factory=list)
+    """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
+    suspect: bool = False
+    """True means that an engine process of another member of the virtual model ended while it had the request."""
+    doubts: int = 0
+    """Number of engine processes that ended while they had the request and may have crashed because of it: the maximum
+    over its answers. It is set when the request has ended."""
+
+
+class Outcome(Struct, frozen=True):
+    """How a request ended."""
+
+    finish: str
+    """`stop`, `length`, `pooled`, `cancelled` or `error`; empty while the request runs."""
+    status: int = 200
+    """HTTP status of the response, for gRPC too; 499 means that the caller disconnected."""
+    error_code: str = ""
+    error_metadata: Mapping[str, str] = MappingProxyType({})
+
+
+RUNNING = Outcome("")
+
+
+class RequestRecord(Struct):
+    """Facts about one request, updated while it runs, in parts that each hold one idea."""
+
+    id: str
+    request_id: str
+    caller: Caller
+    asked: Asked
+    lane: Lane | None
+    """None means that the request was refused before its lane was known."""
+    times: RequestTimes
+    ingress: Ingress = UNKNOWN
+    trace_id: str = ""
+    """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
+    served: Served = field(default_factory=Served)
+    work: Work = field(default_factory=Work)
+    bill: Bill = field(default_factory=Bill)
+    engines: EngineHistory = field(default_factory=EngineHistory)
+    outcome: Outcome = RUNNING
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens to charge: the prompt and all generated tokens if the charge is due, else 0."""
+        return self.work.tokens if self.bill.is_due else 0
+
+    def counts(self) -> Counts:
+        """Return the usage to count so far, which is `NOTHING` unless the charge is due."""
+        return self.work.counts() if self.bill.is_due else NOTHING
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean seconds per output token after the first (TPOT). None means that there are fewer than two tokens."""
+        span, tokens = self.times.decode_seconds, self.work.completion_tokens
+        return None if span is None or tokens < 2 else span / (tokens - 1)
+
+    def withdraw(self) -> None:
+        """Record that the request does not count as submitted, because the limiter did not grant it: work that the
+        engine has begun is dropped and not charged."""
+        self.times.submitted = None
+        self.bill.drop()
 
     def note_event(self, prompt: int, index: int, event: TokenEvent, now: float) -> None:
-        """Record what an engine's event, which came `now`, says about the answer `index` to the prompt `prompt`.
+        """Record what an engine's event, which came `now`, says about the answer `index` to the prompt `prompt`."""
+        if self.times.admitted is None:
+            self.times.note_admission(event, now)
+        self.work.note_event(prompt, index, event)
 
-        The first event says when the engine began to work on the request and how long it waited for its adapter. Of the
-        prompt's tokens in the prefix cache, the least count is kept: it is that of the first answer to run, whose pages
-        the other answers then reuse. Of an answer's device time so far, the largest value is kept, because an event
-        that ends an answer early does not report the time.
-        """
-        if (times := self.times).admitted is None:
-            times.admitted = now if times.submitted is None else min(now, times.submitted + event.wait)
-            times.adapter_wait = event.adapter_wait
-        # Without min and max, which take as long as all else here: this runs for each token.
-        if event.num_cached < self.cached.get(prompt, sys.maxsize):
-            self.cached[prompt] = event.num_cached
-        if event.device_seconds > self.device.get(index, -1.0):
-            self.device[index] = event.device_seconds
-        if event.proposals:
-            self.proposals[index] = event.proposals
+    def end(self, finish: str, status: int, error_code: str = "", metadata: Mapping[str, str] | None = None) -> None:
+        self.outcome = Outcome(finish, status, error_code, metadata or {})
 
-    def note_move(self, seconds: float) -> None:
-        """Record that an answer moved to another engine process, after `seconds` without one."""
-        self.moves.append(seconds)
 
-    def end(self, finish: str, status: int, error_code: str = "") -> None:
-        self.finish, self.status, self.error_code = finish, status, error_code
+def caller_of(principal: Principal) -> Caller:
+    return Caller(principal.tenant.name, principal.key_id, principal.limits_key)
 
 
 def record_error(record: RequestRecord, error: BaseException) -> None:
-    """Set the record's finish, status and error code according to an error. An ApiError gives `error` and its own, a
+    """Set the record's outcome according to an error. An ApiError gives `error` and its own status and code, a
     cancellation or an OSError (the caller has disconnected) `cancelled` and 499, and anything else `error` and 500."""
     if isinstance(error, ApiError):
-        record.end("error", error.http_status, error.code or error.fault.name.lower())
-        record.error_metadata = error.metadata
+        record.end("error", error.http_status, error.code or error.fault.name.lower(), error.metadata)
     elif isinstance(error, asyncio.CancelledError | GeneratorExit | OSError):
         record.end("cancelled", 499)
     else:
@@ -204,16 +208,16 @@ def record_error(record: RequestRecord, error: BaseException) -> None:
 
 
 @contextmanager
-def engine_failures(record: RequestRecord) -> Iterator[None]:
+def engine_failures(bill: Bill) -> Iterator[None]:
     """Convert an EngineUnavailable that the block raises to ApiError (ENGINE_UNAVAILABLE, or ENGINE_CRASHED if the
     request makes engines crash), and waive the charge."""
     try:
         yield
     except CrashesEngines as error:
-        record.waive()
+        bill.waive()
         raise ApiError(Fault.ENGINE_CRASHED, f"{error}; the request is not tried again") from error
     except EngineUnavailable as error:
-        record.waive()
+        bill.waive()
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
 
 
@@ -232,18 +236,19 @@ def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateReq
     # What an administrator cancels is charged, as when a caller disconnects.
     is_charged = code is ErrorCode.CANCELLED or (code is ErrorCode.INVALID_GRAMMAR and began)
     if not is_charged:
-        record.waive()
+        record.bill.waive()
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:
         raise internal(record.request_id)
     if event.refusal.code is ErrorCode.MODEL_OUTPUT_INVALID:
-        served = {"model": record.base_model, "adapter": record.adapter, "adapter_version": record.adapter_hash or None}
+        of = record.served
+        served = {"model": of.base_model, "adapter": of.adapter, "adapter_version": of.adapter_hash or None}
         log.error("model_output_invalid", **served, request_id=record.request_id, reason=event.refusal.message)
     if event.refusal.code is ErrorCode.INVALID_GRAMMAR:
-        field = request.grammar_field
+        field = request.fields.grammar
         raise invalid_request(f"{field} cannot be followed: {event.refusal.message}", field)
     fault = Fault[event.refusal.code.name]
     if fault is Fault.MODEL_NOT_FOUND:
-        raise model_not_found(record.model)
+        raise model_not_found(record.asked.model)
     raise ApiError(fault, event.refusal.message, retry_after=event.refusal.retry_after)

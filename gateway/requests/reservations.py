@@ -14,9 +14,8 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.lanes import lane_name
 from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.requests.backend import NeededTokens
+from gateway.requests.backend import NeededTokens, RunTerms
 from gateway.requests.record import RequestRecord
-from gateway.requests.terms import RunTerms
 from gateway.requests.types import GenerateRequest
 
 log = structlog.get_logger("gateway")
@@ -54,7 +53,7 @@ class Reservations:
         try:
             yield
         except BaseException as error:
-            if terms.is_charged and not record.is_granted and _is_counted(error, request):
+            if terms.is_charged and not record.bill.is_granted and _is_counted(error, request):
                 # The next run of its request asks whether it is counted.
                 refusal = await self._to_its_end(self._count_refused(_wanted(record, terms), record))
                 if refusal is not None and isinstance(error, ApiError) and error.http_status != 429:
@@ -80,7 +79,7 @@ class Reservations:
             yield {}
             return
         wanted = _wanted(record, terms, needed)
-        record.reserved_tokens = wanted.tokens
+        record.bill.reserved_tokens = wanted.tokens
         try:
             if record.lane is Lane.INTERACTIVE and self._limiter.likely_to_grant(wanted):
                 begin()
@@ -91,12 +90,13 @@ class Reservations:
             raise
         finally:
             record.times.reserved = self._clock()
-        record.is_granted, record.shadowed, record.reserved_tokens = True, grant.shadowed, grant.reserved
+        bill = record.bill
+        bill.is_granted, bill.shadowed, bill.reserved_tokens = True, grant.shadowed, grant.reserved
         try:
             yield grant.headers()
         finally:
-            if record.deferred is not None:
-                record.deferred.add({(grant.day, grant.request.row): record.counts()})
+            if bill.deferred is not None:
+                bill.deferred.add({(grant.day, grant.request.row): record.counts()})
             await self._to_its_end(self._settle(grant, record))
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class Reservations:
             grant = await self._limiter.reserve(wanted)
         except ApiError as refusal:
             return refusal
-        record.is_granted, record.shadowed = True, grant.shadowed
+        record.bill.is_granted, record.bill.shadowed = True, grant.shadowed
         await self._settle(grant, record)
         return None
 
@@ -126,7 +126,7 @@ class Reservations:
         try:
             await self._limiter.settle(grant, record.used_tokens)
         except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
-            log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
+            log.exception("settle_failed", request_id=record.request_id, tenant=record.caller.tenant)
 
     async def _to_its_end(self, work: Coroutine[None, None, T]) -> T:
         """Do `work` in a task of its own, and return its result. A cancellation meanwhile is raised only when the work
@@ -148,10 +148,10 @@ def _wanted(record: RequestRecord, terms: RunTerms, needed: NeededTokens = COUNT
     """Return what to ask the limiter for: one request of the record's tenant, and the tokens of `terms.reserved_runs`
     runs."""
     assert record.lane is not None, "its lane is known"
-    owner, is_deferred = (record.tenant, record.limits_key), record.deferred is not None
+    owner, is_deferred = (record.caller.tenant, record.caller.limits_key), record.bill.deferred is not None
     tokens, lane = needed.tokens * terms.reserved_runs, lane_name(record.lane)
     used = _nothing if is_deferred else record.counts
-    served, counted = record.served_name, terms.is_counted
+    served, counted = record.served.name, terms.is_counted
     return ReserveRequest(record.request_id, *owner, tokens, served, lane, used, needed.least, counted, is_deferred)
 
 

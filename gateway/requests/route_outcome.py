@@ -10,8 +10,7 @@ from engine.core.messages.requests import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.lanes import lane_name
 from gateway.core.usage import today
-from gateway.requests.charge import Charge
-from gateway.requests.member_run import MemberRun
+from gateway.requests.members import MemberRun
 from gateway.requests.types import DiscardedRun
 from gateway.virtual_models.cost import Costs, Spent, costs
 
@@ -51,7 +50,7 @@ def outcome_of(
     computed = [MemberTokens(run.member, *_tokens(run)) for run in runs]
     found = None
     if billing is not None and answering is not None:
-        spent = [Spent(run.record.served_name, run.record.counts()) for run in runs if run.record.served_name]
+        spent = [Spent(run.record.served.name, run.record.counts()) for run in runs if run.record.served.name]
         found = costs(billing, spent, answering.record.counts(), members, lane_name(lane), today())
     member, reason = (answering.member, answering.reason) if answering else ("", "failed")
     return RouteOutcome(model, member, reason, computed, found)
@@ -68,6 +67,6 @@ def _tokens(run: MemberRun) -> tuple[int, int]:
     """Return the numbers of prompt and completion tokens that a run computed. They are 0 if it was never submitted, or
     if its charge was waived. A shadow copy, which is never charged, counts in full."""
     record = run.record
-    if record.times.submitted is None or (run.terms.is_charged and record.charge is not Charge.DUE):
+    if record.times.submitted is None or (run.terms.is_charged and not record.bill.is_due):
         return 0, 0
-    return record.prompt_tokens, record.completion_tokens
+    return record.work.prompt_tokens, record.work.completion_tokens

@@ -19,13 +19,11 @@ from gateway.core.billing import BillingConfig
 from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
 from gateway.core.tenants import COPIES_TENANT, Principal, Tenant
 from gateway.core.trace_context import new_id
-from gateway.requests.deadlines import earliest
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.backend import RunTerms
+from gateway.requests.members import MemberRun, Members
 from gateway.requests.prompt_features import prompt_facts, prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun
-from gateway.requests.terms import RunTerms
 from gateway.requests.types import Chat, GenerateRequest, Generation
 from gateway.requests.upstreams import Upstream
 from gateway.virtual_models.policies import members_of_batches
@@ -104,8 +102,8 @@ class RouteRunner:
                 raise
             if not steps:
                 raise model_not_found(request.model.model)
-        if not request.ignore_server_timeout:
-            request = replace(request, deadline=earliest(request.deadline, self._timeout))
+        if not request.time_limits.ignore_server_timeout:
+            request = replace(request, time_limits=request.time_limits.within(self._timeout))
         steps_run = StepsRun(self._members, principal, request, started, runs, begun)
         try:
             async with AsyncExitStack() as stack:
@@ -128,7 +126,7 @@ class RouteRunner:
         are added to `runs`."""
 
         async def vector(member: str, pooling: str) -> Vector:
-            terms = RunTerms(engine_wait=0.0, is_counted=any(run.record.is_granted for run in runs))
+            terms = RunTerms(engine_wait=0.0, is_counted=any(run.record.bill.is_granted for run in runs))
             run = self._members.new_run(principal, request, member, "vector", terms, for_policy=True)
             runs.append(run)
             return await prompt_vector(self._members, principal, request, run, pooling)
@@ -136,7 +134,7 @@ class RouteRunner:
         self._members.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
         if request.pooling is not None and len(set(map(self._members.computed_by, policy.members))) > 1:
             raise unsupported_parameter("model", "names a virtual model, whose members' vectors cannot be compared")
-        lane = principal.tenant.effective_lane(request.lane)
+        lane = principal.tenant.effective_lane(request.urgency.lane)
         return Asked(
             tenant=principal.tenant.name,
             lane=lane,
@@ -161,8 +159,12 @@ class RouteRunner:
             return
         if not self._members.may_use(principal.tenant, shadow.member, Lane.BATCH):
             return
-        copied = replace(request, lane=Lane.BATCH, request_class="", coalesce=True, stall=None)
-        copied = replace(copied, deadline=self._timeout)
+        copied = replace(
+            request,
+            output=replace(request.output, coalesce=True),
+            urgency=replace(request.urgency, lane=Lane.BATCH, request_class=""),
+            time_limits=replace(request.time_limits, deadline=self._timeout, stall=None),
+        )
         terms, permitted = RunTerms(is_charged=False), principal.tenant
         run = self._members.new_run(COPIES, copied, shadow.member, "shadow", terms, permitted=permitted)
         task = asyncio.create_task(self._run_copy(copied, run), name="shadow")

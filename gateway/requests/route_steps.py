@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from engine.core.messages.requests import Lane, SamplingParams
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
+from gateway.requests.backend import RunTerms
 from gateway.requests.held_answer import HeldRun
-from gateway.requests.member_run import MemberRun
-from gateway.requests.members import Members
+from gateway.requests.members import MemberRun, Members
+from gateway.requests.options import OutputOptions, Urgency
 from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs
-from gateway.requests.terms import RunTerms
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
 from gateway.virtual_models.acceptance import Acceptance, HeldAnswer, Verifier, agree
 from gateway.virtual_models.policy import Step
@@ -62,7 +62,7 @@ class StepsRun:
         self._members = members
         self._principal = principal
         self._request = request
-        self._lane = principal.tenant.effective_lane(request.lane)
+        self._lane = principal.tenant.effective_lane(request.urgency.lane)
         self._started = started
         self._begun = begun
         self._has_begun = False
@@ -107,17 +107,17 @@ class StepsRun:
     @property
     def doubts(self) -> int:
         """Number of engine processes that may have crashed because of the request."""
-        return sum(run.record.doubts for run in self.runs)
+        return sum(run.record.engines.doubts for run in self.runs)
 
     def _new_run(
         self, request: GenerateRequest, member: str, reason: str, terms: RunTerms, *, for_policy: bool = False
     ) -> MemberRun:
         """Return a run on these terms, except that a request that an earlier run has counted is not counted again."""
-        terms = replace(terms, is_counted=any(run.record.is_granted for run in self.runs))
+        terms = replace(terms, is_counted=any(run.record.bill.is_granted for run in self.runs))
         run = self._members.new_run(
             self._principal, request, member, reason, terms, started=self._started, for_policy=for_policy
         )
-        run.record.suspect = self.doubts > 0
+        run.record.engines.suspect = self.doubts > 0
         self.runs.append(run)
         return run
 
@@ -138,10 +138,10 @@ class StepsRun:
         request = self._request
         if accept.logprob is not None and request.sampling.logprobs is None:
             request = replace(request, sampling=request.sampling._replace(logprobs=0))
-        is_bounded = not request.coalesce and self._lane is Lane.INTERACTIVE
+        is_bounded = not request.output.coalesce and self._lane is Lane.INTERACTIVE
         try:
             async with asyncio.timeout(step.patience_s if is_bounded else None):
-                return await self._complete(run, replace(request, coalesce=True))
+                return await self._complete(run, _whole(request))
         except TimeoutError:
             return None
 
@@ -173,10 +173,9 @@ class StepsRun:
         """Let the member of the held answers answer the request once more, and return whether each new answer says the
         same as the held one (`agree`)."""
         request, offering = self._request, self._request.offering
-        sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
-        seed = None if request.seed is None else request.seed + len(answers)
-        defaulted = request.defaulted - {"temperature"}
-        other = replace(request, sampling=sampling, defaulted=defaulted, seed=seed, coalesce=True)
+        own = request.sampling
+        sampling = own._replace(temperature=max(own.temperature, temperature), seed=own.seed + len(answers))
+        other = replace(_whole(request), sampling=sampling, defaulted=request.defaulted - {"temperature"})
         run = self._new_run(other, held.run.member, "agreement", ASIDE)
         second = (await self._complete(run, other)).answers(offering.tools if offering else ())
         return all(agree(one, two) for one, two in zip(answers, second, strict=True))
@@ -194,11 +193,9 @@ class StepsRun:
                 ingress=self._request.ingress,
                 sampling=SamplingParams(temperature=0.0),
                 defaulted=DEFAULTED - {"temperature"},
-                max_tokens=1,
-                coalesce=True,
-                lane=self._lane,
-                deadline=self._request.deadline,
-                ignore_server_timeout=self._request.ignore_server_timeout,
+                output=OutputOptions(max_tokens=1, coalesce=True),
+                urgency=Urgency(self._lane),
+                time_limits=replace(self._request.time_limits, stall=None),
                 deferred=self._request.deferred,
             )
             run = self._new_run(judgement, verifier.member, "judge", ASIDE, for_policy=True)
@@ -220,6 +217,11 @@ class StepsRun:
         choice = MemberChoice(run.member, run.reason, discarded or UNSET)
         generation.admitted = replace(generation.admitted, member=choice)
         return generation
+
+
+def _whole(request: GenerateRequest) -> GenerateRequest:
+    """Return the request, whose answers are not read token by token."""
+    return replace(request, output=replace(request.output, coalesce=True))
 
 
 async def _await_output(generation: Generation) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 from engine.core.fairness.shares import Shares
 from engine.core.messages.requests import Lane
@@ -101,6 +102,12 @@ class ServedModel:
     @cached_property
     def speech(self) -> Speech:
         return Speech(self.tokenizer, self.intake.dialect)
+
+    def fingerprint(self, adapter: AdapterRecord | None) -> str:
+        """Return the `system_fingerprint`, a short text that differs if the base model, its numeric type, the engine's
+        backend or the content of the adapter (None: no adapter) differs."""
+        info = self.engine.info
+        return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     def for_adapter(self, name: str) -> ServedModel:
         """Return this model as requests of the adapter `name` see it: it renders chats with the adapter's chat
@@ -255,3 +262,8 @@ class ServedModels:
         """The catalog of each base model: the names of the model and of its adapters, in live views of the
         registries."""
         return tuple(model.adapters.catalog for model in self._models)
+
+
+@lru_cache(maxsize=4)
+def _base_print(model_hash: str, dtype: str, backend: str) -> str:
+    return "fp_" + hashlib.sha256(f"{model_hash} {dtype} {backend}".encode()).hexdigest()[:10]

@@ -14,18 +14,15 @@ from gateway.core.tenant_room import TenantRoom
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
 from gateway.limiter.base import Limiter
-from gateway.requests.backend import Instruments
-from gateway.requests.encoding_turns import EncodingTurns
+from gateway.requests.backend import Instruments, Observer
 from gateway.requests.engine_backend import EngineBackends
-from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.members import Members
-from gateway.requests.observers import ArrivingRequest, Observer
-from gateway.requests.parsing import ParsingTurns
-from gateway.requests.path import RequestPath
+from gateway.requests.path import ArrivingRequest, RequestPath
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModels
 from gateway.requests.settings import ServiceSettings
+from gateway.requests.turns import EncodingTurns, LoopTurns, ParsingTurns
 from gateway.requests.types import GenerateRequest, Generation
 from gateway.requests.upstreams import UpstreamBackends
 from gateway.requests.wire_room import WireRoom

@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 import structlog
 
-from engine.core.messages.requests import FinishReason, TokenEvent
+from engine.core.messages.requests import FinishReason, Request, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.answer.crash_trial import CrashTrial
-from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.answer.resumption import AccountedStream, Continuation, ResumingStream, Waits
+from gateway.requests.answer.thinking import ThinkingBudget, ThinkingStream
 from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.settings import ServiceSettings
@@ -53,7 +53,7 @@ class Submission:
         at once and is not sent to the engine, unless a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
-            self._record.submit(self._clock())
+            self._record.times.submitted = self._clock()
             most = self._most_at_once
             self._streams += [self._stream(index) for index in range(min(most, self._job.num_answers))]
             self._streams += [self._later(index) for index in range(most, self._job.num_answers)]
@@ -68,7 +68,7 @@ class Submission:
         request = self._job.engine_request(self._record, index, self._clock())
         params = request.params
         if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
-            self._record.fall_due()
+            self._record.bill.fall_due()
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         trial = CrashTrial(self._engine, request.suspect)
@@ -81,23 +81,51 @@ class Submission:
         """Return the caller's session with the tenant's name before it, so that tenants do not share sessions. Empty
         means that the caller named none."""
         session = self._record.ingress.session
-        return f"{self._record.tenant}/{session}" if session else ""
+        return f"{self._record.caller.tenant}/{session}" if session else ""
 
     def _note_place(self, stream: PlacedStream) -> None:
-        self._record.fall_due()
-        if stream.engine:
-            self._record.engine = stream.engine
+        self._record.bill.fall_due()
+        engines = self._record.engines
+        engines.last = stream.engine or engines.last
         if stream.reason:
-            self._record.routes.append(stream.reason)
+            engines.routes.append(stream.reason)
 
     def _note_move(self, seconds: float) -> None:
-        self._record.note_move(seconds)
+        self._record.engines.moves.append(seconds)
         log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
 
     async def aclose(self) -> None:
-        self._record.doubts = max((trial.doubts for trial in self._trials), default=0)
+        self._record.engines.doubts = max((trial.doubts for trial in self._trials), default=0)
         for stream in self._streams:
             await stream.aclose()
+
+
+def answer_stream(
+    engine: EngineApi,
+    request: Request,
+    trial: CrashTrial,
+    waits: Waits,
+    on_move: Callable[[float], None],
+    on_placed: Callable[[PlacedStream], None],
+    session: str = "",
+    budget: ThinkingBudget | None = None,
+) -> EventStream:
+    """Submit a request, if the engine is ready, and return the stream of its answer's events. From the engine outward:
+    hand over after the prompt, resume after a loss, end the reasoning at its budget, account for all parts together.
+
+    Args:
+        trial: records the engine processes that the request loses.
+        on_move: called when the request continues in another engine process, with the seconds without one.
+        on_placed: called with the engine's stream each time that the request was submitted.
+        session: see `EngineApi.generate`.
+        budget: limits the answer's reasoning, at whose end the request is submitted again. None means no limit.
+    """
+    continuation = Continuation(request)
+    if budget is None:
+        return AccountedStream(ResumingStream(engine, continuation, trial, waits, on_move, on_placed, session))
+    continuation.request = budget.first_part(request)
+    resuming = ResumingStream(engine, continuation, trial, waits, on_move, on_placed, session)
+    return AccountedStream(ThinkingStream(resuming, continuation, request, budget))
 
 
 def _nothing(request_id: str) -> EventStream:

@@ -13,8 +13,9 @@ from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import DeferredUsage
+from gateway.requests.deadlines import TimeLimits
+from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions, Urgency
 from gateway.requests.prompt_scores import PromptScores
-from gateway.requests.truncation import Truncation
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.calls import ToolCallPart
@@ -39,8 +40,8 @@ Finish = Literal["stop", "length", "pooled"]
 """How an answer ended; `pooled` means that it is a vector."""
 
 
-DEFAULTED = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
-"""Sampling parameters for which a model may have defaults."""
+DEFAULTED = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"))
+"""Sampling parameters for which a model may have defaults, and the seed, for which the gateway draws one."""
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -50,72 +51,25 @@ class GenerateRequest(Struct, frozen=True):
     prompts: tuple[PromptInput, ...]
     request_id: str
     """Id that the caller or the protocol chose; it need not be unique."""
-    sampling: SamplingParams = SamplingParams()
-    """Sampling parameters. The gateway sets their max_tokens and seed from the fields `max_tokens` and `seed` below,
-    and those in `defaulted`."""
-    defaulted: frozenset[str] = frozenset()
-    """Names of the fields of `sampling`, among `DEFAULTED`, that the caller did not set: they take the defaults of the
-    model that answers, if it has any."""
-    grammar_field: str | None = None
-    """Name of the request field that the grammar in `sampling` came from, for error messages."""
-    max_tokens: int | None = None
-    """Maximum output tokens of an answer, cut to the room left in the context. 0 generates nothing, so that the engine
-    is asked only for log probabilities of the prompt or a vector. None means `default_max_tokens`."""
-    seed: int | None = None
-    """Seed of the random draws; answer i of a prompt uses seed + i. None means a random seed."""
-    default_max_tokens: int | None = None
-    """Maximum output tokens if `max_tokens` is None. None means the rest of the context."""
-    reserve_tokens: int = 0
-    """Minimum output tokens to reserve for each answer, for callers that name a larger limit besides max_tokens."""
-    stop: tuple[str, ...] = ()
-    keep_stop: bool = False
-    """True means that the answer's text includes the stop string or the stop token that ended the answer."""
-    coalesce: bool = False
-    """True means that the caller does not need single tokens: a chunk may hold all tokens that have come."""
     n: int = 1
-    lane: Lane | None = None
-    """Lane that the caller asks for. None means the tenant's default."""
-    priority: int | None = None
-    """Priority within the lane; a lower value is served sooner. None means that of the request's class."""
-    deadline: float | None = None
-    """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
-    `ignore_server_timeout` is set."""
-    ignore_server_timeout: bool = False
-    """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
-    deferred: DeferredUsage | None = None
-    """Where the usage of the request's runs is written if it is a line of a batch, in place of being counted. None for
-    all other requests."""
-    stall: float | None = None
-    """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
-    thinking_budget: int | None = None
-    """Maximum tokens of each answer's reasoning, at least 1. None means no such limit."""
-    needs_thinking: bool = False
-    """True means that a model whose reasoning the gateway cannot read must not answer."""
-    ttft: float | None = None
-    """TTFT that the request asks for, in seconds. None means the goal of its class or, without one, the lane's."""
-    itl: float | None = None
-    """ITL that the request asks for, in seconds. None means the goal of its class or, without one, the lane's."""
-    request_class: str = ""
-    """Name of one of the tenant's classes. Empty means none."""
-    cache_salt: str = ""
-    """Only requests of the tenant with the same salt share cached prefixes. Empty means no salt."""
-    speculates: bool = True
-    """False means that the engine computes one token of an answer in a step, and proposes none."""
+    sampling: SamplingParams = SamplingParams()
+    """Sampling parameters. The gateway sets max_tokens and those in `defaulted`. Answer i of a prompt uses seed + i."""
+    defaulted: frozenset[str] = DEFAULTED
+    """Names of the fields of `sampling`, among `DEFAULTED`, that the caller did not set: they take the defaults of the
+    model that answers, if it has any, and the seed a random number."""
+    output: OutputOptions = OutputOptions()
+    urgency: Urgency = Urgency()
+    time_limits: TimeLimits = TimeLimits()
+    encoding: EncodingOptions = EncodingOptions()
     prediction: str = ""
     """Text that the answers will repeat for the most part, whose tokens the engine proposes."""
     pooling: Pooling | None = None
-    """Asks for a vector of each prompt in place of answers; `max_tokens` must be 0. None means that answers are
+    """Asks for a vector of each prompt in place of answers; `output.max_tokens` must be 0. None means that answers are
     generated."""
-    add_special_tokens: bool | None = None
-    """True means that prompts get the special tokens that the model expects, such as BOS. None means that texts do,
-    and chats do not: their templates write them."""
-    local_field: str = ""
-    """Name of a field of the request that only models of this installation can follow, such as one that asks for token
-    ids. Empty means none."""
-    prompt_fields: tuple[str, ...] = ()
-    """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
-    truncation: Truncation | None = None
-    """How prompts are cut. None means that they stay whole."""
+    fields: FieldNames = FieldNames()
+    deferred: DeferredUsage | None = None
+    """Where the usage of the request's runs is written if it is a line of a batch, in place of being counted. None for
+    all other requests."""
     ingress: Ingress = UNKNOWN
 
     @property
@@ -123,19 +77,14 @@ class GenerateRequest(Struct, frozen=True):
         """True if the request is a line of a batch, which the gateway itself sends again after most refusals."""
         return self.deferred is not None
 
-    @property
-    def asked_tokens(self) -> int | None:
-        """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
-        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
-
     def given(self, name: str) -> float | None:
         """Return the sampling parameter `name`, one of `DEFAULTED`. None means that the caller did not set it."""
         return None if name in self.defaulted else getattr(self.sampling, name)
 
     def prompt_field(self, index: int) -> str:
         """Return the name of the request field that a prompt came from."""
-        if self.prompt_fields:
-            return self.prompt_fields[index]
+        if self.fields.prompts:
+            return self.fields.prompts[index]
         return "messages" if isinstance(self.prompts[index], Chat) else "prompt"
 
     @property

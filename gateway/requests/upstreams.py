@@ -15,8 +15,8 @@ from gateway.core.errors import ApiError, Fault, model_not_found
 from gateway.core.tenants import Tenant
 from gateway.requests.backend import Instruments, NeededTokens
 from gateway.requests.deadlines import Timer
-from gateway.requests.loop_turns import EncodingPauses
 from gateway.requests.record import RequestRecord
+from gateway.requests.turns import EncodingPauses
 from gateway.requests.types import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Speech, TokenUsage
 from gateway.text.tokenizer import Tokenizer
 
@@ -96,14 +96,14 @@ class UpstreamBackend:
         return nullcontext()
 
     def check(self, tenant: Tenant, request: GenerateRequest) -> None:
-        tenant.class_of(request.request_class)  # raises if the tenant has no such class
+        tenant.class_of(request.urgency.request_class)  # raises if the tenant has no such class
         self._upstream.check(request, tenant)
 
     async def prepare(
         self, tenant: Tenant, lane: Lane, request: GenerateRequest, record: RequestRecord, engine_wait: float | None
     ) -> UpstreamRun:
-        record.n, record.max_tokens = request.n, request.asked_tokens or 0
-        record.prompt_tokens = await estimated_tokens(self._tokenizer, tenant.name, request.prompts)
+        record.asked.max_tokens = request.output.asked_tokens or 0
+        record.work.prompt_tokens = await estimated_tokens(self._tokenizer, tenant.name, request.prompts)
         stream = self._upstream.stream(request, tenant)
         return UpstreamRun(stream, request, record, Speech(self._tokenizer, None, calls_apart=True), self._instruments)
 
@@ -130,11 +130,11 @@ class UpstreamRun:
     @property
     def needed(self) -> NeededTokens:
         request, record = self._request, self._record
-        average = math.ceil(self._outputs.average(record.tenant, record.served_name))
-        asked = max(request.asked_tokens or 0, request.reserve_tokens)
+        average = math.ceil(self._outputs.average(record.caller.tenant, record.served.name))
+        asked = max(request.output.asked_tokens or 0, request.output.reserve_tokens)
         outputs = 0 if request.pooling else (asked or average) * self._num_answers
-        least = None if asked else record.prompt_tokens + self._num_answers
-        return NeededTokens(record.prompt_tokens + outputs, least)
+        least = None if asked else record.work.prompt_tokens + self._num_answers
+        return NeededTokens(record.work.prompt_tokens + outputs, least)
 
     def held(self) -> AbstractAsyncContextManager[object]:
         return nullcontext()
@@ -148,8 +148,8 @@ class UpstreamRun:
         request asks for (UNSUPPORTED_PARAMETER). A caller who leaves is charged for the prompt and the output so
         far."""
         record, times = self._record, self._record.times
-        record.submit(self._clock())
-        record.fall_due()
+        times.submitted = self._clock()
+        record.bill.fall_due()
         try:
             async with aclosing(self._stream) as chunks:
                 async for chunk in chunks:
@@ -157,18 +157,18 @@ class UpstreamRun:
                     times.admitted = times.admitted or now
                     if chunk.has_output:
                         timer.on_token()
-                        times.first_token, times.last_token = times.first_token or now, now
-                        record.note_tokens(chunk.answer, _estimated_length(chunk))
+                        times.note_output(now)
+                        record.work.note_tokens(chunk.answer, _estimated_length(chunk))
                     if chunk.usage is not None:
                         timer.on_answered()
                         self._end(chunk.usage, chunk.finish_reason or "stop")
-                        chunk = replace(chunk, usage=record.usage)
+                        chunk = replace(chunk, usage=record.work.usage)
                     yield chunk
                     timer.on_waiting()
         except ApiError as error:
             is_answered = error.fault is Fault.UNSUPPORTED_PARAMETER and times.admitted is not None
             if not (is_answered or times.first_token):
-                record.waive()
+                record.bill.waive()
             raise
 
     def admitted(self, headers: Mapping[str, str]) -> Admitted:
@@ -178,7 +178,7 @@ class UpstreamRun:
             id=record.id,
             request_id=record.request_id,
             created=int(time.time()),
-            model=record.model,
+            model=record.asked.model,
             lane=record.lane,
             fingerprint=FINGERPRINT,
             prompt_ids=((),) * len(request.prompts),
@@ -195,14 +195,14 @@ class UpstreamRun:
     def _end(self, usage: TokenUsage, finish: str) -> None:
         """Complete the record of an answered request with the usage that the upstream reported; where it reported 0
         tokens, the estimates remain."""
-        record = self._record
+        record, work = self._record, self._record.work
         if usage.prompt:
-            record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
-            record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
+            work.prompt_tokens, work.completion_tokens = usage.prompt, usage.completion
+            work.cached, work.reasoning_tokens = {0: usage.cached}, usage.reasoning
         record.times.first_token = record.times.first_token or self._clock()
         if self._request.pooling is None:
-            average = record.completion_tokens / self._num_answers
-            self._outputs.add(record.tenant, record.served_name, average)
+            average = work.completion_tokens / self._num_answers
+            self._outputs.add(record.caller.tenant, record.served.name, average)
         record.end(finish, 200)
 
 

@@ -10,14 +10,14 @@ from msgspec import Struct
 from engine.core.messages.requests import SamplingParams
 from gateway.api_schema.chats import JsonSchema, ResponseFormat
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.convert import extensions, sampling_of
+from gateway.openai.convert import defaulted_by, sampling_of, time_limits_of, urgency_of
 from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import Constraint, by_format, constraint
 from gateway.openai.tools import tool_call_reader
+from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions
 from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
@@ -120,15 +120,18 @@ def response_request(
         request_id=request_id,
         ingress=ingress,
         sampling=_sampling(body, output_constraint),
-        grammar_field=output_constraint.field,
-        max_tokens=body.max_output_tokens,
-        thinking_budget=body.thinking_token_budget,
-        seed=body.seed,
-        stop=body.stop_strings,
-        keep_stop=bool(body.include_stop_str_in_output),
-        coalesce=not body.stream,
-        lane=requested_lane(body.service_tier),
-        **extensions(body),
+        defaulted=defaulted_by(body),
+        output=OutputOptions(
+            max_tokens=body.max_output_tokens,
+            thinking_budget=body.thinking_token_budget,
+            stop=body.stop_strings,
+            keep_stop=bool(body.include_stop_str_in_output),
+            coalesce=not body.stream,
+        ),
+        urgency=urgency_of(body, body.service_tier),
+        time_limits=time_limits_of(body),
+        encoding=EncodingOptions(cache_salt=body.cache_salt or ""),
+        fields=FieldNames(grammar=output_constraint.field),
     )
 
 
@@ -140,7 +143,7 @@ def _sampling(body: ResponsesRequest, output_constraint: Constraint) -> Sampling
 def _constraint(body: ResponsesRequest) -> Constraint:
     wanted = body.text.format if body.text else None
     text_constraint = by_format(_chat_format(wanted)) if wanted else Constraint()
-    return constraint(body, Constraint(text_constraint.grammar, "text.format" if text_constraint.grammar else None))
+    return constraint(body, Constraint(text_constraint.grammar, "text.format" if text_constraint.grammar else ""))
 
 
 def _chat_format(wanted: TextFormat) -> ResponseFormat:

@@ -186,7 +186,7 @@ def _head(admitted: Admitted, request: GenerateRequest) -> Json:
         "model": admitted.model,
         "output": [],
         "usage": None,
-        "service_tier": answer_tier(request.lane, admitted.lane),
+        "service_tier": answer_tier(request.urgency.lane, admitted.lane),
         "truncation": "disabled",
         **_sampling(admitted),
         "top_logprobs": request.sampling.logprobs or 0,

@@ -19,7 +19,6 @@ from gateway.core.space import Disk, SpaceUse
 from gateway.core.tenant_room import TenantRoom
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
-from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
@@ -130,7 +129,7 @@ class Responses:
         speech = gateway.models.speech(principal.tenant, request.model)
         sampled = gateway.models.sampled(principal.tenant, request)
         unique, tenant = new_id(), principal.tenant
-        lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
+        lane, model = tenant.effective_lane(request.urgency.lane), request.model.model[:MAX_QUOTED]
         heat = sampled.given("temperature"), sampled.given("top_p")
         admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, speech, *heat)
         renderer = call.envelope(admitted)
@@ -141,7 +140,8 @@ class Responses:
         with gateway.watches.taken(tenant.name) if call.stream else nullcontext():
             await self.store.create(tenant.name, entry, streams=call.stream)
         run = BackgroundRun(self.store, tenant.name, entry.id, renderer, call.reader, streams=call.stream)
-        limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)
+        limits = replace(request.time_limits.within(BACKGROUND_SECONDS), ignore_server_timeout=True)
+        limited = replace(request, time_limits=limits)
         self.background.start(entry.id, run, gateway, principal, limited)
         return queued, EventFeed(self.store, gateway.watches, tenant.name, entry.id, known=run.opening)
 

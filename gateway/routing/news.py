@@ -6,14 +6,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
+from math import exp
 from typing import NamedTuple
 
 from engine.core.messages.requests import AdapterHash, Lane
-from gateway.routing.links import LinkUse
 
 WORKS_ON_S = 0.5
 """Seconds after its last news for which a replica is assumed to go on computing the prompts that wait there. News come
 twice in that time."""
+WINDOW_S, LEAST_WINDOW_S = 5.0, 1.0
+"""Window, in seconds and with exponential decay, over which a link's utilisation is measured, and the shortest window
+that is assumed after a link's first transfer."""
 
 
 class Ask(NamedTuple):
@@ -83,6 +86,36 @@ class News:
     """Rate at which adapters are copied from host memory to the device."""
     read_bytes_per_s: float = 0.5e9
     """Rate at which adapters are read from disk."""
+
+
+@dataclass(slots=True)
+class LinkUse:
+    """One direction of a replica's link, as far as this router's transfers use it. Times are in seconds on the router's
+    clock."""
+
+    until: float = 0.0
+    """When the last transfer is predicted to have ended."""
+    _seconds: float = 0.0
+    """Seconds of transfers, with exponential decay until `_noted_at`."""
+    _noted_at: float = 0.0
+    _first_at: float | None = None
+
+    def take(self, seconds: float, until: float, now: float) -> None:
+        """Count a KV transfer, decided on at `now`, that occupies the link for `seconds` and is predicted to end at
+        `until`."""
+        if self._first_at is None:
+            self._first_at = self._noted_at = now
+        self._seconds = self._seconds * exp((self._noted_at - now) / WINDOW_S) + seconds
+        self._noted_at, self.until = now, until
+
+    def share(self, now: float) -> float:
+        """Return the link's recent utilisation by this router's transfers, as a share of the time, with exponential
+        decay over `WINDOW_S` seconds. A transfer counts in full once it is decided, so that more than 1 means that more
+        transfers were placed on the link than it can carry."""
+        if self._first_at is None:
+            return 0.0
+        window = WINDOW_S * (1 - exp((self._first_at - now) / WINDOW_S))
+        return self._seconds * exp((self._noted_at - now) / WINDOW_S) / max(window, LEAST_WINDOW_S)
 
 
 @dataclass(slots=True, eq=False)

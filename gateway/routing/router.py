@@ -15,17 +15,16 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from enum import Enum
 from itertools import islice
 from random import Random
-from typing import NamedTuple
 
 from engine.core.messages.requests import Lane
+from gateway.routing.decision import Decision, NoReplica, Reason, reason_for
 from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens
 from gateway.routing.sessions import Sessions
-from gateway.routing.split import Placing, Side, SplitMode, Splitting, place
+from gateway.routing.split import Side, SplitMode, Splitting, place
 
 STALE_S = 3.0
 """Age of news, in seconds, beyond which they say nothing about a replica's load any more."""
@@ -42,60 +41,6 @@ STICKY_S = 0.5
 """Seconds by which another replica must be faster before a session moves there: the usual goal for a first token."""
 MAX_REPLICAS = 64
 """Maximum number of replicas of one base model."""
-
-
-class Reason(Enum):
-    """Why a request goes to its replica."""
-
-    SESSION = "session"
-    """Earlier requests of the session went there."""
-    PREFIX = "prefix"
-    """The replica holds the beginning of the prompt."""
-    RESIDENT = "resident"
-    """The replica holds the adapter on the device."""
-    HOME = "home"
-    """The adapter belongs to the replica, which does not hold it on the device and loads it for this request."""
-    OVERFLOW = "overflow"
-    """The replicas that the adapter belongs to are predicted to be slower than this one with the adapter's load, or
-    have more than their share of the batch work."""
-    LEAST_DELAY = "least_delay"
-    """The request needs no adapter, and the replica is predicted to be the fastest."""
-    LEAST_LOADED = "least_loaded"
-    """Batch work without an adapter goes to the replica that has the least of it."""
-    HOLDER = "holder"
-    """The router's choice does not have the adapter at all, and this replica has it."""
-    SPLIT = "split"
-    """Another replica continues the answer than the one that computes the prompt."""
-    STALE = "stale"
-    """No replica has told anything for `STALE_S`: the choice is the adapter's rendezvous rank or, without an adapter,
-    the replica with the fewest requests of this router."""
-
-
-class Decision(NamedTuple):
-    replica: Replica
-    reason: Reason
-    cached_tokens: int
-    """Prompt tokens that the replica's prefix cache is believed to hold."""
-    placing: Placing | None = None
-    """Where the parts of the request run, if it is split."""
-
-    @property
-    def decode(self) -> Replica | None:
-        """The replica that continues the answer of a split request after its first token. None means that the request
-        is not split."""
-        return None if self.placing is None else self.placing.second.replica
-
-    def unsplit(self, ask: Ask) -> Decision:
-        """Return the decision to use if the split cannot be carried out: the replica that was to compute the prompt
-        serves the whole request. A decision without a split is returned unchanged."""
-        if self.decode is None:
-            return self
-        reason = _reason(ask, self.replica, self.cached_tokens, is_home=True)
-        return Decision(self.replica, reason, self.cached_tokens)
-
-
-class NoReplica(LookupError):
-    """There is no replica that takes new requests."""
 
 
 class Router:
@@ -265,7 +210,7 @@ class Router:
         if not best:
             return None
         rank, replica, cached = self._random.choice(best) if len(best) > 1 else best[0]
-        return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
+        return Decision(replica, reason_for(ask, replica, cached, is_home=rank < homes), cached)
 
     def _for_batch(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
         """Return the least loaded of the adapter's replicas or else the first further rank that has, with this request,
@@ -282,7 +227,7 @@ class Router:
         # The least loaded replica has no more than the average, so that one is always found.
         rank, replica = next(pair for pair in order if pair[1].unfinished[Lane.BATCH] + 1 <= most)
         cached = matched_tokens(masks, replica.index)
-        return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
+        return Decision(replica, reason_for(ask, replica, cached, is_home=rank < homes), cached)
 
 
 def _least_known(costs: Iterable[float]) -> float:
@@ -304,13 +249,3 @@ def _load(replica: Replica) -> tuple[int, float]:
     """Return a sort key for batch work, the least loaded replica first: its unfinished batch requests and, among equal
     ones, the predicted wait of interactive requests."""
     return replica.unfinished[Lane.BATCH], replica.news.wait_s
-
-
-def _reason(ask: Ask, replica: Replica, cached_tokens: int, *, is_home: bool) -> Reason:
-    if cached_tokens:
-        return Reason.PREFIX
-    if ask.adapter_hash is None:
-        return Reason.LEAST_DELAY
-    if replica.holds(ask.adapter_hash):
-        return Reason.RESIDENT
-    return Reason.HOME if is_home else Reason.OVERFLOW

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
-from gateway.requests.observers import ArrivingRequest
+from gateway.requests.path import ArrivingRequest
 from gateway.requests.service import Gateway
 from gateway.requests.wire_room import WireHold
 from gateway.rpc.errors import field_path, status_of

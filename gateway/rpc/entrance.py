@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError, Message
 from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.part import is_admin_service
 from gateway.core.tenants import Authenticator
-from gateway.requests.observers import ArrivingRequest
+from gateway.requests.path import ArrivingRequest
 from gateway.requests.service import Gateway
 from gateway.requests.wire_room import STRANGERS, WireHold
 from gateway.rpc.arrival import ArrivingMessages

@@ -97,7 +97,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         given the request id."""
         with call.arriving(self._gateway) as arrival:
             parsed = await self._parsed(call, partial(parse, request, call.request_id))
-            wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
+            limits = replace(parsed.request.time_limits, deadline=call.time_remaining)
+            wanted = replace(parsed.request, ingress=arrival.ingress, time_limits=limits)
         del request
         call.free()
         async with self._gateway.generate(call.principal, wanted) as generation:
@@ -125,7 +126,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         with call.arriving(self._gateway) as arrival:
             read = partial(generate_request, request, call.request_id, call.time_remaining)
             wanted = await self._parsed(call, read)
-            wanted = replace(wanted, ingress=arrival.ingress, coalesce=coalesce)
+            output = replace(wanted.output, coalesce=coalesce)
+            wanted = replace(wanted, ingress=arrival.ingress, output=output)
         del request, read
         call.free()
         async with self._gateway.generate(call.principal, wanted) as generation:

@@ -15,7 +15,6 @@ from gateway.openai.render import Json, encoded, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb import json_api_pb2_grpc as pb_grpc
 from gateway.protocols.generation import RESPONSES, Begun, Call, PooledCall, Protocols
-from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.types import GenerateRequest, Generation
 from gateway.responses.events import EventFeed
@@ -152,7 +151,8 @@ class JsonApiService(pb_grpc.JsonApiServicer):
     async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:
         """Admit the request, with the earlier one of the deadlines of its body and of the call, and yield its
         generation."""
-        limited = replace(begun.wanted, deadline=earliest(begun.wanted.deadline, call.time_remaining))
+        limits = begun.wanted.time_limits.within(call.time_remaining)
+        limited = replace(begun.wanted, time_limits=limits)
         async with self._gateway.generate(call.principal, limited) as generation:
             await call.open(generation.admitted.headers())
             yield generation

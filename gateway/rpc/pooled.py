@@ -117,6 +117,5 @@ def _plain(member: str | pb.TokenIds) -> str | list[int]:
 def _limited(request: GenerateRequest, message: PooledMessage) -> GenerateRequest:
     """Return the request with the lane, the priority and the latency goals that a message asks for."""
     slo = slo_asked(message.slo)
-    return replace(
-        request, lane=lane_asked(message.lane), priority=message.priority or None, ttft=slo.ttft, itl=slo.itl
-    )
+    asked = {"lane": lane_asked(message.lane), "priority": message.priority or None, "ttft": slo.ttft, "itl": slo.itl}
+    return replace(request, urgency=replace(request.urgency, **asked))

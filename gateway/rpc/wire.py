@@ -27,6 +27,8 @@ from gateway.openai.convert import chat_messages
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import offered_tools, tool_rule
 from gateway.pb import generation_pb2 as pb
+from gateway.requests.deadlines import TimeLimits
+from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions, Urgency
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import effort_variables, template_options
 
@@ -38,7 +40,7 @@ SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 OWN = ("n", "stall_timeout", "cache_salt", "speculation", "request_class")
 """Optional fields of the message GenerateRequest itself that have a range."""
 
-NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
+NOT_SAMPLING = frozenset({"max_tokens", "stop"})
 """Fields of the message SamplingParams that the gateway handles itself instead of passing them to the sampler."""
 
 _LANE_ASKED: Mapping[int, Lane | None] = {
@@ -71,24 +73,21 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         model=model_query(message.model),
         prompts=(prompt_input(message),),
         request_id=request_id,
-        thinking_budget=_thinking_budget(message.chat),
-        sampling=_sampling(given, asked.grammar),
-        defaulted=DEFAULTED - given.keys(),
-        grammar_field=asked.field,
-        max_tokens=given.get("max_tokens"),
-        seed=given.get("seed"),
-        stop=tuple(given.get("stop", ())),
         n=own.get("n", 1),
-        lane=lane_asked(message.lane),
-        priority=message.priority or None,
-        request_class=own.get("request_class", ""),
-        deadline=deadline,
-        stall=own.get("stall_timeout"),
-        ttft=slo.ttft,
-        itl=slo.itl,
-        cache_salt=own.get("cache_salt", ""),
-        speculates=own.get("speculation") != "off",
+        sampling=_sampling(given, asked.grammar, speculates=own.get("speculation") != "off"),
+        defaulted=DEFAULTED - given.keys(),
+        output=OutputOptions(
+            max_tokens=given.get("max_tokens"),
+            thinking_budget=_thinking_budget(message.chat),
+            stop=tuple(given.get("stop", ())),
+        ),
+        urgency=Urgency(
+            lane_asked(message.lane), own.get("request_class", ""), message.priority or None, slo.ttft, slo.itl
+        ),
+        time_limits=TimeLimits(deadline, stall=own.get("stall_timeout")),
+        encoding=EncodingOptions(cache_salt=own.get("cache_salt", "")),
         prediction=message.chat.prediction,
+        fields=FieldNames(grammar=asked.field),
     )
 
 
@@ -192,11 +191,11 @@ def _asked(message: pb.StructuredOutputs) -> Constraint:
     return by_kind(msgspec.convert({kind: value}, StructuredOutputs))
 
 
-def _sampling(given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
+def _sampling(given: Mapping[str, Any], grammar: Grammar | None, *, speculates: bool) -> SamplingParams:
     values = {name: value for name, value in given.items() if name not in NOT_SAMPLING}
     values["logit_bias"] = tuple(given.get("logit_bias", {}).items())
     values["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
-    return SamplingParams(**values, grammar=grammar)
+    return SamplingParams(**values, grammar=grammar, speculates=speculates)
 
 
 def lane_asked(number: int) -> Lane | None:

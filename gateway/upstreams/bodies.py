@@ -33,7 +33,7 @@ def check(request: GenerateRequest) -> None:
     """Raise ApiError (UNSUPPORTED_PARAMETER, or INVALID_REQUEST for too many texts and for a schema that is no JSON) if
     an upstream cannot do what a request asks for. Whatever depends on the model's tokens is refused, such as
     logit_bias, except prompts of token ids for vectors."""
-    sampling, pooling = request.sampling, request.pooling
+    sampling, pooling, output, fields = request.sampling, request.pooling, request.output, request.fields
     if pooling is not None and len(request.prompts) > MOST_VECTORS:  # before each text is tokenised to estimate limits
         field = request.prompt_field(MOST_VECTORS).split("[")[0]
         raise invalid_request(f"a request may have at most {MOST_VECTORS} texts", field)
@@ -49,12 +49,12 @@ def check(request: GenerateRequest) -> None:
         "stop_token_ids": bool(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
         "min_tokens": bool(sampling.min_tokens),
-        "include_stop_str_in_output": request.keep_stop,
-        "truncate_prompt_tokens": request.truncation is not None,
-        request.local_field or "model": bool(request.local_field),
-        "thinking": request.needs_thinking,
-        "thinking_token_budget": request.thinking_budget is not None,
-        request.grammar_field or "grammar": _is_other_grammar(sampling.grammar) or (sampling.grammar and not chats),
+        "include_stop_str_in_output": output.keep_stop,
+        "truncate_prompt_tokens": request.encoding.truncation is not None,
+        fields.local or "model": bool(fields.local),
+        "thinking": output.needs_thinking,
+        "thinking_token_budget": output.thinking_budget is not None,
+        fields.grammar or "grammar": _is_other_grammar(sampling.grammar) or (sampling.grammar and not chats),
         "continue_final_message": any(
             isinstance(prompt, Chat) and prompt.options.continue_final_message for prompt in request.prompts
         ),
@@ -63,7 +63,7 @@ def check(request: GenerateRequest) -> None:
         if is_asked:
             raise unsupported_parameter(param, "is not supported by the upstream that would answer")
     if sampling.grammar is not None:
-        _schema(sampling.grammar, request.grammar_field or "")
+        _schema(sampling.grammar, fields.grammar)
 
 
 def _schema(grammar: Grammar, field: str = "") -> Json:
@@ -93,11 +93,11 @@ def body_of(request: GenerateRequest, model: str, limit_field: str = LIMIT) -> J
     optional: dict[str, tuple[Any, Any]] = {
         "presence_penalty": (sampling.presence_penalty, 0.0),
         "frequency_penalty": (sampling.frequency_penalty, 0.0),
-        limit_field if isinstance(chat, Chat) else LIMIT: (request.asked_tokens, None),
-        "seed": (request.seed, None),
+        limit_field if isinstance(chat, Chat) else LIMIT: (request.output.asked_tokens, None),
+        "seed": (request.given("seed"), None),
         "n": (request.n, 1),
-        "stop": (list(request.stop), []),
-        "add_special_tokens": (request.add_special_tokens, None),
+        "stop": (list(request.output.stop), []),
+        "add_special_tokens": (request.encoding.add_special_tokens, None),
     }
     body |= {name: value for name, (value, default) in optional.items() if value != default}
     if not isinstance(chat, Chat):

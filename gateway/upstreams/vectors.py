@@ -48,7 +48,7 @@ def body_of(request: GenerateRequest, model: str) -> Json:
     optional = {
         "dimensions": pooling.dimensions or None,
         "normalize": None if pooling.normalize else False,
-        "add_special_tokens": request.add_special_tokens,
+        "add_special_tokens": request.encoding.add_special_tokens,
     }
     return body | {name: value for name, value in optional.items() if value is not None}
 

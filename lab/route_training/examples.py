@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.requests.prompt_features import prompt_facts
 from gateway.virtual_models.features import PromptFacts

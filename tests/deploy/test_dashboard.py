@@ -7,12 +7,10 @@ import pytest
 from fakes import build_gateway_app
 from objects import CHART
 from prometheus_client.parser import text_string_to_metric_families
+from records import make_record
 
-from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.limits import Scope
-from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
 
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
 SERIES = re.compile(r"\b((?:loralane_|vllm:)\w+)(?:\{([^}]*)\})?")
@@ -30,11 +28,7 @@ async def exposed(tmp_path) -> dict[str, set[str]]:
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         adapters=[pb.AdapterStats(adapter=version, state="resident") for version in gateway_app.engine.paths],
     )
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
-    record.base_model, record.routes = "tiny", ["home"]
-    record.note_move(0.5)
-    record.end("stop", 200)
-    gateway_app.metrics.finished(record)
+    gateway_app.metrics.finished(make_record(base_model="tiny", routes=["home"], moves=[0.5], finish="stop"))
     await gateway_app.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1})
     async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)

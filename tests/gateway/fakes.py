@@ -67,7 +67,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.registry.memory import MemoryRecordStore
-from gateway.requests.observers import Observer
+from gateway.requests.backend import Observer
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_runner import RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels

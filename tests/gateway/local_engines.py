@@ -17,7 +17,7 @@ from engine.serve.server import _listen, start_mover
 from gateway.engines.pool import EnginePool
 from gateway.requests.answer.crash_trial import CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.submission import answer_stream
 from gateway.routing.news import Role
 
 

@@ -90,7 +90,7 @@ def _check_records(world: World) -> None:
         assert count == 1 if visit.is_direct else count >= 1, f"{count} records of {visit.request.request_id}"
         _check_charges(world, visit, runs[visit.request.request_id])
     outcomes = Counter(outcome.model for outcome in world.outcomes if outcome.reason != "shadow")
-    tried = [visit for visit in started if any(run.member for run in runs[visit.request.request_id])]
+    tried = [visit for visit in started if any(run.served.member for run in runs[visit.request.request_id])]
     assert outcomes == Counter(visit.request.model.model for visit in tried), "an outcome for each that was tried"
     known = {record.id for record in records}
     assert {one.partition("-")[0] for engine in world.engines for one in engine.submitted} <= known, "unknown work"
@@ -101,7 +101,7 @@ def _check_charges(world: World, visit: Visit, runs: Sequence[RequestRecord]) ->
     name, deferred = visit.request.request_id, visit.request.deferred
     mine = [lease for lease, grant in world.limiter.grants.items() if grant.request.request_id == name]
     charged = [tokens for lease in mine for tokens in world.limiter.settled[lease]]
-    due = [charges_of(world, run) for run in runs if run.is_granted]
+    due = [charges_of(world, run) for run in runs if run.bill.is_granted]
     assert len(charged) == len(due), f"{name}: {len(charged)} leases for {len(due)} runs"
     assert not mine or sum(not world.limiter.grants[lease].request.is_counted for lease in mine) == 1, (
         f"{name} does not count as one request: {[world.limiter.grants[lease].request for lease in mine]}"
@@ -109,13 +109,13 @@ def _check_charges(world: World, visit: Visit, runs: Sequence[RequestRecord]) ->
     # Only a run that ended before its reservation is counted with one of no tokens.
     assert not any(world.limiter.settled[lease][0] for lease in mine if not world.limiter.grants[lease].request.tokens)
     fits = any(all(map(contains, due, order)) for order in permutations(charged))
-    told = [(run.served_name, run.finish, run.error_code, run.prompt_tokens, run.completion_tokens) for run in runs]
+    told = [(run.served.name, run.outcome, run.work.prompt_tokens, run.work.completion_tokens) for run in runs]
     assert fits, f"{name} was charged {charged} in place of {due}: {visit.ends}, {told}"
     counted = sum(world.limiter.used[lease].tokens for lease in mine)
     assert counted == (0 if deferred else sum(charged)), "limits and usage count different tokens"
     assert deferred is None or deferred.tokens == sum(charged)
     if visit.is_direct and visit.ends[0] == "complete":
-        assert visit.delivered == runs[0].completion_tokens == computed_for(world, runs[0])
+        assert visit.delivered == runs[0].work.completion_tokens == computed_for(world, runs[0])
 
 
 def computed_for(world: World, record: RequestRecord) -> int:
@@ -131,21 +131,21 @@ def computed_for(world: World, record: RequestRecord) -> int:
 def charges_of(world: World, record: RequestRecord) -> set[int]:
     """Return what a run may be charged: its prompt and the tokens that reached the gateway, which are no more than were
     computed, or nothing if it was never begun, or if its engine or upstream failed it."""
-    used = record.prompt_tokens + record.completion_tokens
+    used, finish, error_code = record.work.tokens, record.outcome.finish, record.outcome.error_code
     if record.times.submitted is None:
         return {0}
-    if record.base_model == CLOUD:
-        if record.finish in ("stop", "length"):
+    if record.served.base_model == CLOUD:
+        if finish in ("stop", "length"):
             assert used == sum(USAGE), "the upstream's own count"
-        is_unanswered = record.error_code in FREE_UPSTREAM and not record.completion_tokens
-        return {0} if is_unanswered else {0, used} if record.finish == "cancelled" and world.cloud.failures else {used}
-    assert record.completion_tokens <= computed_for(world, record), "more tokens than engines have computed"
+        is_unanswered = error_code in FREE_UPSTREAM and not record.work.completion_tokens
+        return {0} if is_unanswered else {0, used} if finish == "cancelled" and world.cloud.failures else {used}
+    assert record.work.completion_tokens <= computed_for(world, record), "more tokens than engines have computed"
     engines = world.engines
     is_cancelled = _has_answer(record, *(engine.cancelled for engine in engines))
     was_away = not _has_answer(record, *(engine.submitted for engine in engines))
     has_failed = was_away or _has_answer(record, *(engine.failed for engine in engines))
-    if record.error_code not in FREE:
-        return {0, used} if has_failed and record.finish in ("cancelled", "error") else {used}
+    if error_code not in FREE:
+        return {0, used} if has_failed and finish in ("cancelled", "error") else {used}
     return {0} if has_failed and not is_cancelled and not world.is_stopping else {0, used}
 
 

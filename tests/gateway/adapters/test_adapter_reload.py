@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
+from records import make_request
 
 from engine.config import EngineConfig
 from engine.core.messages.requests import SamplingParams
@@ -17,10 +18,8 @@ from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.core.routing import ModelQuery
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
-from gateway.requests.types import GenerateRequest
 from gateway.serve.supervisor import EngineSupervisor
 from tests.model.conftest import tiny_llama  # noqa: F401
 from tests.model.tiny_adapters import save_adapter
@@ -72,7 +71,7 @@ class Seen:
 
 
 async def ask(gateway, prompt) -> Seen:
-    request = GenerateRequest(ModelQuery("voice"), (prompt,), "r", SAMPLING, max_tokens=SAMPLING.max_tokens)
+    request = make_request("voice", prompt, sampling=SAMPLING, max_tokens=SAMPLING.max_tokens)
     async with gateway.generate(principal(), request) as generation:
         chunks = [chunk async for chunk in generation]
     tokens = tuple(token for chunk in chunks for token in chunk.token_ids)

@@ -179,7 +179,7 @@ async def test_a_tenant_at_its_limit_waits_without_standing_in_the_way_of_others
     limited = await cluster.submit([chat_line(f"{number}", model="pirate") for number in range(300)], tenant="globex")
     async with working(member):
         await until(lambda: len(member.gateway_app.engine.requests) == 1)
-        await until(lambda: sum(record.status == 429 for record in member.gateway_app.watcher.records) > 3)
+        await until(lambda: sum(record.outcome.status == 429 for record in member.gateway_app.watcher.records) > 3)
         refused_before = len(member.gateway_app.watcher.records)
         member.gateway_app.engine.admit = None
         free = await cluster.ended(await cluster.submit([chat_line(f"{number}") for number in range(200)]))
@@ -449,5 +449,5 @@ async def test_a_full_lane_is_waited_out(cluster):
     async with working(member):
         ended = await cluster.ended(batch)
     assert (ended.status, ended.tally.completed) == ("completed", 40)
-    assert any(record.error_code == "lane_queue_full" for record in member.gateway_app.watcher.records)
+    assert any(record.outcome.error_code == "lane_queue_full" for record in member.gateway_app.watcher.records)
     await cluster.assert_clean(member)

@@ -77,7 +77,9 @@ async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
                 expected = {number: await read(http, number) for number in range(0, STREAMS, 10)}
                 assert len({text for text, _ in expected.values()}) == len(expected)  # adapters and seeds decide them
                 streams = [asyncio.create_task(read(http, number)) for number in range(STREAMS)]
-                await until(lambda: sum(record.completion_tokens for record in app.gateway.live.values()) > STREAMS)
+                await until(
+                    lambda: sum(record.work.completion_tokens for record in app.gateway.live.values()) > STREAMS
+                )
                 one, two = (pools[name] for name in MODELS)
                 engine_process(one.overviews()[0].address).kill()
                 await two.drain("ray-1", True)

@@ -124,8 +124,8 @@ def test_a_live_request_is_cancelled_and_its_caller_is_told(console):
     assert '"code":"preempted"' in told and "an administrator cancelled" in told
     until(lambda: gateway_app.watcher.records and gateway_app.limiter.ends)
     (record,) = gateway_app.watcher.records
-    assert (record.status, record.completion_tokens) == (503, 1)
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 1]]
+    assert (record.outcome.status, record.work.completion_tokens) == (503, 1)
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + 1]]
 
 
 def test_adapters_are_loaded_pinned_and_unloaded(console, tmp_path):

@@ -84,7 +84,7 @@ async def test_pooling_dimensions_length_and_adapter_reach_the_engine(gateway_ap
     assert (sent.pooling, sent.adapter_hash, sent.params.max_tokens) == (pooling, version, 0)
     np.testing.assert_array_equal(np.asarray(entry["embedding"], np.float32), expected("sea", pooling, version))
     record = gateway_app.watcher.records[0]
-    assert (record.finish, record.adapter, record.completion_tokens) == ("pooled", "pirate", 0)
+    assert (record.outcome.finish, record.served.adapter, record.work.completion_tokens) == ("pooled", "pirate", 0)
 
 
 @every_path
@@ -362,7 +362,7 @@ async def test_lane_goals_usage_and_limits_hold_over_grpc(tmp_path, method):
         assert dict(await call.initial_metadata())["x-loralane-lane"] == "batch"
         assert dict(await call.trailing_metadata())["x-loralane-prompt-tokens"] == str(tokens)
         [record] = gateway_app.watcher.records
-        assert (record.ingress.route, record.finish) == (f"/loralane.v1.Generation/{method}", "pooled")
+        assert (record.ingress.route, record.outcome.finish) == (f"/loralane.v1.Generation/{method}", "pooled")
         await grpc_app.assert_empty()
         [row] = gateway_app.limiter.rows
         assert (row.counts.requests, row.counts.prompt_tokens) == (1, tokens)

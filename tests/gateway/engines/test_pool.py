@@ -12,8 +12,8 @@ from engine.rpc.api import AdapterRejected
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, PROTOCOL
+from gateway.routing.decision import Reason
 from gateway.routing.prefixes import PREFIX_TOKENS
-from gateway.routing.router import Reason
 from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.models import wait_for_engines
 

@@ -13,7 +13,7 @@ from engine.rpc.stream import EngineLost, EngineUnavailable, GivenUp
 from gateway.engines.pool import EnginePool
 from gateway.requests.answer.crash_trial import CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.submission import answer_stream
 from gateway.routing.prefixes import PREFIX_TOKENS
 
 GOALS = LaneGoals(ttft_s=0.25, itl_s=0.05)
@@ -26,7 +26,7 @@ def state(pool, name):
 @pytest.fixture
 def quick_looks(monkeypatch):
     monkeypatch.setattr("gateway.engines.pool.LOOK_SECONDS", 0.3)
-    monkeypatch.setattr("gateway.engines.progress.MAX_STILL_LOOKS", 4)
+    monkeypatch.setattr("gateway.core.hanging.MAX_STILL_LOOKS", 4)
 
 
 async def hanging(engines, pool, name):

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from local_engines import Answer, ask, expected, until
+from records import make_record
 
 from engine.core.messages.commands import DropAdapter
 from engine.core.messages.requests import Lane
 from engine.core.watch.check import violations
-from gateway.requests.record import RequestRecord
 from gateway.requests.settings import ServiceSettings
 from gateway.requests.submission import Submission
-from gateway.requests.times import RequestTimes
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode
 
@@ -68,13 +67,13 @@ async def test_the_answer_goes_on_in_the_other_engine_with_the_prompts_pages(spl
 
 async def test_a_split_request_counts_as_one_decision(split):
     pool = await split(PREFILL, DECODE)
-    record = RequestRecord("r", "r", "acme", "key", "fake", None, Lane.INTERACTIVE, RequestTimes(0.0))
+    record = make_record()
     job = SimpleNamespace(num_answers=1, budget=None, engine_request=lambda *_: request())
     async with aclosing(Submission(pool, job, record, time.monotonic, ServiceSettings())) as submission:
         [stream] = submission.begin()
         async for _ in stream:
             pass
-    assert (record.engine, record.routes) == ("b", ["split"])
+    assert (record.engines.last, record.engines.routes) == ("b", ["split"])
 
 
 async def test_roles_are_followed_and_an_engine_that_gives_no_kv_computes_no_prompts_for_others(split, engines):

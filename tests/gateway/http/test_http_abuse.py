@@ -386,8 +386,8 @@ def test_who_never_reads_is_cut_off_and_settled(hasty):
                 break
             time.sleep(0.02)
         record = gateway_app.watcher.records[-1]
-    assert (record.finish, record.status) == ("cancelled", 499)
-    assert 0 < record.completion_tokens < 20_000
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
+    assert 0 < record.work.completion_tokens < 20_000
     hasty.run(gateway_app.assert_empty())
     lease = list(gateway_app.limiter.ends)[-1]
-    assert gateway_app.limiter.ends[lease] == [record.prompt_tokens + record.completion_tokens]
+    assert gateway_app.limiter.ends[lease] == [record.work.prompt_tokens + record.work.completion_tokens]

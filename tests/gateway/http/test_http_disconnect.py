@@ -87,8 +87,8 @@ async def test_leaving_aborts_every_vector(gateway_app, path, body):
         await until(lambda: gateway_app.engine.open == 0)
         await until(lambda: gateway_app.watcher.records)
     record = gateway_app.watcher.records[0]
-    assert (record.finish, record.status, record.completion_tokens) == ("cancelled", 499, 0)
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens]]
+    assert (record.outcome.finish, record.outcome.status, record.work.completion_tokens) == ("cancelled", 499, 0)
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens]]
     await gateway_app.assert_empty()
 
 
@@ -106,9 +106,9 @@ async def test_leaving_aborts_at_once(gateway_app, stream, where, path):
         await until(lambda: gateway_app.engine.open == 0)
         await until(lambda: gateway_app.watcher.records)
     record = gateway_app.watcher.records[0]
-    assert (record.finish, record.status) == ("cancelled", 499)
-    assert record.completion_tokens == (where == "go_on")
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
+    assert record.work.completion_tokens == (where == "go_on")
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + record.work.completion_tokens]]
     await gateway_app.assert_empty()
 
 
@@ -142,7 +142,7 @@ async def test_two_hundred_random_departures_leave_nothing_running(gateway_app):
             await asyncio.gather(*[visit(client, number) for number in range(start, start + 50)])
         await until(lambda: gateway_app.gateway.active == 0)
     await gateway_app.assert_empty()
-    finishes = {record.finish for record in gateway_app.watcher.records}
+    finishes = {record.outcome.finish for record in gateway_app.watcher.records}
     assert finishes == {"cancelled", "stop"}
     assert 0 < finished < 200
 

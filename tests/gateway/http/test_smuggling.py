@@ -207,4 +207,4 @@ def test_a_stream_that_the_client_does_not_read_is_cut_off_and_settled(wired):
             if gateway_app.watcher.records:
                 break
             time.sleep(0.02)
-    assert gateway_app.watcher.records[-1].status == 499
+    assert gateway_app.watcher.records[-1].outcome.status == 499

@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 
 from gateway.core.errors import ApiError, Fault
 from gateway.http.edge import RequestMiddleware
-from gateway.requests.loop_turns import AT_ONCE
+from gateway.requests.turns import AT_ONCE
 from gateway.requests.wire_room import WireRoom
 from gateway.serve.addresses import SEND_BUFFER_BYTES, bind_socket
 

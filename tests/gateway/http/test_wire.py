@@ -184,7 +184,7 @@ def test_who_leaves_after_sending_ahead_ends_what_runs(waiting, leave, ahead, ca
     until(waiting, lambda: len(gateway_app.engine.requests) == 1)
     leave(connection)
     until(waiting, lambda: len(gateway_app.watcher.records) > before)
-    assert [record.finish for record in gateway_app.watcher.records[before:]] == ["cancelled"]
+    assert [record.outcome.finish for record in gateway_app.watcher.records[before:]] == ["cancelled"]
     assert len(gateway_app.engine.requests) == 1
     assert "Traceback" not in caplog.text
 

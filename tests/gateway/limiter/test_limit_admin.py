@@ -132,7 +132,7 @@ async def test_limits_in_shadow_are_counted_in_metrics(gateway_app):
     async with gateway_app.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     assert 'loralane_limiter_shadow_refusals_total{limit="tokens_per_day",scope="tenant"} 1.0' in text
-    assert gateway_app.watcher.records[0].shadowed == (("tenant", "tokens_per_day"),)
+    assert gateway_app.watcher.records[0].bill.shadowed == (("tenant", "tokens_per_day"),)
 
 
 async def test_everything_over_grpc(tmp_path):

@@ -1,26 +1,17 @@
 """Series by adapter have a bounded number of labels, whatever the number of adapters."""
 
-from types import SimpleNamespace
-
 from prometheus_client import CollectorRegistry
+from records import make_record
 
 from engine.core.messages.requests import ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic, adapter_gauges
-from gateway.requests.charge import Charge
+from gateway.requests.record import Charge
 
 
 def record(adapter, **fields):
-    known = {
-        "finish": "stop",
-        "submitted": 1.0,
-        "charge": Charge.DUE,
-        "prompt_tokens": 3,
-        "completion_tokens": 5,
-        "proposals": {},
-        "error_code": "",
-    }
-    return SimpleNamespace(base_model="tiny", adapter=adapter, **known | fields)
+    known = {"finish": "stop", "submitted": 1.0, "charge": Charge.DUE, "prompt_tokens": 3, "completion_tokens": 5}
+    return make_record(base_model="tiny", adapter=adapter, **known | fields)
 
 
 def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():

@@ -5,13 +5,12 @@ from datetime import date
 
 import pytest
 from fakes import build_gateway_app
+from records import make_record
 
 from engine.core.messages.requests import Lane
 from gateway.core.usage import Counts, RowName, UsageRow
 from gateway.observe.history import COARSE_POINTS, FINE_KEPT, FINE_SECONDS, History
 from gateway.observe.recent import KEPT, RecentRequestStore
-from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
 from gateway.serve.sampling import HistorySampler
 from gateway.usage import last_minute
 
@@ -71,9 +70,7 @@ def test_a_figure_that_appears_later_is_unknown_before():
 
 
 def record(status=200, code=""):
-    return RequestRecord(
-        "id", "mine", "acme", "k1", "pirate", None, Lane.BATCH, RequestTimes(1.0), status=status, error_code=code
-    )
+    return make_record(lane=Lane.BATCH, status=status, error_code=code)
 
 
 def test_failures_are_remembered_behind_any_number_of_answers():

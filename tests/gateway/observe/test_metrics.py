@@ -1,16 +1,14 @@
 import pytest
 from fakes import BASE, DEFAULT_GOALS, GatewayApp, build_gateway_app, ids_of
 from prometheus_client.parser import text_string_to_metric_families
+from records import make_record
 
-from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
 from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import Metrics
 from gateway.observe.tenant_labels import MAX_TENANTS
-from gateway.requests.charge import Charge
-from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
+from gateway.requests.record import Charge, RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -41,16 +39,7 @@ async def scrape(gateway_app):
 
 
 def record(**fields) -> RequestRecord:
-    values = {
-        "id": "1",
-        "request_id": "r",
-        "tenant": "acme",
-        "key_id": "k",
-        "model": "poet",
-        "base_model": BASE,
-        "lane_asked": None,
-    }
-    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "times": RequestTimes(10.0), **fields})
+    return make_record(base_model=BASE, **fields)
 
 
 async def test_requests_are_measured_by_lane(gateway_app):

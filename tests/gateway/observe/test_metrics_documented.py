@@ -13,9 +13,10 @@ import pytest
 import yaml
 from fakes import GatewayApp, build_gateway_app, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
+from records import make_record
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
-from engine.core.messages.requests import Lane, ProposalCount
+from engine.core.messages.requests import ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.batches.setup import BatchMetrics
 from gateway.batches.webhooks.setup import WebhookMetrics
@@ -26,7 +27,6 @@ from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMet
 from gateway.observe.request_metrics import FIRST_TOKEN, TOKEN
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
-from gateway.requests.times import RequestTimes
 from gateway.virtual_models.cost import Costs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,17 +95,11 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 def moved_record() -> RequestRecord:
     """A request that went on in another engine process, which proposed tokens."""
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
-    record.note_move(0.5)
-    record.proposals[0] = (ProposalCount("prompt", 2, 1),)
-    record.end("stop", 200)
-    return record
+    return make_record(moves=[0.5], proposals={0: (ProposalCount("prompt", 2, 1),)}, finish="stop")
 
 
 def broken_record() -> RequestRecord:
-    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, RequestTimes(0.0))
-    record.end("error", 500, "model_output_invalid")
-    return record
+    return make_record(finish="error", status=500, error_code="model_output_invalid")
 
 
 async def families(gateway_app: GatewayApp):

@@ -54,12 +54,12 @@ async def test_live_requests_are_those_of_the_engine(gateway_app):
         (request,) = answer["requests"]
         (record,) = gateway_app.gateway.live.values()
         assert (request["id"], request["request_id"], answer["total"]) == (record.id, record.request_id, 2)
-        assert (request["tenant"], request["key"], request["lane"]) == ("acme", record.key_id, "batch")
+        assert (request["tenant"], request["key"], request["lane"]) == ("acme", record.caller.key_id, "batch")
         assert (request["model"], request["adapter"], request["state"]) == ("captain", "pirate", "running")
         assert (request["answers"], request["generated_tokens"], request["max_tokens"]) == (2, 2, 40)
         tenants = (await client.get(f"{ADMIN}/overview", params={"sections": "tenants"})).json()["tenants"]
         assert {row["tenant"]: row["reserved_tokens"] for row in tenants} == {
-            "acme": record.reserved_tokens // 2 * 2,
+            "acme": record.bill.reserved_tokens // 2 * 2,
             "globex": 0,
         }
 
@@ -75,8 +75,8 @@ async def test_cancelling_ends_a_request_once_and_settles_what_it_used(gateway_a
         assert (answer.headers["x-should-retry"], "retry-after" in answer.headers) == ("false", False)
         gone = await client.post(f"{ADMIN}/requests/{record.id}/cancel")
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "request_not_found")
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
-    assert record.completion_tokens == n
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + record.work.completion_tokens]]
+    assert record.work.completion_tokens == n
 
 
 async def test_a_beginning_of_several_ids_cancels_none(gateway_app):

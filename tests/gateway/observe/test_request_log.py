@@ -12,14 +12,13 @@ import pytest
 import structlog
 from fakes import BASE, GatewayApp, build_gateway_app
 from grpc_app import as_key, ask, until
+from records import make_record
 
 from engine.core.messages.requests import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
-from gateway.requests.charge import Charge
-from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
+from gateway.requests.record import Asked, Charge
 from gateway.rpc.api import GrpcServer
 from lab.traffic.traces import read_trace
 
@@ -211,23 +210,14 @@ async def test_grpc_is_logged_alike(logged, method, message, metadata, status, e
     assert (line["trace_id"], line["request_id"]) == (TRACE_ID, "r1") or status != 200
 
 
-TIMES = RequestTimes.__struct_fields__
-
-
-def record(**fields) -> RequestRecord:
-    values = {"id": "1", "request_id": "r", "tenant": "acme", "key_id": "k", "model": "poet", "lane_asked": None}
-    times = {"started": 10.0} | {name: fields.pop(name) for name in TIMES if name in fields}
-    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "times": RequestTimes(**times), **fields})
-
-
 def test_the_log_can_be_read_as_a_trace(tmp_path):
     path = tmp_path / "requests.log"
     whole = {"started": 10.0, "prompt_tokens": 7, "completion_tokens": 5, "ended": 12.0, "finish": "stop"}
     with path.open("w") as file:
         log = RequestLog(file)
-        log.finished(record(**whole, adapter="poet", cached={0: 4}))
-        log.finished(record(**whole | {"lane": Lane.BATCH}))
-        log.finished(record(**whole, error_code="engine_error"))
+        log.finished(make_record(**whole, adapter="poet", cached={0: 4}))
+        log.finished(make_record(**whole | {"lane": Lane.BATCH}))
+        log.finished(make_record(**whole, error_code="engine_error"))
         write_last_lines()
         file.write('{"event": "engine_ready"}\nWARNING: another line\n')
     poet, base = read_trace(path)
@@ -236,10 +226,10 @@ def test_the_log_can_be_read_as_a_trace(tmp_path):
 
 
 def test_a_request_is_one_line_of_numbers():
-    done = record(
+    done = make_record(
         adapter="poet",
         adapter_hash="f00d",
-        lane_asked=Lane.BATCH,
+        asked=Asked("poet", Lane.BATCH),
         prompt_tokens=7,
         reserved_tokens=57,
         completion_tokens=5,
@@ -272,32 +262,31 @@ def test_a_program_that_quiets_its_logs_keeps_the_lines_of_requests(again):
     out = io.StringIO()
     log = RequestLog(out)
     structlog.configure(processors=[], wrapper_class=quiet, context_class=lambda *values: {"more": 1})
-    log.finished(record())
+    log.finished(make_record())
     write_last_lines()
     assert json.loads(out.getvalue()).keys() == FIELDS
 
 
 def test_a_request_that_never_ran_has_no_times():
-    refused = record()
-    refused.end("error", 429, "rate_limit_exceeded")
-    refused.error_metadata = {"scope": "tenant:acme"}
+    refused = make_record()
+    refused.end("error", 429, "rate_limit_exceeded", {"scope": "tenant:acme"})
     line = log_fields(refused)
     assert (line["ttft_ms"], line["tpot_ms"], line["actual_tokens"]) == (None, None, 0)
     assert line["refused_by"] == {"scope": "tenant:acme"}
 
 
 def test_when_the_engine_began_is_what_the_engine_says():
-    waited = record(submitted=11.0)
+    waited = make_record(submitted=11.0)
     waited.note_event(0, 0, TokenEvent("1-0", wait=2.0, adapter_wait=1.5), now=20.0)
     waited.note_event(0, 0, TokenEvent("1-1", wait=9.0), now=20.5)
     assert (waited.times.queue_seconds, waited.times.adapter_wait) == (2.0, 1.5)
-    hasty = record(submitted=11.0)
+    hasty = make_record(submitted=11.0)
     hasty.note_event(0, 0, TokenEvent("1-0", wait=2.0), now=12.0)
     assert hasty.times.queue_seconds == 1.0, "never after its news has come"
 
 
 def test_a_name_that_is_no_name_is_clipped():
-    assert len(log_fields(record(model="x" * 2**20))["model"]) < LONGEST_NAME + 10
+    assert len(log_fields(make_record(model="x" * 2**20))["model"]) < LONGEST_NAME + 10
 
 
 async def test_a_watcher_that_fails_keeps_no_caller_from_an_answer(tmp_path):
@@ -318,11 +307,9 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_short_lines_and_obeys_no_callers_words():
-    record = RequestRecord(
-        id="1", request_id="req-1", tenant="acme", key_id="k", model="pi\x1b[2Jrate\n", lane_asked=None,
-        lane=Lane.INTERACTIVE, times=RequestTimes(1.0, ended=2.5),
-        prompt_tokens=1200, completion_tokens=34, finish="stop",
-    )  # fmt: skip
+    record = make_record(
+        model="pi\x1b[2Jrate\n", started=1.0, ended=2.5, prompt_tokens=1200, completion_tokens=34, finish="stop"
+    )
     terminal, file = Terminal(), io.StringIO()
     RequestLog(terminal).finished(record)
     RequestLog(file).finished(record)

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from records import make_record
 
 from engine.core.messages.requests import Lane
 from engine.process.lossy_log import write_last_lines
@@ -28,7 +29,6 @@ from gateway.observe.setup import open_observers
 from gateway.observe.tracing import Tracing, collector
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
-from gateway.requests.times import RequestTimes
 from gateway.rpc.api import GrpcServer
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}
@@ -65,23 +65,9 @@ def kept() -> Kept:
     return Kept()
 
 
-TIMES = RequestTimes.__struct_fields__
-
-
 def record(**fields) -> RequestRecord:
-    values = {
-        "id": "1",
-        "request_id": "r",
-        "tenant": "acme",
-        "key_id": "k",
-        "model": "poet",
-        "lane_asked": None,
-        "ingress": Ingress(PATH),
-    }
-    times = {"started": 90.0, "ended": 99.0} | {name: fields.pop(name) for name in TIMES if name in fields}
-    done = RequestRecord(**{**values, "lane": Lane.BATCH, "times": RequestTimes(**times), **fields})
-    done.end("stop", 200)
-    return done
+    known = {"ingress": Ingress(PATH), "started": 90.0, "ended": 99.0, "lane": Lane.BATCH, "finish": "stop"}
+    return make_record(**known | fields)
 
 
 def served(**fields) -> RequestRecord:

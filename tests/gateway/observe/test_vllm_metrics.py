@@ -73,8 +73,8 @@ async def test_the_values_are_those_of_the_requests(gateway_app):
     assert value("request_success_total") == value("e2e_request_latency_seconds_count") == 2
     assert value("request_success_total", finished_reason="stop") == 2
     assert value("request_success_total", finished_reason="abort") == 0
-    assert value("request_prompt_tokens_sum") == sum(record.prompt_tokens for record in records)
-    assert value("request_generation_tokens_sum") == sum(record.completion_tokens for record in records)
+    assert value("request_prompt_tokens_sum") == sum(record.work.prompt_tokens for record in records)
+    assert value("request_generation_tokens_sum") == sum(record.work.completion_tokens for record in records)
     assert value("request_generation_tokens_count") == 3
     assert value("request_max_num_generation_tokens_count") == 2
     assert (value("request_params_n_sum"), value("request_params_max_tokens_sum")) == (3, 40)

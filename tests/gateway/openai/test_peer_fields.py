@@ -18,7 +18,8 @@ from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError
 from gateway.embeddings.parse import parse as parse_pooled
 from gateway.embeddings.refused_fields import NO_EFFECT as POOLED_NO_EFFECT
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.openai.refused_fields import NO_EFFECT, REFUSED
 from gateway.openai.unknown import OPENAI

@@ -10,10 +10,13 @@ from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.api_schema.tokens import TokenizeRequest
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.openai.refused_fields import REFUSED
-from gateway.requests.types import Chat
+from gateway.requests.deadlines import TimeLimits
+from gateway.requests.options import OutputOptions, Urgency
+from gateway.requests.types import DEFAULTED, Chat
 from tests.examples import examples
 
 USER = {"role": "user", "content": "hi"}
@@ -48,9 +51,10 @@ def refusal(make, **fields):
 
 def test_defaults_are_openais():
     request = chat()
-    assert (request.max_tokens, request.n, request.seed, request.lane, request.stop) == (None, 1, None, None, ())
+    assert (request.n, request.defaulted) == (1, DEFAULTED)
+    assert (request.output, request.urgency) == (OutputOptions(coalesce=True), Urgency())
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.logprobs) == (1.0, 1.0, None)
-    assert completion().default_max_tokens == 16
+    assert completion().output.default_max_tokens == 16
 
 
 def test_arguments_of_calls_are_objects_until_they_have_too_many_values_together():
@@ -89,14 +93,9 @@ def test_everything_arrives():
         something_new={"deep": [1]},
     )
     sampling = request.sampling
-    assert (request.max_tokens, request.reserve_tokens) == (5, 9)
-    assert (request.seed, request.stop, request.lane, request.priority, request.n) == (
-        -3,
-        ("a", "b"),
-        Lane.BATCH,
-        -4,
-        3,
-    )
+    output, urgency = request.output, request.urgency
+    assert (output.max_tokens, output.reserve_tokens, output.stop) == (5, 9, ("a", "b"))
+    assert (request.given("seed"), urgency.lane, urgency.priority, request.n) == (-3, Lane.BATCH, -4, 3)
     assert request.model.adapter_id == "x"
     assert (sampling.min_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (2, 0.0, 0.5, 7)
     assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.1, -2.0, 2.0)
@@ -106,9 +105,9 @@ def test_everything_arrives():
 
 def test_goals_are_milliseconds_on_the_wire_and_seconds_within():
     for make in (chat, completion):
-        asked = make(slo={"ttft_ms": 250, "itl_ms": 62.5})
+        asked = make(slo={"ttft_ms": 250, "itl_ms": 62.5}).urgency
         assert (asked.ttft, asked.itl) == (0.25, 0.0625)
-        one = make(slo={"itl_ms": 40, "something_new": 1})
+        one = make(slo={"itl_ms": 40, "something_new": 1}).urgency
         assert (one.ttft, one.itl) == (None, 0.04)
         for nothing in (None, {}):
             assert make(slo=nothing) == make()
@@ -123,10 +122,10 @@ def test_goals_out_of_range_are_refused_by_name(field, value):
 
 def test_time_limits_are_seconds():
     for make in (chat, completion):
-        asked = make(timeout=2.5, stall_timeout=1)
+        asked = make(timeout=2.5, stall_timeout=1).time_limits
         assert (asked.deadline, asked.stall) == (2.5, 1.0)
         assert make(timeout=None, stall_timeout=None) == make()
-        assert (make().deadline, make().stall) == (None, None)
+        assert make().time_limits == TimeLimits()
 
 
 @pytest.mark.parametrize("field", ["timeout", "stall_timeout"])
@@ -154,7 +153,7 @@ def test_bodies_have_a_bounded_number_of_values(kind, field, value):
 
 def test_a_salt_is_a_text_that_is_not_empty():
     for make in (chat, completion):
-        assert make(cache_salt="s\u00e4lt").cache_salt == "s\u00e4lt"
+        assert make(cache_salt="s\u00e4lt").encoding.cache_salt == "s\u00e4lt"
         assert make(cache_salt=None) == make()
         for value in ("", 5, ["s"], "x" * 1025):
             error = refusal(make, cache_salt=value)
@@ -163,7 +162,8 @@ def test_a_salt_is_a_text_that_is_not_empty():
 
 def test_speculation_is_auto_or_off():
     for make in (chat, completion):
-        assert make().speculates and make(speculation="auto").speculates and not make(speculation="off").speculates
+        assert make().sampling.speculates and make(speculation="auto").sampling.speculates
+        assert not make(speculation="off").sampling.speculates
         for value in ("always", True, 5):
             error = refusal(make, speculation=value)
             assert (error.http_status, error.param) == (400, "speculation")
@@ -379,9 +379,9 @@ def test_tools_and_their_calls_become_what_templates_read():
 def test_no_tokens_at_all_are_for_echoes():
     error = refusal(completion, max_tokens=0)
     assert (error.http_status, error.param) == (400, "max_tokens")
-    assert completion(max_tokens=0, echo=True).max_tokens == 0
+    assert completion(max_tokens=0, echo=True).output.max_tokens == 0
     assert refusal(completion, max_tokens=-1, echo=True).param == "max_tokens"
-    assert completion(max_tokens=0, prompt_logprobs=1).max_tokens == 0
+    assert completion(max_tokens=0, prompt_logprobs=1).output.max_tokens == 0
 
 
 @pytest.mark.parametrize(

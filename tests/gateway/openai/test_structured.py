@@ -10,7 +10,8 @@ from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
 from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError, Fault
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.pb import generation_pb2 as pb
 
@@ -23,8 +24,8 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "
 FORMAT = "response_format.json_schema.schema"
 
 SPELLINGS = [
-    ({"response_format": {"type": "text"}}, None, None),
-    ({"response_format": None, "structured_outputs": None}, None, None),
+    ({"response_format": {"type": "text"}}, None, ""),
+    ({"response_format": None, "structured_outputs": None}, None, ""),
     ({"response_format": {"type": "json_object"}}, ANY_OBJECT, "response_format"),
     ({"response_format": NAMED}, Grammar(GrammarKind.JSON_SCHEMA, WRITTEN), "response_format.json_schema.schema"),
     ({"structured_outputs": {"json": SCHEMA}}, Grammar(GrammarKind.JSON_SCHEMA, WRITTEN), "structured_outputs.json"),
@@ -80,7 +81,7 @@ def test_every_spelling(fields, grammar, field):
         chat_request(parse(chat, ChatRequest), "r"),
         completion_request(parse(completion, CompletionRequest), "r"),
     ):
-        assert (request.sampling.grammar, request.grammar_field) == (grammar, field)
+        assert (request.sampling.grammar, request.fields.grammar) == (grammar, field)
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
@@ -116,8 +117,8 @@ async def test_a_grammar_that_ends_in_the_middle_makes_no_answer_free(tmp_path, 
         response = await client.post("/v1/chat/completions", json={**CHAT, "response_format": NAMED})
     assert response.status_code == 400
     [record] = gateway_app.watcher.records
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 3]]
-    assert gateway_app.limiter.rows[0].counts.tokens == record.prompt_tokens + 3
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + 3]]
+    assert gateway_app.limiter.rows[0].counts.tokens == record.work.prompt_tokens + 3
 
 
 async def test_an_answer_cannot_both_end_and_go_on(tmp_path):

@@ -15,7 +15,7 @@ from engine.core.messages.requests import (
 from engine.rpc.stream import EngineDrained, EngineUnavailable
 from gateway.requests.answer.crash_trial import CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.submission import answer_stream
 
 LENGTH = FinishReason.LENGTH
 

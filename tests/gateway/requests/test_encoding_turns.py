@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Tenant
-from gateway.requests.encoding_turns import AT_ONCE, EncodingTurns
+from gateway.requests.turns import ENCODED_AT_ONCE, EncodingTurns
 from gateway.requests.wire_room import WireRoom
 
 ROOM = WireRoom(tenant_bytes=10)
@@ -41,7 +41,7 @@ async def test_no_more_are_in_work_than_leave_threads_to_generations():
             group.create_task(work(turns, f"tenant-{number}", begun, go_on))
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(begun) == AT_ONCE
+        assert len(begun) == ENCODED_AT_ONCE
         go_on.set()
     assert len(begun) == 5
 

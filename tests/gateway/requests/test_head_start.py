@@ -8,6 +8,7 @@ from fakes import BASE, GatewayApp, build_gateway_app, principal
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from records import make_request
 
 from engine.core.messages.requests import Lane
 from engine.rpc.stream import EngineUnavailable
@@ -15,7 +16,6 @@ from gateway.core.bucket import Bucket, CountMeter, Meter
 from gateway.core.budget import reserve
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
-from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
@@ -177,7 +177,7 @@ def likely(gateway_app, monkeypatch) -> asyncio.Event:
 
 
 def request(**fields) -> GenerateRequest:
-    return GenerateRequest(ModelQuery(BASE), ("Say hello",), "req-1", **fields)
+    return make_request(BASE, "Say hello", **fields)
 
 
 async def answer(gateway_app, wanted, who=None) -> str:
@@ -217,7 +217,7 @@ async def test_what_is_refused_after_all_is_aborted_and_no_tenant_pays(gateway_a
     assert gateway_app.limiter.reserved_tokens == 0
     await gateway_app.assert_empty()
     [record] = gateway_app.watcher.records
-    assert (record.status, record.times.submitted, record.used_tokens) == (429, None, 0)
+    assert (record.outcome.status, record.times.submitted, record.used_tokens) == (429, None, 0)
 
 
 async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(gateway_app, likely):
@@ -271,6 +271,6 @@ async def test_who_leaves_before_an_engine_has_the_request_pays_nothing(tmp_path
     task.cancel()
     await asyncio.wait([task])
     assert list(gateway_app.limiter.ends.values()) == [[0]]
-    assert gateway_app.watcher.records[0].finish == "cancelled"
+    assert gateway_app.watcher.records[0].outcome.finish == "cancelled"
     assert gateway_app.limiter.rows == []
     await gateway_app.assert_empty()

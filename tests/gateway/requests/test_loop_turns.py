@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.requests.loop_turns import AT_ONCE, ENCODED_CHARACTERS, EncodingPauses, LoopTurns
+from gateway.requests.turns import AT_ONCE, ENCODED_CHARACTERS, EncodingPauses, LoopTurns
 
 
 async def begin(turns: LoopTurns, tenant: str, begun: list[str]) -> None:
@@ -54,7 +54,7 @@ async def test_a_request_that_is_cancelled_gives_its_turn_to_the_next():
 
 
 async def test_a_tenant_that_was_refused_begins_one_request_at_a_time(monkeypatch):
-    monkeypatch.setattr("gateway.requests.loop_turns.REFUSED_PAUSE_S", 0.001)
+    monkeypatch.setattr("gateway.requests.turns.REFUSED_PAUSE_S", 0.001)
     turns, begun = LoopTurns(), []
     await turns.take("neighbour")
     turns.refused("flood")
@@ -68,7 +68,7 @@ async def test_a_tenant_that_was_refused_begins_one_request_at_a_time(monkeypatc
 
 
 async def test_a_refusal_is_forgotten(monkeypatch):
-    monkeypatch.setattr("gateway.requests.loop_turns.REFUSED_FOR_S", 0.0)
+    monkeypatch.setattr("gateway.requests.turns.REFUSED_FOR_S", 0.0)
     turns, begun = LoopTurns(), []
     await turns.take("neighbour")
     turns.refused("flood")

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gateway.core.errors import ApiError, invalid_request
-from gateway.requests.parsing import LOOP_BYTES, ParsingTurns
+from gateway.requests.turns import LOOP_BYTES, ParsingTurns
 
 
 async def test_only_long_bodies_are_parsed_in_a_thread():

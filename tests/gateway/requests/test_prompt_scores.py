@@ -9,8 +9,8 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.requests import prompt_scores
 from gateway.requests.answer.crash_trial import CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
 from gateway.requests.prompt_scores import PromptReader, PromptScores, join_scores
+from gateway.requests.submission import answer_stream
 
 PROMPT = tuple(range(5, 45))
 """40 tokens, so 39 rows."""

@@ -14,7 +14,7 @@ from engine.rpc.client import EngineClient
 from engine.rpc.stream import CrashesEngines, GivenUp
 from gateway.requests.answer.crash_trial import MOST_MOVES, CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
+from gateway.requests.submission import answer_stream
 from gateway.serve.supervisor import EngineSupervisor
 from tests.engine.poisonous_engine import CRASH, FATAL_TOKENS, HANG
 

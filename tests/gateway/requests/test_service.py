@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
 from msgspec.structs import replace as replace_fields
+from records import make_request
 
 from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.core.messages.requests import (
@@ -17,7 +18,6 @@ from engine.core.messages.requests import (
     TokenEvent,
 )
 from gateway.core.errors import ApiError, Fault
-from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.usage import DeferredUsage
 from gateway.requests import engine_backend
@@ -37,7 +37,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 def request(prompt="Say hello", model=BASE, **fields) -> GenerateRequest:
     inputs = prompt if isinstance(prompt, list) else [prompt]
-    return GenerateRequest(ModelQuery(model), tuple(inputs), "req-1", **fields)
+    return make_request(model, *inputs, **fields)
 
 
 async def answers(gateway_app, wanted, who=None):
@@ -91,7 +91,7 @@ async def test_what_was_made_before_an_administrator_ended_it_is_charged(gateway
     monkeypatch.setattr(gateway_app.engine, "generate", generate)
     assert (await refusal(gateway_app, request(max_tokens=50, coalesce=whole))).fault is Fault.CANCELLED
     assert settled(gateway_app) == [[len(ids_of("Say hello")) + 26]]
-    assert gateway_app.watcher.records[0].device_seconds == 2.5
+    assert gateway_app.watcher.records[0].work.device_seconds == 2.5
 
 
 async def test_output_is_bounded_by_max_tokens(gateway_app):
@@ -173,7 +173,7 @@ async def test_what_is_usual_follows_what_comes_and_leaves_out_what_was_cut_shor
     await answers(gateway_app, request())
     prompt = len(ids_of("Say hello"))
     assert [asked.tokens - prompt for asked in gateway_app.limiter.reserved[2:]] == [14, 24, 24]
-    assert [record.reserved_tokens - prompt for record in gateway_app.watcher.records[2:]] == [14, 24, 24]
+    assert [record.bill.reserved_tokens - prompt for record in gateway_app.watcher.records[2:]] == [14, 24, 24]
 
 
 async def test_every_prompt_is_answered_n_times(gateway_app):
@@ -199,7 +199,7 @@ async def test_adapters_are_asked_for_by_version(gateway_app):
     assert gateway_app.engine.requests[0].adapter_hash == version
     assert version[:10] in admitted.fingerprint
     assert admitted.model == "tiny:captain"
-    assert gateway_app.watcher.records[0].adapter_hash == version
+    assert gateway_app.watcher.records[0].served.adapter_hash == version
 
 
 async def test_chats_go_through_the_template(gateway_app):
@@ -254,7 +254,7 @@ async def test_lanes_are_the_tenants_at_most(gateway_app):
     assert admitted.lane is Lane.BATCH
     assert gateway_app.engine.requests[0].lane is Lane.BATCH
     record = gateway_app.watcher.records[0]
-    assert (record.lane_asked, record.lane) == (Lane.INTERACTIVE, Lane.BATCH)
+    assert (record.asked.lane, record.lane) == (Lane.INTERACTIVE, Lane.BATCH)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ TOKENIZED_THEN_REFUSED = {
     "an id that is no token": request(["x" * 50, (260,)]),
     "a long prompt": request("x" * 300),
     "min_tokens": request(max_tokens=3, sampling=SamplingParams(min_tokens=4)),
-    "a grammar": request(sampling=SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(?=a)")), grammar_field="regex"),
+    "a grammar": request(sampling=SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(?=a)")), grammar="regex"),
 }
 
 
@@ -338,7 +338,7 @@ async def test_a_request_refused_by_a_limit_of_tokens_counts_unless_it_is_of_a_b
     assert gateway_app.limiter.reserved == []  # the gateway itself sends lines of batches again
     assert (await refusal(gateway_app, large, caller)).fault is Fault.INSUFFICIENT_QUOTA
     assert settled(gateway_app) == [[0]]
-    assert gateway_app.watcher.records[-1].reserved_tokens > 200
+    assert gateway_app.watcher.records[-1].bill.reserved_tokens > 200
 
 
 async def test_a_caller_that_leaves_while_its_prompt_is_tokenized_is_counted(gateway_app, monkeypatch):
@@ -364,7 +364,7 @@ async def test_limits_refuse_before_the_engine_hears_of_it(gateway_app):
     error = await refusal(gateway_app, request(model="pirate", max_tokens=250 - 9), principal("sk-globex"))
     assert error.code == "insufficient_quota"
     assert gateway_app.engine.requests == []
-    assert gateway_app.watcher.records[0].status == 429
+    assert gateway_app.watcher.records[0].outcome.status == 429
 
 
 @pytest.mark.parametrize("how", ["not ready", "before the first event", "in the middle"])
@@ -449,7 +449,7 @@ async def test_a_salt_reaches_the_engine_with_every_answer(gateway_app):
 async def test_a_prediction_reaches_the_engine_as_tokens_cut_to_what_answers_may_need(gateway_app):
     await answers(gateway_app, request(prediction="Hello", n=2))
     await answers(gateway_app, request(prediction="x" * 50 * CONTEXT))
-    await answers(gateway_app, request(prediction="Hello", speculates=False))
+    await answers(gateway_app, request(prediction="Hello", sampling=SamplingParams(speculates=False)))
     gateway_app.engine.info.max_model_len = 9999
     await answers(gateway_app, request(prediction="x" * 5000, max_tokens=2))
     sent = [sent.prediction for sent in gateway_app.engine.requests]
@@ -461,8 +461,8 @@ async def test_proposals_are_told_apart_in_usage_and_charged_where_accepted(gate
     _, _, usage = await answers(gateway_app, request(n=2, prediction="Hello"))
     assert (usage.completion, usage.accepted_prediction, usage.rejected_prediction) == (2 * USUAL, 8, 6)
     [record] = gateway_app.watcher.records
-    assert record.proposed() == (10, 32)
-    assert record.used_tokens == record.prompt_tokens + 2 * USUAL
+    assert record.work.proposed() == (10, 32)
+    assert record.used_tokens == record.work.prompt_tokens + 2 * USUAL
 
 
 @pytest.mark.parametrize("order", [(0, 8), (8, 0)])
@@ -588,7 +588,7 @@ async def test_a_tenant_that_fills_a_lane_leaves_its_neighbour_a_share(tmp_path)
         await asyncio.sleep(0)
     neighbour = Principal(Tenant("initech"), "key")
     neighbours = [asyncio.create_task(answers(gateway_app, request(), neighbour)) for _ in range(200)]
-    while sum(record.tenant == "initech" for record in gateway_app.gateway.live.values()) < 200:
+    while sum(record.caller.tenant == "initech" for record in gateway_app.gateway.live.values()) < 200:
         await asyncio.sleep(0)
     assert not any(task.done() for task in neighbours)
     with pytest.raises(ApiError) as caught:
@@ -622,7 +622,7 @@ async def test_a_tenant_that_has_nothing_in_a_full_lane_gets_one_request_in(tmp_
 async def test_the_live_table_shows_what_runs(gateway_app):
     async with gateway_app.gateway.generate(principal(), request(model="poet")) as generation:
         [record] = gateway_app.gateway.live.values()
-        assert (record.id, record.adapter, record.tenant) == (generation.admitted.id, "poet", "acme")
+        assert (record.id, record.served.adapter, record.caller.tenant) == (generation.admitted.id, "poet", "acme")
         assert gateway_app.gateway.active == 1
     await gateway_app.assert_empty()
 
@@ -635,7 +635,7 @@ async def test_leaving_early_aborts_and_charges_what_was_made(gateway_app):
     assert list(gateway_app.engine.ends.values()) == ["aborted"]
     assert settled(gateway_app) == [[len(ids_of("Say hello")) + 1]]
     record = gateway_app.watcher.records[0]
-    assert (record.finish, record.status) == ("cancelled", 499)
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
     await gateway_app.assert_empty()
 
 
@@ -643,7 +643,7 @@ async def test_a_bug_in_the_consumer_leaves_nothing_running(gateway_app):
     with pytest.raises(ZeroDivisionError):
         async with gateway_app.gateway.generate(principal(), request()):
             raise ZeroDivisionError
-    assert gateway_app.watcher.records[0].status == 500
+    assert gateway_app.watcher.records[0].outcome.status == 500
     await gateway_app.assert_empty()
 
 
@@ -686,7 +686,7 @@ async def test_any_number_of_cancellations_leaves_nothing_running(gateway_app):
     await asyncio.gather(*[visit(number) for number in range(200)])
     await gateway_app.assert_empty()
     assert len(gateway_app.watcher.records) == 200
-    assert {record.finish for record in gateway_app.watcher.records} == {"cancelled", "stop"}
+    assert {record.outcome.finish for record in gateway_app.watcher.records} == {"cancelled", "stop"}
 
 
 async def test_an_error_while_settling_does_not_spoil_the_answer(gateway_app, monkeypatch):
@@ -705,7 +705,7 @@ async def test_the_end_of_all_requests_does_not_reach_one_that_is_being_settled(
         assert chunks[-1].usage is not None
         gateway_app.limiter.delay = 0.02
         asyncio.get_running_loop().call_soon(gateway_app.gateway.end_requests)
-    assert gateway_app.watcher.records[0].finish == "stop"
+    assert gateway_app.watcher.records[0].outcome.finish == "stop"
     await gateway_app.assert_empty()
 
 

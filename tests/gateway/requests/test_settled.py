@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
+from records import make_request
 from settled_checks import check_safe, check_settled, check_still
 from settled_world import ADAPTER, BASE, ROUTES, SMALL, Visit, World
 from structlog.testing import LogCapture
@@ -40,7 +41,6 @@ from virtual_loop import VirtualLoop
 from wire_engine import WireChannels
 
 from engine.core.messages.requests import ErrorCode, Lane, Pooling, SamplingParams
-from gateway.core.routing import ModelQuery
 from gateway.core.usage import DeferredUsage
 from gateway.requests.types import Chat, GenerateRequest
 from tests.examples import examples, is_nightly
@@ -73,8 +73,8 @@ LIMITS: tuple[dict[str, float], ...] = ({}, {}, {"deadline": 3.0}, {"stall": 2.0
 
 def wish(model: str, form: str, limits: dict[str, float], logprobs: int | None, **fields: Any) -> GenerateRequest:
     sampling = SamplingParams(logprobs=None if form == "vectors" else logprobs)
-    fields |= {"model": ModelQuery(model), "request_id": "", "seed": 1, "sampling": sampling}
-    return GenerateRequest(**fields | limits | FORMS[form])
+    fields |= {"request_id": "", "seed": 1, "sampling": sampling}
+    return make_request(model, **fields | limits | FORMS[form])
 
 
 wishes = st.builds(

@@ -75,7 +75,7 @@ async def test_a_requests_model_decides_engine_tokenizer_and_adapter(gateway_app
     read = model_of(gateway_app, SMALL).tokenizer.decode
     assert read(request.prompt_ids, skip_special=False) == "<|user|>hi<|end|><|assistant|>"
     record = gateway_app.watcher.records[0]
-    assert (record.base_model, record.served_name) == (SMALL, SMALL if name == SMALL else "sailor")
+    assert (record.served.base_model, record.served.name) == (SMALL, SMALL if name == SMALL else "sailor")
     other = await chat(gateway_app, "pirate")
     assert other.json()["choices"][0]["message"]["content"] == "Hello, world!"
     assert other.json()["system_fingerprint"][:13] != answer.json()["system_fingerprint"][:13]

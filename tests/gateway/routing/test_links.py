@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.routing.links import LEAST_WINDOW_S, LinkUse
+from gateway.routing.news import LEAST_WINDOW_S, LinkUse
 
 
 def test_the_share_of_a_link_is_that_of_the_last_seconds():

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 
 from engine.core.messages.requests import Lane
+from gateway.routing.decision import NoReplica, Reason
 from gateway.routing.news import Ask, News
 from gateway.routing.placement import ROUND_S, wanted_replicas
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
-from gateway.routing.router import BOUND, STALE_S, STICKY_S, NoReplica, Reason, Router
+from gateway.routing.router import BOUND, STALE_S, STICKY_S, Router
 from gateway.routing.sessions import MOST_OF_TENANT, Sessions
 
 IDLE = News(prompt_token_s=1e-5)

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.routing.decision import Reason
 from gateway.routing.news import Ask, News, Role
-from gateway.routing.router import Reason, Router
+from gateway.routing.router import Router
 from gateway.routing.split import SplitMode, Splitting
 
 FAST, SLOW = 400e9, 0.1e9

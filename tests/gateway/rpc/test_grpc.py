@@ -198,7 +198,7 @@ async def test_initial_metadata_wait_for_admission(api):
 async def test_who_calls_follows_from_the_key_alone(api):
     await api.generation.Generate(ask(), metadata=as_key(x_tenant_id="globex", x_request_id="not sane"))
     (record,) = api.gateway_app.watcher.records
-    assert record.tenant == "acme"
+    assert record.caller.tenant == "acme"
     assert record.request_id.startswith("req-")
 
 
@@ -400,7 +400,7 @@ async def test_cancelling_aborts_and_settles_what_was_used(api, method):
     call.cancel()
     await api.assert_empty()
     (record,) = api.gateway_app.watcher.records
-    assert (record.finish, record.status) == ("cancelled", 499)
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
     assert list(api.gateway_app.limiter.ends.values()) == [[6]]
     assert list(api.gateway_app.engine.ends.values()) == ["aborted"]
 

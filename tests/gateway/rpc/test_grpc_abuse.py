@@ -175,10 +175,10 @@ async def test_who_never_reads_is_cut_off_and_settled(grpc_app, monkeypatch):
     await call.initial_metadata()
     await until(lambda: len(gateway_app.watcher.records) == 1)
     [record] = gateway_app.watcher.records
-    assert (record.finish, record.status) == ("cancelled", 499)
-    assert 0 < record.completion_tokens < 20_000
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
+    assert 0 < record.work.completion_tokens < 20_000
     await grpc_app.assert_empty()
-    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
+    assert list(gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + record.work.completion_tokens]]
     call.cancel()
 
 

@@ -135,7 +135,7 @@ async def test_callers_authenticate_before_their_messages_are_read(api, monkeypa
     assert (await refused(silent(api, "acme", "/loralane.v1.LimitAdmin/Get"))).code == "PERMISSION_DENIED"
     assert read == []
     records = api.gateway_app.watcher.records
-    assert [(record.status, record.tenant) for record in records[:2]] == [(401, ""), (403, "admin")]
+    assert [(record.outcome.status, record.caller.tenant) for record in records[:2]] == [(401, ""), (403, "admin")]
     assert len(records) == 2 * (len(REQUESTS) + 1), "those of requests"
 
 
@@ -146,7 +146,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for(api, monkeypatch, 
     refusal = await refused(silent(api, key, GENERATE if key else "/grpc.health.v1.Health/Check"))
     assert refusal.code == "DEADLINE_EXCEEDED"
     assert refusal.details["RequestInfo"].request_id
-    assert [record.tenant for record in api.gateway_app.watcher.records] == ([key] if key else [])
+    assert [record.caller.tenant for record in api.gateway_app.watcher.records] == ([key] if key else [])
 
 
 async def test_a_call_without_a_message_is_refused(api):

@@ -89,7 +89,7 @@ async def test_metadata_carry_id_lane_rates_and_usage(api, kind, stream):
     assert (initial["x-ratelimit-limit-requests"], initial["x-ratelimit-remaining-requests"]) == ("3", "2")
     [record] = api.gateway_app.watcher.records
     assert record.ingress.route == f"/loralane.v1.JsonApi/{'Stream' if stream else 'Call'}"
-    assert trailing["x-loralane-prompt-tokens"] == str(record.prompt_tokens)
+    assert trailing["x-loralane-prompt-tokens"] == str(record.work.prompt_tokens)
     assert trailing["x-loralane-completion-tokens"] == str(len(HELLO) + 1)
 
 
@@ -173,8 +173,8 @@ async def test_cancelling_aborts_and_settles_what_was_used(api, kind, stream):
     running.cancel()
     await api.assert_empty()
     [record] = api.gateway_app.watcher.records
-    assert (record.finish, record.status) == ("cancelled", 499)
-    assert list(api.gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 1]]
+    assert (record.outcome.finish, record.outcome.status) == ("cancelled", 499)
+    assert list(api.gateway_app.limiter.ends.values()) == [[record.work.prompt_tokens + 1]]
 
 
 @every_kind

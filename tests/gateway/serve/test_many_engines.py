@@ -112,11 +112,11 @@ async def test_streams_outlive_an_engine_that_is_killed_and_one_that_is_drained(
             for number in range(0, STREAMS, 10):  # undisturbed
                 expected[number] = await read(http, number)
             streams = [asyncio.create_task(read(http, number)) for number in range(STREAMS)]
-            await until(lambda: sum(record.completion_tokens for record in app.gateway.live.values()) > STREAMS)
+            await until(lambda: sum(record.work.completion_tokens for record in app.gateway.live.values()) > STREAMS)
             os.kill(app.engines.supervisors["one/engine-0"].pid, signal.SIGKILL)
             two = next(model for model in app.gateway.models if model.name == "two")
             await two.engine.drain("engine-1", True)
-            await until(lambda: any(record.moves for record in app.gateway.live.values()))
+            await until(lambda: any(record.engines.moves for record in app.gateway.live.values()))
             answers = await asyncio.gather(*streams)
             rolling = [asyncio.create_task(read(http, number)) for number in range(1, STREAMS, 4)]
             for name in ("engine-1", "engine-0"):

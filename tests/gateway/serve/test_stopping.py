@@ -15,13 +15,13 @@ from dataclasses import replace
 import httpx
 import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, principal
+from records import make_request
 
 from engine.model.folders.prepare import NoSpace, prepare_model
 from engine.process.files import filling, partial_prefix, partials, remove_abandoned
 from gateway.config.sections import GrpcConfig, HttpConfig, RedisConfig, TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
-from gateway.core.routing import ModelQuery
 from gateway.redis.server import created_folder, locked_folder
 from gateway.requests.types import GenerateRequest
 from gateway.serve import backends, checks, prepare, stopping
@@ -110,7 +110,7 @@ async def test_a_gateway_that_has_started_is_not_cancelled(exits):
 
 
 def request() -> GenerateRequest:
-    return GenerateRequest(ModelQuery(BASE), ("Say hello",), "req-1")
+    return make_request(BASE, "Say hello")
 
 
 async def test_requests_end_with_an_error_and_are_settled(gateway_app):

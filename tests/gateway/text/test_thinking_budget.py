@@ -14,8 +14,8 @@ from engine.executor.fake import FakeExecutor, fake_token
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.answer.crash_trial import CrashTrial
 from gateway.requests.answer.resumption import Waits
-from gateway.requests.answer.stream import answer_stream
-from gateway.requests.thinking import ThinkingBudget
+from gateway.requests.answer.thinking import ThinkingBudget
+from gateway.requests.submission import answer_stream
 from gateway.text.reasoning.parser import MARKS, Thinking
 
 CLOSING = "</think>"

@@ -14,7 +14,8 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Tenant
 from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.parse import parse as parse_pooled
-from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.completions import completion_request
+from gateway.openai.convert import chat_request
 from gateway.openai.parse import parse
 from gateway.upstreams import bodies, vectors
 

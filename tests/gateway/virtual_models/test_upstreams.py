@@ -202,7 +202,7 @@ async def test_a_caller_who_leaves_before_the_usage_pays_for_the_text(make_place
         await asyncio.gather(asking, return_exceptions=True)
     await place.app.assert_empty()
     [record] = place.app.watcher.records
-    assert place.charged == {CLOUD: record.prompt_tokens + 50}
+    assert place.charged == {CLOUD: record.work.prompt_tokens + 50}
 
 
 @pytest.mark.parametrize(
@@ -666,6 +666,6 @@ async def test_a_second_gateway_is_an_upstream(make_place, tmp_path):
     body = (await place.chat(max_tokens=30)).json()
     assert (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]) == ("Hello, world!", 14)
     [record] = second.watcher.records
-    assert (record.served_name, record.used_tokens) == ("pirate", place.charged[CLOUD])
+    assert (record.served.name, record.used_tokens) == ("pirate", place.charged[CLOUD])
     await client.close()
     await second.assert_empty()

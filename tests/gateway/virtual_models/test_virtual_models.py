@@ -557,7 +557,7 @@ async def test_a_virtual_model_refuses_vectors_of_two_models_and_adapters_beside
     assert (vector.status_code, vector.json()["error"]["param"]) == (400, "model")
     both = await room.chat(adapter_id="pirate")
     assert (both.status_code, both.json()["error"]["param"]) == (400, "adapter_id")
-    assert {record.status for record in room.app.watcher.records} == {400}
+    assert {record.outcome.status for record in room.app.watcher.records} == {400}
 
 
 async def test_an_adapter_cannot_take_the_name_of_a_virtual_model(make_room, tmp_path):

@@ -1,4 +1,5 @@
-"""Tenants take turns on the event loop, so that a burst of one tenant's requests does not delay the others.
+"""Tenants take turns, on the event loop and in the threads, so that a burst of one tenant's requests does not delay the
+others.
 
 An event loop runs everything that is ready before it looks for new input. A thousand requests of one tenant that arrive
 together would all be read, refused or submitted in one iteration, and a request of another tenant needs several
@@ -10,9 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from engine.core.fairness.accounts import RecentSenders
+from gateway.core.in_thread import in_thread
+from gateway.requests.wire_room import WireHold
+
+T = TypeVar("T")
 
 AT_ONCE = 4
 """Maximum number of requests of one tenant that begin in one iteration of the loop. Each takes some 0.5 ms."""
@@ -27,6 +37,12 @@ ENCODED_CHARACTERS = 20_000
 """Characters of a request's prompts that are encoded before other requests get a turn on the event loop."""
 PROMPT_CHARACTERS = ENCODED_CHARACTERS // 16
 """Characters as which the fixed work on each prompt counts."""
+ENCODED_AT_ONCE = 2
+"""Maximum number of requests that only count, encode or decode tokens in work at the same time, because generations
+need the threads, too."""
+LOOP_BYTES = 32 * 1024
+"""Maximum bytes of a body that is parsed on the event loop, which takes 3 ms at worst. To hand it to a thread takes
+0.1 ms."""
 
 
 class EncodingPauses:
@@ -125,3 +141,49 @@ class LoopTurns:
             if not turn.done():  # the request may have been cancelled
                 turn.set_result(None)
                 self._begun[tenant] += 1
+
+
+class EncodingTurns:
+    """Bounds the requests in work to a number, and to one of each tenant, so that another tenant's request waits for
+    few of them, however many one tenant has sent. No limit of a tenant applies to requests that only count, encode or
+    decode tokens, and one of 8 MiB takes seconds in a thread."""
+
+    def __init__(self, at_once: int = ENCODED_AT_ONCE) -> None:
+        """`at_once` is the maximum number of requests in work."""
+        self._all = asyncio.Semaphore(at_once)
+        self._own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Semaphore of each tenant that has such requests."""
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until a request of the tenant may be worked on, which the block does."""
+        if (own := self._own.get(tenant)) is None:
+            own = self._own[tenant] = asyncio.Semaphore(1)
+        async with own, self._all:
+            yield
+
+    @asynccontextmanager
+    async def take(self, hold: WireHold) -> AsyncIterator[None]:
+        """Wait until the request that has its body in `hold` may be worked on, which the block does. Raises ApiError
+        (RATE_LIMIT_EXCEEDED) if by then its tenant leaves so many answers unread that there is no room for this one,
+        which may be several times as long as the request."""
+        async with self.turn(hold.tenant):
+            hold.take(0)
+            yield
+
+
+class ParsingTurns:
+    """Runs the parsers of request bodies: of short ones at once, of others in the process's one thread for this. There
+    tenants take turns, because several threads would keep Python's lock from the event loop for longer."""
+
+    def __init__(self) -> None:
+        self._turns = EncodingTurns(at_once=1)
+        self._thread = ThreadPoolExecutor(1, "parse")
+
+    async def run(self, tenant: str, num_bytes: int, parse: Callable[[], T]) -> T:
+        """Call `parse`, which parses a tenant's body of `num_bytes` bytes, and return its result. Raises what `parse`
+        raises. The bytes of bodies that wait are counted where they arrive (`WireRoom`)."""
+        if num_bytes <= LOOP_BYTES:
+            return parse()
+        async with self._turns.turn(tenant):
+            return await in_thread(parse, self._thread)

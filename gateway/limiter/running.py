@@ -67,9 +67,8 @@ class RunningLeases:
             self._task.cancel()
 
     async def renew(self, grant: Grant) -> int | None:
-        """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
-        time in milliseconds at which the request's slots in the limits of concurrent requests expire. None means that
-        the reservation is settled or expired. Raises StoreError."""
+        """Extend the lease of a running request, and count its use so far. Return the Unix time in milliseconds at
+        which its slots expire; None if it is settled or expired. Raises StoreError."""
         request, keys = grant.request, self._keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self.slot_ms, self._receipt_ms]

@@ -33,14 +33,10 @@ def chunk_to_pb(
 
 
 def response_bytes(admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText) -> bytes:
-    """Return the complete response to the `admitted` request, an encoded GenerateResponse. `chunks` holds all chunks of
-    all answers, each answer's in order; the last has the usage. `read` separates tool calls; `token_text` returns a
-    token's text.
-
-    Each answer is encoded by itself, because a thread lets others run only between two calls into protobuf: 128 answers
-    with log probabilities took 0.1 s at once. A message's parts may follow each other (the encoding's "last one wins"
-    and "repeated fields are concatenated").
-    """
+    """Return the encoded GenerateResponse to the `admitted` request from all chunks, each answer's in order; the last
+    has the usage. `read` separates tool calls; `token_text` returns a token's text."""
+    # Each answer is encoded by itself, because a thread lets others run only between calls into protobuf: 128 answers
+    # with log probabilities took 0.1 s at once. An encoding's parts may follow each other.
     head = pb.GenerateResponse(usage=usage_to_pb(chunks[-1].usage), **head_fields(admitted))
     choices = (_choice(answer, read(answer), token_text) for answer in join_answers(chunks))
     parts = [pb.GenerateResponse(choices=[choice]).SerializeToString() for choice in choices]

@@ -27,14 +27,12 @@ class Detokenizer:
         at_once: bool = False,
         kept: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Initialize the detokenizer.
-
-        Args:
-            backend: a tokenizer of the `tokenizers` library.
-            prompt_ids: the tokens that the text continues.
-            at_once: whether tokens that are pushed together may be decoded together with the same result, which holds
-                for byte-level tokens if the prompt has not left a character unfinished.
-            kept: the texts of special tokens that are kept, by their ids.
+        """Args:
+        backend: a tokenizer of the `tokenizers` library.
+        prompt_ids: the tokens that the text continues.
+        at_once: whether tokens pushed together may be decoded together, which holds for byte-level tokens if the
+            prompt has left no character unfinished.
+        kept: texts of special tokens that are kept, by their ids.
         """
         self._backend = backend
         self._at_once = at_once

@@ -55,12 +55,8 @@ _TOOL_MODE: Mapping[int, str] = {
 
 
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
-    """Convert a request message to the gateway's request, with the same checks of ranges as over HTTP.
-
-    `deadline` is how many seconds the caller will wait for the whole answer. None means that it set no deadline.
-
-    Raises ApiError: INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a role is `function`.
-    """
+    """Convert a request message to the gateway's request, with HTTP's checks. `deadline` is how many seconds the caller
+    waits, or None. Raises ApiError: INVALID_REQUEST; UNSUPPORTED_PARAMETER, a role is `function`."""
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
     if given.get("max_tokens") == 0 and "prompt_logprobs" not in given:  # unlike HTTP, gRPC has no `echo`

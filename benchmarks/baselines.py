@@ -137,7 +137,7 @@ class Served:
                     engine.inbox.put(Abort(event.request_id))
             if not engine.state.has_work:
                 time.sleep(0.001)
-        while engine.state.released:  # the next engine needs all rows
+        while engine.state.steps.released:  # the next engine needs all rows
             engine.step()
         return feed.progress, computed
 

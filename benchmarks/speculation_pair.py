@@ -46,7 +46,7 @@ class Pair:
     def step(self, engine: Engine) -> Sequence[TokenEvent]:
         """Run a step, and return its events. If there is nothing to do before a grammar is compiled, wait for that."""
         events = engine.step()
-        if not events and engine.state.in_flight.is_empty:
+        if not events and engine.state.steps.in_flight.is_empty:
             engine.inbox.wait(0.01)
         return events
 

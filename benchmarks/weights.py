@@ -132,7 +132,7 @@ class Served:
 
     def _decodes(self) -> int:
         """Returns how many sequences the last step advanced by a token, or 0 if it computed anything else."""
-        chunks = plan.chunks if (plan := self.engine.state.absorbed) else ()
+        chunks = plan.chunks if (plan := self.engine.state.steps.absorbed) else ()
         return len(chunks) if all(chunk.num_tokens == 1 for chunk in chunks) else 0
 
     def _submit(self, name: str, case: Case, number: int, rng: random.Random) -> None:

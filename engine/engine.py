@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 from engine.core.commit.adapters import add_adapter, pin_adapter
 from engine.core.commit.apply import apply_commands
-from engine.core.commit.step import abort_users, absorb, commit
+from engine.core.commit.sequences import abort_users
+from engine.core.commit.step import absorb, commit
 from engine.core.memory.adapters import HostAdapter
 from engine.core.messages.commands import AddAdapter, DropAdapter
 from engine.core.messages.moves import MoveOrder
@@ -115,7 +116,7 @@ class Engine:
         self._pass_orders()
         self._beat(self.state)
         self._submit(plan)
-        if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
+        if self.executor.overlaps and len(self.state.steps.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
         result, now = self.executor.collect(), self.clock()
         host_bound = self.executor.overlaps and self.pace.ended(now, result.seconds)
@@ -140,7 +141,7 @@ class Engine:
         begun = self.clock()
         launch = self.executor.submit(plan)
         self.pace.submitted(begun, launch, computes=bool(plan.chunks))
-        if launch.late and plan.chunks and self.state.under_way[0].plan.chunks:
+        if launch.late and plan.chunks and self.state.steps.under_way[0].plan.chunks:
             with self._changing:
                 self.state.counters.late_steps += 1
 
@@ -179,7 +180,7 @@ class Engine:
         """Return whether neither the step last committed nor the one last absorbed had anything to do, so that the loop
         pauses before it plans again: the requests that are left wait for a batch to gather or for a fetch."""
         state = self.state
-        return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
+        return bool(state.counters.steps) and state.steps.in_flight.is_empty and state.steps.absorbed.is_empty
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -215,7 +215,7 @@ def stream(house: House, adapters: Sequence[AdapterHash], sizes: Sizes) -> dict[
     """Run a stream: one request for each of `adapters`, all submitted at once. Returns tokens per second from the first
     request to the last token, the seconds, and the numbers of different adapters, loads to the device and evictions."""
     engine, counters = house.engine, house.engine.state.counters
-    loads, evictions = counters.adapter_loads, counters.adapter_evictions
+    loads, evictions = counters.adapters.loads, counters.adapters.evictions
     for index, adapter in enumerate(adapters):
         engine.inbox.put(
             Submit(make_request(f"s{index}", sizes.stream_prompt, sizes.stream_tokens, adapter, Random(index)))
@@ -229,6 +229,6 @@ def stream(house: House, adapters: Sequence[AdapterHash], sizes: Sizes) -> dict[
         "tokens/s": generated / seconds,
         "seconds": seconds,
         "adapters": len(set(adapters)),
-        "loads": counters.adapter_loads - loads,
-        "evictions": counters.adapter_evictions - evictions,
+        "loads": counters.adapters.loads - loads,
+        "evictions": counters.adapters.evictions - evictions,
     }

@@ -25,8 +25,7 @@ from engine.core.messages.requests import SamplingParams
 from engine.core.messages.step import Admission, ScheduledChunk
 from engine.model.batch.rows import HostBatch
 from engine.model.batch.state import BatchState
-from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
-from engine.model.decode.head import Head
+from engine.model.decode.decoder import Decoder, Head, Layer, Norms, Rope
 from engine.model.layers.feed_forward import Mlp
 from engine.model.layers.lora import projection_groups
 from engine.model.memory.arena import Arena, page_shape

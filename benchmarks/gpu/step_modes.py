@@ -47,7 +47,7 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
 def _settle(house: House) -> None:
     """Collect and absorb the results of all steps under way. Raises RuntimeError if a request was refused."""
     engine = house.engine
-    while engine.state.under_way:
+    while engine.state.steps.under_way:
         result, now = engine.executor.collect(), engine.clock()
         if house.runner.overlaps:
             engine.pace.ended(now, result.seconds)

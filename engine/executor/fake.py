@@ -186,17 +186,17 @@ class FakeExecutor:
             sampled=tuple(sampled),
             drafted=tuple(map(self._draft, plan.drafts)),
             pooled=tuple(self._pool(request_id, pooling) for request_id, pooling in asks.items() if pooling),
-            load_seconds=(0.0,) * len(plan.loads),
+            load_seconds=(0.0,) * len(plan.adapters.loads),
         )
 
     def fetch(self, plan: StepPlan) -> None:
         """Report every fetch of a plan as done at once, in 0 seconds."""
-        for fetch in plan.fetches:
+        for fetch in plan.adapters.fetches:
             self.report(AdapterFetched(fetch.adapter_hash, 0.0))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Report every grammar in `plan.prepared` as ready at once. Tokens, being digests, follow no grammar."""
-        for grammar in plan.prepared:
+        """Report every grammar that `plan` prepares as ready at once. Tokens, being digests, follow no grammar."""
+        for grammar in plan.grammars.prepared:
             self.report(GrammarReady(grammar))
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:

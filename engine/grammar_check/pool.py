@@ -236,16 +236,12 @@ class GrammarPool:
             try:
                 verdict = current.ask(job.grammar).verdict
                 break
-            except (
-                Exception
-            ) as error:  # a dying worker may send anything, but the callers need a verdict and the thread must go on
+            except Exception as error:  # a dying worker may send anything, and the callers need a verdict
                 if not self._closing:
                     log.warning("grammar_worker_lost", reason=str(error))
                 current = self._replace(number, current)
         self._settle(job, verdict)
-        if current is not None and current.spent:
-            return self._replace(number, current)
-        return current
+        return self._replace(number, current) if current is not None and current.spent else current
 
     def _settle(self, job: _Job, verdict: Verdict) -> None:
         """Cache the verdict on a job's grammar and resolve its callers' futures. A verdict in `DEATHS` is logged as a

@@ -19,7 +19,7 @@ from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.tasks import end_task
 from engine.rpc.api import EngineMismatch
-from engine.rpc.outage import OutageLog
+from engine.rpc.outage import OutageLog, Unreachable
 from engine.rpc.stream import Arrivals, EngineUnavailable
 from engine.rpc.target import UNIX, EngineTarget
 from engine.rpc.transport import ChannelFactory
@@ -38,10 +38,6 @@ DESCRIBE_SECONDS = 10.0
 
 Refusals = Mapping[grpc.StatusCode, type[Exception]]
 NO_REFUSALS: Refusals = MappingProxyType({})
-
-
-class Unreachable(Exception):
-    """The engine does not answer; the message is gRPC's description."""
 
 
 class EngineLink:

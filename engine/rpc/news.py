@@ -127,8 +127,8 @@ class NewsFeed:
         """Return a report that has only the engine's load as yet (`next` adds adapters and prefix keys), and the tier
         of each adapter in memory."""
         counters, load = state.counters, load_report(state)
-        moves = (counters.adapter_loads, counters.adapter_evictions, counters.adapter_fetches)
-        version = (*moves, counters.adapter_host_evictions, len(state.adapters), state.adapter_pages)
+        moves = (counters.adapters.loads, counters.adapters.evictions, counters.adapters.fetches)
+        version = (*moves, counters.adapters.host_evictions, len(state.adapters), state.adapter_pages)
         if version != self._version:
             self._version, self._rates = version, adapter_rates(state.adapters.values())
             on_device, on_host = adapters_in_memory(state)
@@ -169,8 +169,8 @@ class NewsFeed:
 def adapter_rates(adapters: Collection[Adapter]) -> tuple[float, float]:
     """Return the bytes per second at which adapters were copied to the device, and read from disk, averaged over each
     one's last; 0 if there was none. Routers predict loads from them."""
-    copied = [(adapter.num_bytes, adapter.load_seconds) for adapter in adapters if adapter.load_seconds]
-    read = [(adapter.num_bytes, adapter.fetch_seconds) for adapter in adapters if adapter.fetch_seconds]
+    copied = [(adapter.num_bytes, adapter.loaded.seconds) for adapter in adapters if adapter.loaded.seconds]
+    read = [(adapter.num_bytes, adapter.fetched.seconds) for adapter in adapters if adapter.fetched.seconds]
     return _rate(copied), _rate(read)
 
 

@@ -11,6 +11,10 @@ from engine.rpc.target import UNIX, EngineTarget
 log = structlog.get_logger("engine.rpc.link")
 
 
+class Unreachable(Exception):
+    """The engine does not answer; the message is gRPC's description."""
+
+
 class Cause(NamedTuple):
     """A known reason why an engine cannot be reached."""
 

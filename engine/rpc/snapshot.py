@@ -90,25 +90,24 @@ def _adapter(adapter: Adapter, now: float) -> pb.AdapterStats:
         waiting=adapter.live - adapter.running,
         rank=adapter.rank,
         bytes=adapter.num_bytes,
-        hits=adapter.hits,
-        loads=adapter.loads,
-        fetches=adapter.fetches,
-        last_load_seconds=adapter.load_seconds,
-        last_fetch_seconds=adapter.fetch_seconds,
+        hits=adapter.loaded.hits,
+        loads=adapter.loaded.count,
+        fetches=adapter.fetched.count,
+        last_load_seconds=adapter.loaded.seconds,
+        last_fetch_seconds=adapter.fetched.seconds,
         idle_seconds=None if adapter.last_used is None else max(0.0, now - adapter.last_used),
         pinned=adapter.pinned,
-        error=adapter.failure if adapter.failures else "",
+        error=adapter.fetched.failure if adapter.fetched.failures else "",
     )
 
 
 def _adapter_memory(state: EngineState) -> Figures:
-    counters = state.counters
-    names = ("fetches", "fetch_failures", "fetch_seconds", "load_seconds", "host_evictions")
+    names = ("loads", "load_seconds", "evictions", "fetches", "fetch_failures", "fetch_seconds", "host_evictions")
     return {
         "adapter_host_total_bytes": state.config.host_adapter_bytes,
-        "adapter_host_used_bytes": state.tiers.held.host_bytes,
+        "adapter_host_used_bytes": state.adapters.held.host_bytes,
         "max_resident_adapters": state.config.max_resident_adapters,
-        **{f"adapter_{name}": getattr(counters, f"adapter_{name}") for name in names},
+        **{f"adapter_{name}": getattr(state.counters.adapters, name) for name in names},
     }
 
 
@@ -121,6 +120,8 @@ def _pages(state: EngineState) -> Figures:
         "kv_pages": state.config.usable_pages - free - cached - adapter_pages,
         "cached_pages": cached,
         "adapter_pages": adapter_pages,
+        "pages_saved": state.counters.kv.saved,
+        "pages_restored": state.counters.kv.restored,
         "host_total_pages": state.host.num_pages,
         "host_used_pages": state.host.num_pages - len(state.host.free) - len(state.host.idle),
     }
@@ -137,11 +138,9 @@ def _counters(state: EngineState) -> Figures:
         "generated_tokens",
         "proposed_tokens",
         "accepted_tokens",
-        "adapter_loads",
     )
-    moves = ("adapter_evictions", "pages_saved", "pages_restored")
     spreads = ("step_sequences", "step_tokens", "yield_seconds")
-    counts = {name: getattr(state.counters, name) for name in (*names, *moves)}
+    counts = {name: getattr(state.counters, name) for name in names}
     return counts | {name: _buckets(getattr(state.counters, name)) for name in spreads}
 
 
@@ -166,16 +165,16 @@ def _step_model(state: EngineState) -> Figures:
 
 
 def _batch(state: EngineState) -> Figures:
-    return {"batch_urgency": state.ledger.need, "batch_share": state.ledger.batch_share}
+    return {"batch_urgency": state.ledger.batch.need, "batch_share": state.ledger.batch.share}
 
 
 def _kv_moves(state: EngineState) -> Figures:
     counters = state.counters
     return {
-        "kv_pages_in": counters.kv_pages_in,
-        "kv_pages_out": counters.kv_pages_out,
-        "kv_seconds_in": counters.kv_seconds_in,
-        "kv_fetches": {end.value: count for end, count in counters.kv_fetches.items()},
+        "kv_pages_in": counters.kv.pages_in,
+        "kv_pages_out": counters.kv.pages_out,
+        "kv_seconds_in": counters.kv.seconds_in,
+        "kv_fetches": {end.value: count for end, count in counters.kv.fetches.items()},
         "kv_fetching": len(state.moves.imports),
         "kv_leases": len(state.host.leased),
     }
@@ -204,9 +203,9 @@ def _live(seq: Sequence, running: bool, now: float) -> pb.LiveRequest:
         lane=LANES[request.lane],
         running=running,
         prompt_tokens=len(request.prompt_ids),
-        cached_tokens=seq.num_cached,
+        cached_tokens=seq.prefix.num_cached,
         generated_tokens=seq.num_generated,
         max_tokens=request.params.max_tokens,
         age_seconds=max(0.0, now - request.arrival),
-        preemptions=seq.num_preemptions,
+        preemptions=seq.preempted.times,
     )

@@ -127,8 +127,8 @@ def heart(info: pb.EngineInfo, path: Path | None) -> Callable[[EngineState], Non
     patience = GPU_PATIENCE_S if info.device.startswith("cuda") else CPU_PATIENCE_S
 
     def beat(state: EngineState) -> None:
-        steps = state.under_way
-        predicted = sum(step.plan.predicted for step in steps)
+        steps = state.steps.under_way
+        predicted = sum(step.plan.forecast.seconds for step in steps)
         pulse.beat(patience + PREDICTIONS * predicted, (name for step in steps for name in step.sequences))
 
     return beat

@@ -25,7 +25,7 @@ from math import exp
 from statistics import fmean
 from typing import NamedTuple
 
-from engine.core.state.ledger import PROMPT_WINDOW_S
+from engine.core.state.measures import PROMPT_WINDOW_S
 from gateway.routing.news import Ask, Replica, Role
 
 PIECE_TOKENS = 2048

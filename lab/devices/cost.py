@@ -265,5 +265,6 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
         if adapter_hash is not None:
             ranks[adapter_hash] = rank
             lora_rows += rank * count
-    copied = len(plan.saves) + len(plan.forks) + len(plan.restores) + sum(len(load.pages) for load in plan.loads)
+    of_adapters = sum(len(load.pages) for load in plan.adapters.loads)
+    copied = len(plan.saves) + len(plan.forks) + len(plan.restores) + of_adapters
     return StepWork(prefill, decodes, context, attention, samples, len(ranks), sum(ranks.values()), lora_rows, copied)

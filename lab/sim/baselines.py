@@ -89,7 +89,7 @@ def fcfs_key(seq: Sequence) -> Key:
 def sjf_key(seq: Sequence, stretch: float) -> Key:
     """Return the sort key of shortest job first: the arrival time plus `stretch` times the request's predicted device
     seconds, so that only requests which arrive within that time go first."""
-    return (seq.request.arrival + stretch * seq.expected_seconds, seq.id)
+    return (seq.request.arrival + stretch * seq.forecast.seconds, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:

@@ -332,8 +332,8 @@ class _Cluster:
 
     def _observe(self, number: int, plan: StepPlan, work: StepWork, seconds: float) -> None:
         page_bytes = self._setup.device.page_bytes
-        self._bytes_copied += sum(len(load.pages) for load in plan.loads) * page_bytes
-        self._bytes_read += sum(fetch.num_bytes for fetch in plan.fetches)
+        self._bytes_copied += sum(len(load.pages) for load in plan.adapters.loads) * page_bytes
+        self._bytes_read += sum(fetch.num_bytes for fetch in plan.adapters.fetches)
         self._busy[number] += seconds if work.tokens else 0.0
         self._handovers.note_step(plan, self.replicas[number].clock.now + seconds)
         self._collector.step(plan, work, seconds)

@@ -121,7 +121,7 @@ class Collector:
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
         """Record the measurements of a plan: its adapter loads, admissions and, if it has tokens, a step that took the
         device `seconds`. This method is a `StepObserver`, which the executor calls."""
-        for load in plan.loads:
+        for load in plan.adapters.loads:
             if load.request_id in self.unfinished:
                 self.unfinished[load.request_id].contended = False
         for admission in plan.admitted:
@@ -138,8 +138,8 @@ class Collector:
         steps.prefill_tokens += work.prefill_tokens
         for lane, tokens in self._lane_tokens(plan).items():
             steps.peak_tokens[lane] = max(steps.peak_tokens[lane], tokens)
-        if plan.predicted and steps.count > WARM_STEPS:
-            steps.errors.append(abs(seconds - plan.predicted) / seconds)
+        if plan.forecast.seconds and steps.count > WARM_STEPS:
+            steps.errors.append(abs(seconds - plan.forecast.seconds) / seconds)
 
     def take(self, events: list[TokenEvent], now: float) -> None:
         """Record the events that the engine returned at `now` (virtual seconds), and sample the service gaps between

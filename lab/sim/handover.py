@@ -13,8 +13,7 @@ from engine.core.memory.prefix import realm_of
 from engine.core.messages.requests import Lane, PageId, PrefixKey, Request
 from engine.core.messages.step import StepPlan
 from engine.core.state.engine_state import EngineState
-from engine.core.state.page_keys import page_keys
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import PrefixUse, Sequence, page_keys
 from lab.devices.links import Transfers
 
 
@@ -155,7 +154,7 @@ def place_pages(state: EngineState, request: Request, now: float) -> None:
     """Put the KV of a request's full prompt pages into a simulated engine, as if sent by another: into host memory, if
     it keeps KV there, else into free or idle device pages, as far as there is room."""
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
-    seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
+    seq = Sequence(request, [*request.prompt_ids, *request.produced], prefix=PrefixUse(realm))
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)
     own, host, prefix = set(keys), state.host, state.prefix
     missing = [key for key in keys if key not in prefix.page_of and key not in host.page_of]

@@ -151,5 +151,5 @@ def _empty(engine: Engine, collector: Collector, adapters: Iterable[AdapterHash]
     for one in adapters:
         engine.inbox.put(DropAdapter(one))
     engine.step()
-    while engine.state.has_work or engine.state.released or engine.state.adapters:
+    while engine.state.has_work or engine.state.steps.released or engine.state.adapters:
         collector.take(engine.step(), 0.0)

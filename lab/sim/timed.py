@@ -146,9 +146,9 @@ class TimedExecutor:
             self._clock.advance(self.host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
         live = self._live
         follow(plan, live, self._ranks)
-        for fetch in plan.fetches:
+        for fetch in plan.adapters.fetches:
             self._disk.begin(fetch)
-        for grammar in plan.prepared:
+        for grammar in plan.grammars.prepared:
             self._report(GrammarReady(grammar))
         work = measure(plan, live)
         if more := self._copies(plan):
@@ -166,7 +166,7 @@ class TimedExecutor:
                 sampled += _verified(chunk, live[request_id].seed)
             elif samples:
                 sampled.append(SampledToken(request_id, position_token(live[request_id].seed, start + count)))
-        copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
+        copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.adapters.loads]
         taken = self._device.free_at - before if self.overlaps else None
         result = StepResult(tuple(sampled), load_seconds=tuple(copies), seconds=taken, launched=launched)
         self._submitted.append((plan, result))
@@ -192,7 +192,7 @@ class TimedExecutor:
     def _answer(self, plan: StepPlan) -> None:
         for answer in self._disk.done():
             self._report(answer)
-        for adapter_hash in plan.cancelled_fetches:
+        for adapter_hash in plan.adapters.cancelled:
             for answer in self._disk.cancel(adapter_hash):
                 self._report(answer)
 

@@ -60,11 +60,11 @@ class MemoryExecutor(FakeExecutor):
         """Request -> what the executor knew of it when a plan began its mask, which the test answers."""
 
     def submit(self, plan):
-        for load in plan.loads:
+        for load in plan.adapters.loads:
             assert load.adapter_hash in self.packed, "a load of an adapter that is not in host memory"
         self._writes.append(self.written)
         self.written = []
-        for name in plan.masks:
+        for name in plan.grammars.masks:
             assert name not in self.masking, "a mask is begun twice"
             self.masking[name] = self.sequences[name]
         return super().submit(plan)
@@ -82,9 +82,9 @@ class MemoryExecutor(FakeExecutor):
         forked = [self._page(source) for source, _ in plan.forks]
         for (_, page), held in zip(plan.forks, forked, strict=True):
             self.slots.update({(page, i): one for i, one in enumerate(held)})
-        for adapter_hash in plan.evicted:
+        for adapter_hash in plan.adapters.evicted:
             del self.resident[adapter_hash]
-        for load in plan.loads:
+        for load in plan.adapters.loads:
             self.resident[load.adapter_hash] = load.pages
             self.slots.update({(page, i): load.adapter_hash for page in load.pages for i in range(self.size)})
         for page, host_page in plan.restores:
@@ -118,22 +118,22 @@ class MemoryExecutor(FakeExecutor):
         return [self.slots.get((page, i)) for i in range(self.size)]
 
     def fetch(self, plan):
-        self.packed.difference_update(plan.host_dropped)
-        for adapter_hash in plan.cancelled_fetches:
+        self.packed.difference_update(plan.adapters.dropped)
+        for adapter_hash in plan.adapters.cancelled:
             assert self.fetching.get(adapter_hash) is not True, "called off twice"
             if adapter_hash in self.fetching:
                 self.fetching[adapter_hash] = True
-        for fetch in plan.fetches:
+        for fetch in plan.adapters.fetches:
             self.begin(fetch.adapter_hash)
         while self.at_once and self.fetching:
             self.answer(next(iter(self.fetching)), AdapterFetched)
 
     def prepare(self, plan):
-        for grammar in plan.forgotten:
+        for grammar in plan.grammars.forgotten:
             assert grammar in self.preparing | self.prepared, "forgotten without need"
             self.preparing.discard(grammar)
             self.prepared.discard(grammar)
-        for grammar in plan.prepared:
+        for grammar in plan.grammars.prepared:
             assert grammar not in self.preparing | self.prepared, "prepared twice"
             self.preparing.add(grammar)
         for admission in plan.admitted:
@@ -293,7 +293,7 @@ def serve(config, arrivals, **options):
         step += 1
         assert step < 3000
     assert leftovers(engine.state) == []
-    assert engine.executor.sequences.keys() <= set(engine.state.released)
+    assert engine.executor.sequences.keys() <= set(engine.state.steps.released)
     assert engine.state.counters.generated_tokens == sum(len(event.tokens) for event in events)
     return events, engine.state.counters
 

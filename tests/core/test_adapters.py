@@ -27,8 +27,8 @@ class FetchingEngine(SteppedEngine):
             self.add_adapter(name, pages, pages * MIB)
 
     def _note(self, plan):
-        self.asked += [fetch.adapter_hash for fetch in plan.fetches]
-        self.asked += [f"not {adapter_hash}" for adapter_hash in plan.cancelled_fetches]
+        self.asked += [fetch.adapter_hash for fetch in plan.adapters.fetches]
+        self.asked += [f"not {adapter_hash}" for adapter_hash in plan.adapters.cancelled]
 
     def answer(self, *adapters, kind=AdapterFetched, more=(0.1,)):
         for adapter_hash in adapters:
@@ -57,7 +57,7 @@ def test_a_cold_start_takes_one_step_from_host_memory():
     stepped.submit("cold", 20, 2, adapter_hash="a")
     stepped.step()
     plan = stepped.executor.plans[-1]
-    assert plan.evicted == ("b",) and [load.adapter_hash for load in plan.loads] == ["a"]
+    assert plan.adapters.evicted == ("b",) and [load.adapter_hash for load in plan.adapters.loads] == ["a"]
     assert len(stepped.times["cold"]) == 1
 
 
@@ -128,7 +128,7 @@ def test_a_request_tells_how_long_it_waited_for_its_adapter():
 
 
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):
-    monkeypatch.setattr("engine.core.plan.planner.MOST_PASSED_OVER", 5)
+    monkeypatch.setattr("engine.core.plan.starts.MOST_PASSED_OVER", 5)
     stepped = FetchingEngine({f"a{number}": 2 for number in range(20)})
     for number in range(20):
         stepped.submit(f"r{number}", 20, 2, adapter_hash=f"a{number}")
@@ -150,7 +150,7 @@ def test_a_fetch_is_called_off_when_no_request_waits_for_it():
     stepped.engine.inbox.put(Abort("r"))
     stepped.step(3)
     assert stepped.asked == ["a", "not a"]
-    assert stepped.state.tiers.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
+    assert stepped.state.adapters.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
     stepped.submit("again", 20, 2, adapter_hash="a")
     stepped.step(2)
     assert stepped.asked == ["a", "not a"], "first the old one is to be answered"
@@ -211,7 +211,7 @@ def test_each_failure_doubles_the_pause():
     stepped.step()
     stepped.answer("a")
     stepped.finish()
-    assert stepped.state.adapters["a"].failures == 0
+    assert stepped.state.adapters["a"].fetched.failures == 0
 
 
 def test_host_memory_gives_up_what_is_worth_least():
@@ -285,12 +285,12 @@ def test_what_would_have_to_come_from_disk_is_kept_longer():
     for adapter in ("a", "b"):
         assert stepped.tiers()[adapter] == "dh"
     stepped.state.adapters["b"].host = HostCopy.ABSENT
-    stepped.state.tiers.file(stepped.state.adapters["b"])
-    assert list(stepped.state.tiers.idle) == ["a", "b"]
+    stepped.state.adapters.file(stepped.state.adapters["b"])
+    assert list(stepped.state.adapters.idle) == ["a", "b"]
     stepped.state.adapters["b"].host, stepped.state.adapters["a"].host = HostCopy.PRESENT, HostCopy.ABSENT
     for adapter in stepped.state.adapters.values():
-        stepped.state.tiers.file(adapter)
-    assert list(stepped.state.tiers.idle) == ["b", "a"], "though it is the more popular"
+        stepped.state.adapters.file(adapter)
+    assert list(stepped.state.adapters.idle) == ["b", "a"], "though it is the more popular"
 
 
 def test_rows_of_the_table_are_bounded():
@@ -300,7 +300,7 @@ def test_rows_of_the_table_are_bounded():
     stepped.step()
     stepped.answer(*"abc")
     stepped.step(3)
-    assert stepped.state.tiers.held.adapter_slots == 2
+    assert stepped.state.adapters.held.adapter_slots == 2
     stepped.finish()
     assert {stepped.reason(name) for name in "abc"} == {"length"}
 
@@ -364,7 +364,7 @@ def test_adapters_leave_kv_its_pages():
     stepped.step()
     stepped.answer(*"abc")
     stepped.step(5)
-    assert stepped.state.tiers.held.pages == 8 and len(stepped.state.running) == 2
+    assert stepped.state.adapters.held.pages == 8 and len(stepped.state.running) == 2
     stepped.finish()
     assert {stepped.reason(name) for name in "abc"} == {"length"}
 
@@ -392,7 +392,7 @@ def test_hits_are_starts_that_waited_for_no_copy():
     stepped = FetchingEngine({"a": 4})
     stepped.warm("a", "a", "a")
     adapter = stepped.state.adapters["a"]
-    assert (adapter.hits, adapter.loads, adapter.fetches) == (2, 1, 1)
+    assert (adapter.loaded.hits, adapter.loaded.count, adapter.fetched.count) == (2, 1, 1)
 
 
 def test_counting_by_growing_weights_orders_as_decay_does():

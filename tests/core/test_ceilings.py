@@ -102,14 +102,14 @@ def test_what_is_expected_follows_the_answers_that_ended():
     assert {end.finish_reason for end in stepped.ends.values()} == {FinishReason.STOP}
     stepped.send(Request("next", (1, 2), SamplingParams(CEILING), expected_tokens=30))
     stepped.step()
-    assert stepped.state.sequences["next"].expected_output == 1
+    assert stepped.state.sequences["next"].forecast.output == 1
 
 
 def test_the_fair_bound_goes_by_the_longest_answer_there_was():
     stepped = SteppedEngine(num_pages=4000, max_model_len=10_000)
     stepped.submit("open", 40, 20, expected_tokens=10)
     stepped.finish()
-    assert stepped.ledger.longest_output == 20
+    assert stepped.ledger.token_prices.longest_output == 20
 
 
 def test_an_answer_near_its_expected_end_is_spared():

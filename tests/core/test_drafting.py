@@ -107,13 +107,13 @@ def test_others_take_the_pages_before_anything_is_preempted():
         for _ in range(6):
             engine.step()
         seq = engine.state.sequences["first"]
-        assert len(seq.drafting.pages) >= 8
+        assert len(seq.speculation.drafting.pages) >= 8
         events = run(engine, request("second", range(20, 64), 10, ignore_eos=True))
     assert engine.state.counters.preemptions == 0
     assert tokens_of(events, "second") == expected_tokens(request("second", range(20, 64)), 10)
     rest = tokens_of(events, "first")
     assert rest == expected_tokens(request("first", range(16)), 16)[-len(rest) :]
-    assert not seq.drafting.pages
+    assert not seq.speculation.drafting.pages
 
 
 def test_a_draft_model_leaves_a_reserve_of_pages():
@@ -122,7 +122,7 @@ def test_a_draft_model_leaves_a_reserve_of_pages():
         engine.inbox.put(Submit(request("r", range(44), 20, ignore_eos=True)))
         for _ in range(5):
             engine.step()
-    assert 5 <= len(engine.state.sequences["r"].drafting.pages) <= 19 - 12 - 1
+    assert 5 <= len(engine.state.sequences["r"].speculation.drafting.pages) <= 19 - 12 - 1
 
 
 class DraftingEngine(SteppedEngine):
@@ -158,7 +158,7 @@ def test_one_stream_gets_several_tokens_a_step():
     assert len(stepped.drafted()) < 150
     counters = stepped.state.counters
     assert counters.accepted_tokens > 0.6 * counters.proposed_tokens
-    found = stepped.state.drafts.costs.prices(DraftPrices(0, 0))
+    found = stepped.state.learned.drafts.costs.prices(DraftPrices(0, 0))
     assert (found.one_pass, found.row) == pytest.approx((PASS, ROW), rel=0.3)
     assert stepped.ledger.model.prices.decode == pytest.approx(virtual.DECODE, rel=0.1)
     predicted, actual = stepped.ledger.predicted_seconds, stepped.ledger.actual_seconds

@@ -149,7 +149,7 @@ class CoreMachine(RuleBasedStateMachine):
     ):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
-        arrival = self.state.now
+        arrival = self.state.steps.now
         deadline = None if deadline is None else arrival + deadline
         request = Request(
             name, tuple(prompt), params, adapter_hash, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
@@ -163,7 +163,7 @@ class CoreMachine(RuleBasedStateMachine):
     def _submit_suspect(self, prompt, params, adapter_hash, lane, suspect, **wanted):
         """Submit a request that, if it is a suspect, another engine process had before."""
         name, moves = f"r{len(self.requests)}", int(suspect)
-        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
+        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.steps.now)
         self._put(request._replace(moves=moves, suspect=suspect, **wanted))
 
     def _put(self, request):
@@ -294,8 +294,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not any((*waiting.num_tokens.values(), *waiting.num_outputs.values()))
         assert self.executor.sequences == {}
         assert not self.executor.preparing and not self.executor.prepared
-        assert not self.executor.masking and not self.executor.unready and not self.state.masks.under_way
-        assert not self.executor.fetching and not self.state.tiers.fetching
+        assert not self.executor.masking and not self.executor.unready and not self.state.grammars.masks.under_way
+        assert not self.executor.fetching and not self.state.adapters.fetching
         assert self.executor.packed == {
             a.adapter_hash for a in self.state.adapters.values() if a.host is HostCopy.PRESENT
         }
@@ -354,30 +354,31 @@ class CoreMachine(RuleBasedStateMachine):
             end = chunk.start + chunk.num_tokens
             last = len(request.prompt_ids) + max(0, request.params.max_tokens - 1)
             assert chunk.start < end <= last, "past the last token"
-        assert all(name in self.state.running and name not in plan.preempted for name in plan.masks)
-        assert not {chunk.request_id for chunk in plan.chunks} & self.state.masks.waiting.keys(), "a mask is missing"
+        assert all(name in self.state.running and name not in plan.preempted for name in plan.grammars.masks)
+        unmasked = self.state.grammars.masks.waiting.keys()
+        assert not {chunk.request_id for chunk in plan.chunks} & unmasked, "a mask is missing"
         on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
         assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"
         self._check_lanes(plan)
 
     def _check_lanes(self, plan):
         lanes = {name: request.lane for name, request in self.requests.items()}
-        modes = {self.state.modes[lanes[admission.request_id]] for admission in plan.admitted}
+        modes = {self.state.waiting.modes[lanes[admission.request_id]] for admission in plan.admitted}
         assert LaneMode.PAUSED not in modes, "a start in a paused lane"
         survivors = [s for s in self.state.running if s not in plan.preempted]
         if self.knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
             assert all(lanes[s] is Lane.INTERACTIVE for s in survivors), "an interactive victim beside a batch one"
         used = {a.adapter_hash for a in plan.admitted if a.adapter_hash}
         used |= {self.requests[s].adapter_hash for s in survivors} - {None}
-        assert not used & set(plan.evicted), "an adapter was evicted from under a sequence"
+        assert not used & set(plan.adapters.evicted), "an adapter was evicted from under a sequence"
         pinned = {a.adapter_hash for a in self.state.adapters.values() if a.pinned}
-        assert not pinned & set(plan.evicted), "a pinned adapter was evicted"
-        assert not {load.adapter_hash for load in plan.loads} & set(plan.host_dropped), (
+        assert not pinned & set(plan.adapters.evicted), "a pinned adapter was evicted"
+        assert not {load.adapter_hash for load in plan.adapters.loads} & set(plan.adapters.dropped), (
             "a copy is dropped as it is used"
         )
-        fetching = len(self.state.tiers.fetching) + len(plan.fetches)
+        fetching = len(self.state.adapters.fetching) + len(plan.adapters.fetches)
         assert fetching <= self.state.config.max_fetches
-        preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.prepared)
+        preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.grammars.prepared)
         assert preparing <= self.state.config.max_preparations
 
 
@@ -394,9 +395,9 @@ def _comparable(state):
         [s.id for s in state.waiting],
         list(state.running),
         [(a.adapter_hash, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
-        (list(state.masks.waiting), list(state.masks.under_way)),
-        (state.tiers.held, list(state.tiers.idle), list(state.tiers.hosted), list(state.tiers.fetching)),
-        list(state.released),
+        (list(state.grammars.masks.waiting), list(state.grammars.masks.under_way)),
+        (state.adapters.held, list(state.adapters.idle), list(state.adapters.hosted), list(state.adapters.fetching)),
+        list(state.steps.released),
     )
 
 

@@ -91,7 +91,7 @@ def test_a_flood_that_grows_takes_no_pages_back(out, prompt, answer, prefix_cach
     stepped.step(1)
     chat = stepped.state.sequences["chat"]
     stepped.run_until(lambda: "chat" in stepped.ends)
-    assert chat.num_preemptions <= 3
+    assert chat.preempted.times <= 3
     assert violations(stepped.state) == []
 
 
@@ -106,7 +106,7 @@ def test_a_request_larger_than_its_share_ends_and_does_not_take_for_ever():
     stepped.step(1)
     chat = stepped.state.sequences["chat"]
     stepped.run_until(lambda: "chat" in stepped.ends)
-    assert chat.num_preemptions <= 5
+    assert chat.preempted.times <= 5
     for number in range(20):
         stepped.engine.inbox.put(Abort(f"flood-{number}"))
     stepped.finish()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.commit.step import finish_reason
+from engine.core.commit.sequences import finish_reason
 from engine.core.messages.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.messages.grammar import Grammar, GrammarKind
 from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams
@@ -50,8 +50,8 @@ class School(SteppedEngine):
         ]
 
     def _note(self, plan):
-        self.asked += [f"not {one.text}" for one in plan.forgotten]
-        self.asked += [one.text for one in plan.prepared]
+        self.asked += [f"not {one.text}" for one in plan.grammars.forgotten]
+        self.asked += [one.text for one in plan.grammars.prepared]
 
     def ask(self, name, text=None, lane=Lane.INTERACTIVE, max_tokens=2, prompt=20, **fields):
         follow = None if text is None else grammar(text)

@@ -22,8 +22,7 @@ from engine.core.messages.moves import (
     PagesSent,
 )
 from engine.core.messages.requests import KvSource
-from engine.core.state.page_keys import page_keys
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import PrefixUse, Sequence, page_keys
 from tests.core.memory import ADAPTERS, expected_tokens, make_engine, prompts, request, run, tokens_of
 from tests.core.test_engine_properties import CoreMachine
 from tests.examples import examples
@@ -120,7 +119,7 @@ class MovesMachine(CoreMachine):
     def submit_with_a_source(self, prompt, adapter_hash, tenant, seconds, ahead):
         """Some are fetched ahead of their submission; some of these are then submitted without a source, or never."""
         asked = request(f"r{len(self.requests)}", prompt * 2, 8, adapter_hash=adapter_hash, seed=3, ignore_eos=True)
-        asked = asked._replace(tenant=tenant, arrival=self.state.now, kv_source=KvSource("x", seconds, True))
+        asked = asked._replace(tenant=tenant, arrival=self.state.steps.now, kv_source=KvSource("x", seconds, True))
         self.mover.know(asked)
         if ahead != "no":
             self.engine.inbox.put(FetchKv(asked))
@@ -208,7 +207,7 @@ def test_a_request_waits_for_its_pages_and_computes_the_rest(mover, end):
     events = run(engine)
     assert tokens_of(events, "r") == expected_tokens(asked, 4)
     assert events[0].num_cached == 12 and engine.state.counters.cached_tokens == 12
-    assert engine.state.counters.kv_fetches[end] == 1 and not engine.state.host.reserved
+    assert engine.state.counters.kv.fetches[end] == 1 and not engine.state.host.reserved
 
 
 def test_a_deadline_ends_the_wait_and_a_late_page_does_no_harm(mover):
@@ -256,5 +255,5 @@ def test_pages_are_ready_as_they_become_full(mover):
 
 def test_keys_of_tests_are_those_of_the_engine(mover):
     asked = asking(adapter_hash="a", tenant="t")
-    seq = Sequence(asked, list(asked.prompt_ids), realm="t")
+    seq = Sequence(asked, list(asked.prompt_ids), prefix=PrefixUse("t"))
     assert mover.know(asked) == page_keys(seq, 4, 4)

@@ -57,7 +57,7 @@ def steps_of_a_prompt(backlog):
     stepped.step(50)
     stepped.submit("long", prompt=1500, out=1)
     stepped.run_until(lambda: "long" in stepped.ends)
-    assert (stepped.ledger.batch_share, stepped.ledger.need) == (1.0, 0.0), "a paused lane is owed nothing"
+    assert (stepped.ledger.batch.share, stepped.ledger.batch.need) == (1.0, 0.0), "a paused lane is owed nothing"
     return sum(chunk.request_id == "long" for plan in stepped.executor.plans for chunk in plan.chunks)
 
 
@@ -81,7 +81,7 @@ def test_adapters_are_not_read_for_a_paused_lane():
     mode(stepped, Lane.BATCH, LaneMode.PAUSED)
     stepped.batch("waits", adapter_hash="a")
     stepped.step(20)
-    assert not any(plan.fetches for plan in stepped.executor.plans)
+    assert not any(plan.adapters.fetches for plan in stepped.executor.plans)
 
 
 def test_a_draining_lane_takes_nothing_new_and_ends_what_it_has():

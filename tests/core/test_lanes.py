@@ -28,7 +28,7 @@ def batch_tokens(stepped):
 
 def test_a_step_of_batch_work_alone_is_bounded():
     stepped = busy_engine()
-    took = [plan.predicted for plan in stepped.executor.plans[-30:]]
+    took = [plan.forecast.seconds for plan in stepped.executor.plans[-30:]]
     assert max(took) <= 3.0 * (STEP + DECODE) * 1.1
     assert min(took) > 1.5 * (STEP + DECODE), "the bound is used"
 
@@ -43,18 +43,18 @@ def test_batch_work_alone_takes_longer_steps_the_longer_no_interactive_request_h
     while stepped.clock.now < began + 12:
         quiet = stepped.clock.now - stepped.state.ledger.interactive_at
         stepped.step(1)
-        longest = max(longest, took := stepped.executor.plans[-1].predicted)
+        longest = max(longest, took := stepped.executor.plans[-1].forecast.seconds)
         assert took <= 1.1 * max(3.0 * (STEP + DECODE), 0.01 * quiet)
     assert longest > 5.0 * (STEP + DECODE), "the time is used"
     stepped.submit("chat", 16, 2)
     stepped.run_until(lambda: "chat" in stepped.ends)
     stepped.step(5)
-    assert max(plan.predicted for plan in stepped.executor.plans[-5:]) <= 3.0 * (STEP + DECODE) * 1.1
+    assert max(plan.forecast.seconds for plan in stepped.executor.plans[-5:]) <= 3.0 * (STEP + DECODE) * 1.1
 
 
 def test_the_bound_in_seconds_holds_on_a_slow_device():
     stepped = busy_engine(scheduling=Scheduling(yield_bound_s=0.02))
-    assert max(plan.predicted for plan in stepped.executor.plans[-30:]) <= 0.02
+    assert max(plan.forecast.seconds for plan in stepped.executor.plans[-30:]) <= 0.02
 
 
 def test_batch_work_stretches_interactive_decodes_by_no_more_than_it_may():
@@ -237,7 +237,7 @@ def test_batch_work_withdraws_from_steps_in_which_tokens_are_late():
     stepped.executor.surprise = 0.004
     stepped.submit("chat", 20, 400)
     stepped.step(10)
-    assert stepped.ledger.courtesy < 0.5
+    assert stepped.ledger.courtesy.value < 0.5
     stepped.run_until(lambda: "chat" in stepped.ends)
     late = [gap > 0.0165 for gap in stepped.gaps("chat")]
     assert any(late), "it was tried"
@@ -252,11 +252,11 @@ def test_pressing_deadlines_go_first():
     stepped = busy_engine()
     stepped.batch("relaxed", 64, 20, deadline=stepped.clock.now + 10_000)
     stepped.step(20)
-    assert stepped.ledger.need < 0.7
+    assert stepped.ledger.batch.need < 0.7
     assert first_in_line(stepped) not in ("relaxed", "urgent")
     stepped.batch("urgent", 64, 200, deadline=stepped.clock.now + 0.35)
     stepped.step(1)
-    stepped.run_until(lambda: stepped.ledger.need > 0.7, most=12)
+    stepped.run_until(lambda: stepped.ledger.batch.need > 0.7, most=12)
     assert first_in_line(stepped) == "urgent"
 
 
@@ -289,7 +289,7 @@ def test_work_whose_deadline_has_passed_presses_no_more():
     stepped.step(3)
     stepped.clock.advance(5.0)
     stepped.step(3)
-    assert stepped.ledger.need == 0.0
+    assert stepped.ledger.batch.need == 0.0
     stepped.finish()
     assert stepped.reason("late") == "length"
 
@@ -345,7 +345,7 @@ def test_the_floor_is_bounded_too():
     stepped = busy_engine(scheduling=rules, token_budget=2048)
     stepped.submit("chat", 16, 2)
     stepped.step(1)
-    assert stepped.executor.plans[-1].predicted <= 0.05
+    assert stepped.executor.plans[-1].forecast.seconds <= 0.05
 
 
 def test_what_is_not_started_is_not_counted():
@@ -356,7 +356,7 @@ def test_what_is_not_started_is_not_counted():
     stepped.submit("chat", 32, 2)
     stepped.batch("more", 64, 4, adapter_hash="a")
     stepped.step(1)
-    assert stepped.executor.plans[-1].features.adapters == 0
+    assert stepped.executor.plans[-1].forecast.features.adapters == 0
 
 
 @pytest.mark.slow

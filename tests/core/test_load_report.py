@@ -18,7 +18,7 @@ def test_a_prompt_token_costs_what_one_of_a_long_prompt_does_not_what_the_last_o
         engine.submit(f"end-{number}", 6, 2)
         engine.step()
     engine.finish()
-    assert engine.ledger.price(1, 0) > 2 * (PREFILL + STEP / 256)
+    assert engine.ledger.token_prices.of(1, 0) > 2 * (PREFILL + STEP / 256)
     assert load_report(engine.state).prompt_token_s == pytest.approx(PREFILL + STEP / 256, rel=0.1)
 
 
@@ -27,7 +27,7 @@ def test_before_steps_can_be_predicted_a_prompt_token_costs_what_it_did():
     assert load_report(engine.state).prompt_token_s == 0.0
     engine.submit("first", 100, 2)
     engine.step(2)
-    assert load_report(engine.state).prompt_token_s == engine.ledger.price(1, 0) > 0
+    assert load_report(engine.state).prompt_token_s == engine.ledger.token_prices.of(1, 0) > 0
 
 
 def test_the_share_of_prompts_is_known_soon_after_the_start():

@@ -24,7 +24,7 @@ def crowded(preemption, **config):
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "checkpoint"])
 def test_each_way_of_yielding(preemption):
     stepped = crowded(preemption, prefix_caching=False)
-    saved = stepped.state.counters.pages_saved
+    saved = stepped.state.counters.kv.saved
     for number in range(4):
         stepped.submit(f"chat{number}", 150, 10)
     stepped.step(1)
@@ -33,7 +33,7 @@ def test_each_way_of_yielding(preemption):
     assert (len(plan.saves) > 2) == (preemption == "swap"), "only a swap copies when it yields"
     assert saved > 0 if preemption == "checkpoint" else preemption == "swap" or saved == 0
     stepped.finish()
-    assert (counters.pages_restored > 0) == (preemption != "recompute")
+    assert (counters.kv.restored > 0) == (preemption != "recompute")
     lost = counters.recomputed_tokens / sum(counters.preempted_for.values())
     assert lost > 90 if preemption == "recompute" else lost < 40
     assert leftovers(stepped.state) == []
@@ -45,8 +45,8 @@ def test_checkpoints_are_a_few_pages_a_step_and_batch_work_only():
     stepped.step(20)
     kept = [{copy.page for copy in plan.saves} - {*plan.dropped_cache} for plan in stepped.executor.plans]
     assert all(len(pages) <= 2 for pages in kept)
-    assert stepped.state.sequences["chat"].num_saved == 0
-    assert any(seq.num_saved for seq in stepped.state.sequences.values())
+    assert stepped.state.sequences["chat"].prefix.num_saved == 0
+    assert any(seq.prefix.num_saved for seq in stepped.state.sequences.values())
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_thrashed_and_the_nearly_done_are_spared():
     stepped = crowded("recompute")
     running = [seq for seq in stepped.state.running.values() if seq.lane is Lane.BATCH]
     tired, nearly = running[0], running[1]
-    tired.num_preemptions = 3
+    tired.preempted.times = 3
     nearly.tokens.extend([1] * (220 - len(nearly.tokens)))
     assert {seq.id for seq in cheapest_first(stepped.state, running)[-2:]} == {tired.id, nearly.id}
 

@@ -105,7 +105,7 @@ def test_a_chunk_is_billed_though_its_sequence_is_preempted_before_its_result_is
     assert stepped.ledger.accounts.get(Lane.BATCH, "late").served == 0
     stepped.submit("i", 120, 2)
     stepped.step()
-    assert stepped.state.sequences["b"].num_preemptions == 1
+    assert stepped.state.sequences["b"].preempted.times == 1
     assert stepped.ledger.accounts.get(Lane.BATCH, "late").served == pytest.approx(stepped.executor.took[0])
 
 
@@ -173,8 +173,8 @@ def test_an_adapter_is_known_until_nothing_under_way_reads_it():
     engine.inbox.put(Abort("r"))
     while "a" in engine.state.adapters:
         engine.step()
-    (last,) = engine.state.under_way
-    assert last.plan.evicted == ("a",) and last.plan.chunks == ()
+    (last,) = engine.state.steps.under_way
+    assert last.plan.adapters.evicted == ("a",) and last.plan.chunks == ()
     while engine.state.has_work:
         engine.step()
     assert engine.executor.resident == {}

@@ -170,7 +170,7 @@ def test_the_rest_begins_when_the_device_does_and_not_when_the_host_has_launched
     stepped.step()
     device = stepped.executor.device
     stepped.step()
-    predicted, lead = stepped.executor.plans[-2].predicted, stepped.engine.pace.lead
+    predicted, lead = stepped.executor.plans[-2].forecast.seconds, stepped.engine.pace.lead
     began = device._ends[0] - sum(stepped.executor.measured[-2:])
     assert stepped.executor.plans[-1].now == pytest.approx(began + predicted - lead, abs=1e-6)
 
@@ -181,8 +181,8 @@ def test_no_request_waits_for_a_step_that_computes_nothing():
     stepped.learn()
     lead = stepped.engine.pace._needs.lead(STEP)
     for number in range(9):
-        last = stepped.state.under_way[0].plan
-        assert not last.chunks and last.predicted == 0
+        last = stepped.state.steps.under_way[0].plan
+        assert not last.chunks and last.forecast.seconds == 0
         stepped.rests.clear()
         stepped.submit(f"r{number}", 16, 1)
         stepped.step()
@@ -233,8 +233,8 @@ def test_computing_the_lead_is_part_of_the_rest_and_is_spared_a_host_that_cannot
     begun = stepped.clock.now
     stepped.step()
     assert stepped.executor.plans[-1].now == pytest.approx(begun + stepped.rests[-1] + 0.001) and len(computed) == 1
-    under_way = stepped.state.under_way[0].plan
-    ends = stepped.engine.pace._begun_by_device(stepped.engine.pace._under_way[0]) + under_way.predicted
+    under_way = stepped.state.steps.under_way[0].plan
+    ends = stepped.engine.pace._begun_by_device(stepped.engine.pace._under_way[0]) + under_way.forecast.seconds
     stepped.step()
     assert stepped.executor.plans[-1].now == pytest.approx(ends - computed[-1])
     stepped.executor.plan_seconds = 0.030

@@ -25,7 +25,7 @@ def plans_of(engine, requests):
     plans = []
     while engine.state.has_work or engine.inbox._commands:
         engine.step()
-        plan = engine.state.in_flight
+        plan = engine.state.steps.in_flight
         plans.append((plan.chunks, [(one.request_id, one.pages, one.adapter_hash) for one in plan.admitted]))
         assert violations(engine.state) == []
     assert leftovers(engine.state) == []
@@ -77,12 +77,12 @@ def test_vectors_neither_find_nor_leave_pages(preemption):
     )
     engine = make_engine(config)
     run_all(engine, [request("chat", range(24), 4)])
-    cached, saved = set(engine.state.prefix.key_of), engine.state.counters.pages_saved
+    cached, saved = set(engine.state.prefix.key_of), engine.state.counters.kv.saved
     vectors = [for_a_vector(f"v{n}", range(24), lane) for n, lane in enumerate((*Lane, *Lane))]
     events = run_all(engine, [*vectors, for_a_vector("other", range(50), Lane.BATCH)], adapters={})
     assert {event.num_cached for event in events} == {0}
     assert set(engine.state.prefix.key_of) == cached
-    assert (engine.state.prefix.promised, engine.state.counters.pages_saved) == ({}, saved)
+    assert (engine.state.prefix.promised, engine.state.counters.kv.saved) == ({}, saved)
     [begun, *_] = run_all(engine, [request("again", range(24), 4)], adapters={})
     assert begun.num_cached == 20, "chats share as before"
 

@@ -159,13 +159,13 @@ def test_the_time_that_scoring_takes_is_learned_and_planned():
         model.observe(features, 0.005 + 1e-4 * (prompt + decodes + prompt * is_scored))
     for width in (None, 1):
         engine.inbox.put(Submit(request("decode", range(3), 30, ignore_eos=True)))
-        while engine.state.in_flight is None or not any(one.id == "decode" for one in engine.state.running.values()):
+        while engine.state.steps.in_flight is None or "decode" not in engine.state.running:
             engine.step()
         engine.inbox.put(Submit(request("s", range(2000), 1, prompt_logprobs=width)))
         engine.step()
-        plan = engine.state.in_flight
+        plan = engine.state.steps.in_flight
         sizes += [chunk.num_tokens for chunk in plan.chunks if chunk.request_id == "s"]
-        assert plan.features.scored_tokens == (sizes[-1] if width else 0)
+        assert plan.forecast.features.scored_tokens == (sizes[-1] if width else 0)
         engine.inbox.put(Abort("s"))
         engine.inbox.put(Abort("decode"))
         run_all(engine, [], {})

@@ -152,10 +152,10 @@ def test_forced_tokens_come_first_and_say_nothing_of_the_proposer():
         engine.inbox.put(Submit(asked))
         events = [event for _ in range(6) for event in engine.step()]
         (seq,) = engine.state.running.values()
-        assert seq.acceptance < 0.6 * FIRST_ACCEPTANCE  # the oracle's own proposals were refused
-        refused, seq.proposer.propose = seq.acceptance, lambda tokens, most: Guess()
+        assert seq.speculation.acceptance < 0.6 * FIRST_ACCEPTANCE  # the oracle's own proposals were refused
+        refused, seq.speculation.proposer.propose = seq.speculation.acceptance, lambda tokens, most: Guess()
         events += engine.step()
-        assert seq.acceptance == refused
+        assert seq.speculation.acceptance == refused
         assert engine.state.counters.accepted_tokens == 2 * (engine.state.counters.steps - 1)
         events += run(engine)
     assert tokens_of(events, "r") == expected_tokens(asked, 30)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.core.messages.commands import Abort, MaskFailed, MaskReady, Submit
 from engine.core.messages.requests import FinishReason, Lane, Request, SamplingParams
-from engine.core.state.slow_masks import SLICE_S
+from engine.core.state.grammars import SLICE_S
 from engine.core.watch.check import leftovers, violations
 from tests.core.memory import ADAPTERS, GRAMMARS, added, arrivals, configs, expected_tokens, make_engine
 from tests.core.test_grammars import School
@@ -47,7 +47,7 @@ def test_every_request_ends_once_with_its_tokens_and_no_mask_is_lost(config, arr
         assert violations(state) == []
         step += 1
         assert step < 3000
-    assert ended.keys() == requests.keys() and leftovers(state) == [] and not state.masks.under_way
+    assert ended.keys() == requests.keys() and leftovers(state) == [] and not state.grammars.masks.under_way
     for name, request in requests.items():
         assert received[name] == expected_tokens(request, len(received[name]))
         if ended[name] in (FinishReason.STOP, FinishReason.LENGTH):
@@ -63,7 +63,7 @@ class Masked(School):
         submit, collect = self.executor.submit, self.executor.collect
 
         def submitted(plan):
-            self.begun += plan.masks
+            self.begun += plan.grammars.masks
             return submit(plan)
 
         def collected():
@@ -164,10 +164,10 @@ def test_short_masks_are_begun_together():
     masked.ready("x")
     masked.steps(60)
     for _ in range(10):
-        for name in list(masked.state.masks.under_way):
+        for name in list(masked.state.grammars.masks.under_way):
             masked.mask(name, SLICE_S / 4)
         masked.steps(6)
-    assert len(masked.state.masks.under_way) == 4
+    assert len(masked.state.grammars.masks.under_way) == 4
 
 
 def test_a_grammar_that_cannot_be_followed_ends_its_request_and_is_paid_for():
@@ -192,7 +192,7 @@ def test_slow_masks_make_no_token_of_another_request_late():
     for _ in range(30):  # the step-time model gets to know steps
         masked.ask(f"warm{masked.clock.now}", None, max_tokens=2)
         masked.steps(3)
-    assert masked.state.masks.under_way and masked.clock.now > masked.state.running["slow"].due
+    assert masked.state.grammars.masks.under_way and masked.clock.now > masked.state.running["slow"].due
     masked.ask("prompt", None, max_tokens=1, prompt=200)
     masked.steps(3)
     assert masked.reason("prompt") == "length"

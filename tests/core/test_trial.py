@@ -52,7 +52,7 @@ def test_a_step_planned_ahead_leaves_a_suspect_alone():
 
 def test_a_suspect_that_cannot_start_holds_up_nothing():
     engine = make_engine(CONFIG)
-    engine.state.modes[Lane.BATCH] = LaneMode.PAUSED
+    engine.state.waiting.modes[Lane.BATCH] = LaneMode.PAUSED
     engine.inbox.put(Submit(suspect("s", lane=Lane.BATCH)))
     engine.inbox.put(Submit(request("o", [1, 2], 6, ignore_eos=True)))
     events = [event for _ in range(10) for event in engine.step()]
@@ -62,7 +62,7 @@ def test_a_suspect_that_cannot_start_holds_up_nothing():
 
 def test_a_request_that_an_engine_had_is_not_turned_away_by_the_next():
     engine = make_engine(CONFIG)
-    engine.state.modes[Lane.INTERACTIVE] = LaneMode.DRAINING
+    engine.state.waiting.modes[Lane.INTERACTIVE] = LaneMode.DRAINING
     moved = request("moved", [3, 1, 4], 4, ignore_eos=True)._replace(moves=1)
     events = run_all(engine, [moved, request("new", [3, 1, 4], 4)])
     assert len(tokens_of(events, "moved")) == 4

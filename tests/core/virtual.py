@@ -62,7 +62,7 @@ class SlowExecutor(FakeExecutor):
     def seconds(self, plan):
         tokens = sum(chunk.num_tokens for chunk in plan.chunks if not chunk.is_decode)
         decodes = sum(chunk.num_tokens for chunk in plan.chunks if chunk.is_decode)
-        copies = self.load_seconds * len(plan.loads)
+        copies = self.load_seconds * len(plan.adapters.loads)
         if not plan.chunks:
             return copies
         copies += self.copy_seconds * len(plan.saves)

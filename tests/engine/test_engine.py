@@ -42,7 +42,9 @@ class HostExecutor(FakeExecutor):
         self.step.set()
 
     def submit(self, plan):
-        assert {load.adapter_hash for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
+        assert {load.adapter_hash for load in plan.adapters.loads} <= self.host, (
+            "an adapter is planned that host memory has not"
+        )
         return super().submit(plan)
 
     def compute(self, plan):
@@ -54,8 +56,8 @@ class HostExecutor(FakeExecutor):
         return super().compute(plan)
 
     def fetch(self, plan):
-        self.host.difference_update(plan.host_dropped)
-        self.host.update(fetch.adapter_hash for fetch in plan.fetches)
+        self.host.difference_update(plan.adapters.dropped)
+        self.host.update(fetch.adapter_hash for fetch in plan.adapters.fetches)
         super().fetch(plan)
 
     def load_host(self, path, claim):
@@ -138,7 +140,7 @@ def test_operators_see_the_state_while_a_step_is_computed(running):
     running.hold_step()
     told = service.Stats(pb.StatsRequest(), None)
     assert [(item.adapter, item.running) for item in told.adapters] == [(adapter_hash, 1)]
-    assert running.engine.look(lambda state: not state.in_flight.is_empty), "it is being computed still"
+    assert running.engine.look(lambda state: not state.steps.in_flight.is_empty), "it is being computed still"
 
 
 def test_loading_an_adapter_again_ends_its_unloading(running):
@@ -184,11 +186,11 @@ def test_pins_are_refused_with_the_reason(running):
     adapter_hash = engine.load_adapter("a").adapter_hash
     engine.pin_adapter(adapter_hash, True)
     engine.pin_adapter(adapter_hash, True)
-    assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 2
+    assert engine.inspect(lambda state: state.adapters.held.pinned_pages) == 2
     with pytest.raises(ValueError, match="unknown is not loaded"):
         engine.pin_adapter("unknown", True)
     engine.pin_adapter(adapter_hash, False)
-    assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 0
+    assert engine.inspect(lambda state: state.adapters.held.pinned_pages) == 0
 
 
 def test_questions_are_answered_though_no_thread_runs_the_loop():
@@ -309,7 +311,7 @@ def test_what_is_under_way_when_the_loop_stops_is_not_lost(running):
     running.executor.step.set()
     running.loop.result(10)
     assert running.engine.look(violations) == [] and running.ends() == {}
-    assert len(running.engine.state.under_way) == running.executor.overlaps
+    assert len(running.engine.state.steps.under_way) == running.executor.overlaps
     while running.engine.state.has_work or running.engine.inbox._commands:
         running.events.extend(running.engine.step())
     for name in "abc":

@@ -130,9 +130,9 @@ def check(
         "tokens": total,
         "beyond rounding": decided,
         "preemptions": counters.preemptions,
-        "pages restored": counters.pages_restored,
-        "adapter loads": counters.adapter_loads,
-        "adapter evictions": counters.adapter_evictions,
+        "pages restored": counters.kv.restored,
+        "adapter loads": counters.adapters.loads,
+        "adapter evictions": counters.adapters.evictions,
     }
 
 

@@ -26,7 +26,7 @@ from engine.model.batch.state import BatchState
 from engine.model.decode.assembly import build_decoder
 from engine.model.decode.decoder import Decoder
 from engine.model.layers.lora import target_names, target_widths
-from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.arena import AdapterForm, Arena, page_shape
 from engine.model.memory.host import Blob
 from engine.model.sample.device_sampler import DeviceSample, DeviceSampler
 from engine.model.sample.masks import TokenMasks, pack_bits
@@ -101,7 +101,7 @@ class SteppedArena:
         decoder, self.is_recorded, dtype = setup.make_decoder(), is_recorded, setup.dtype
         self.spec = decoder.spec
         shape, targets = page_shape(decoder.spec, BLOCK, setup.fp8_kv), len(target_names(decoder.spec))
-        self.arena = Arena(shape, NUM_PAGES, 4, dtype, CPU, num_targets=targets)
+        self.arena = Arena(shape, NUM_PAGES, 4, dtype, CPU, AdapterForm(targets))
         self.arena.pages[1:] = torch.nan
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
         backend: Backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))

@@ -196,7 +196,7 @@ def an_engine_ahead_of_replays(model: Path) -> None:
         assert len(theirs) == prompt_length(name) - 1
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
     counters = ahead.engine.state.counters
-    assert counters.preemptions > 0 and counters.pages_restored > 0
+    assert counters.preemptions > 0 and counters.kv.restored > 0
     kinds = {number % 2 for number in ahead.recorder.replayed}
     assert kinds == {0, 1}, "replays with adapters and without"
     assert plain.recorder.replayed == []

@@ -122,7 +122,7 @@ def test_adapters_with_parts_for_the_draft_model_make_way_for_each_other(tiny_ll
         tiny_llama, tiny_llama, paired, schedule, replace(BIG_CORE, max_resident_adapters=1, host_adapter_bytes=10**5)
     )
     compare(schedule, expected, streams)
-    assert counters.adapter_evictions > 1
+    assert counters.adapters.evictions > 1
 
 
 def test_an_adapter_is_its_part_for_the_draft_model_too(tiny_llama, paired):

@@ -70,13 +70,13 @@ class SteppedEngine:
                 self.ends[event.request_id] = event
         assert violations(self.state) == []
         held = self.runner.loaded.host_adapters.num_bytes
-        assert held <= self.state.tiers.held.host_bytes <= self.state.config.host_adapter_bytes
-        if self.state.in_flight.is_empty:
+        assert held <= self.state.adapters.held.host_bytes <= self.state.config.host_adapter_bytes
+        if self.state.steps.in_flight.is_empty:
             time.sleep(0.0005)
 
     def finish(self):
         deadline = time.monotonic() + 60
-        while self.state.has_work or self.engine.inbox._commands or self.state.tiers.fetching:
+        while self.state.has_work or self.engine.inbox._commands or self.state.adapters.fetching:
             self.step()
             assert time.monotonic() < deadline, "it never came to that"
         assert leftovers(self.state) == []
@@ -122,9 +122,9 @@ def test_two_hundred_adapters_through_memory_for_few(tiny_llama, tmp_path):
             decided += 1
     assert decided > 0.9 * 4 * len(big.streams)
     counters = small.state.counters
-    assert counters.adapter_fetches >= 200 and counters.adapter_host_evictions >= 180
-    assert counters.adapter_loads >= 200 and counters.adapter_evictions >= 192
-    assert big.state.counters.adapter_fetches == 200 and big.state.counters.adapter_evictions == 0
+    assert counters.adapters.fetches >= 200 and counters.adapters.host_evictions >= 180
+    assert counters.adapters.loads >= 200 and counters.adapters.evictions >= 192
+    assert big.state.counters.adapters.fetches == 200 and big.state.counters.adapters.evictions == 0
 
 
 def test_what_host_memory_has_no_room_for_is_read_when_it_is_wanted(stepped, folders):
@@ -170,10 +170,10 @@ def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(stepped, fo
         assert refusal.retry_after > 0
     assert reason in why(stepped, y), "the reason, with its path, is for operators"
     assert [stepped.ends[name].finish_reason for name in "24"] == [FinishReason.LENGTH] * 2
-    assert stepped.state.counters.adapter_fetch_failures == 1, "one fetch for both"
+    assert stepped.state.counters.adapters.fetch_failures == 1, "one fetch for both"
     at_once = stepped.run("5", y)
     assert at_once.refusal.code is ErrorCode.ADAPTER_UNAVAILABLE
-    assert stepped.state.counters.adapter_fetch_failures == 1, "not sooner than the backoff"
+    assert stepped.state.counters.adapters.fetch_failures == 1, "not sooner than the backoff"
     shutil.rmtree(folders["y"], ignore_errors=True)
     shutil.copytree(tmp_path / "backup", folders["y"])
     stepped.now += at_once.refusal.retry_after
@@ -232,7 +232,7 @@ def test_a_fetch_no_request_waits_for_any_more_is_called_off(stepped, folders, m
     stepped.engine.inbox.put(Abort("r"))
     stepped.finish()
     assert stepped.state.adapters[adapter].host is HostCopy.ABSENT
-    assert stepped.state.counters.adapter_fetch_failures == 0 and len(seen) == 1
+    assert stepped.state.counters.adapters.fetch_failures == 0 and len(seen) == 1
     assert stepped.runner.loaded.fetcher._called_off == {}
 
 

@@ -26,10 +26,11 @@ from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
 from engine.model.grammar import cache as grammar_cache
-from engine.model.grammar import matchers as rooms
+from engine.model.grammar import row as grammar_row
 from engine.model.grammar.cache import GrammarCache
 from engine.model.grammar.compiler import Compiler, Unproven
-from engine.model.grammar.matchers import MOST_FORCED, GrammarRoom
+from engine.model.grammar.matchers import GrammarRoom
+from engine.model.grammar.row import MOST_FORCED
 from engine.model.memory.arena import PageUses
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
@@ -94,7 +95,7 @@ class SteppedEngine:
 
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
-            if not self.step() and self.engine.state.in_flight.is_empty:
+            if not self.step() and self.engine.state.steps.in_flight.is_empty:
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox._arrived.clear()
         assert violations(self.engine.state) == leftovers(self.engine.state) == []
@@ -528,7 +529,7 @@ def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
     params, tokens = SamplingParams(grammar=regex("[ab]*")), tuple(BYTES.encode("abab").ids)
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
-    with patch.object(rooms, "AHEAD_SECONDS", 0.0):
+    with patch.object(grammar_row, "AHEAD_SECONDS", 0.0):
         assert room.masks(["r"] * 5, {"r": tokens})[1] == {"r": tokens[:1]}
     assert room.advance([SampledToken("r", token) for token in tokens[:2]]) == {}
     masks, kept, _ = room.masks(["r"] * 5, {"r": tokens})

@@ -162,7 +162,7 @@ class SteppedEngine:
 
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
-            if not self.step() and self.engine.state.in_flight.is_empty:
+            if not self.step() and self.engine.state.steps.in_flight.is_empty:
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox._arrived.clear()
         assert leftovers(self.engine.state) == [] and len(self.runner._requests.batch) == 0

@@ -109,12 +109,12 @@ def alone(tiny_llama, adapter):
 def test_tokens_through_two_engines_are_those_of_one(pair, alone):
     for model in ("base", "adapter"):
         for params in (GREEDY, DRAWN):
-            before = pair.counters.kv_pages_in
+            before = pair.counters.kv.pages_in
             assert pair.generate(params, model) == alone(params, model)
             assert pair.second.cached[f"r{pair.count}"] == 36, "nine pages came, or were there"
-            assert pair.counters.kv_pages_in - before == (9 if params is GREEDY else 0)
-    assert pair.counters.kv_fetches[FetchEnd.DONE] == 2 and pair.counters.kv_seconds_in > 0
-    assert pair.first.engine.state.counters.kv_pages_out == 18
+            assert pair.counters.kv.pages_in - before == (9 if params is GREEDY else 0)
+    assert pair.counters.kv.fetches[FetchEnd.DONE] == 2 and pair.counters.kv.seconds_in > 0
+    assert pair.first.engine.state.counters.kv.pages_out == 18
     assert pair.counters.prompt_tokens == 4 * len(PROMPT)
 
 
@@ -129,7 +129,7 @@ def test_a_prefix_of_another_engine_is_fetched_as_far_as_it_is_there(pair, alone
     pair.second.finish()
     pair.settle()
     assert pair.second.texts["later"] == alone(GREEDY) and pair.second.cached["later"] == 20
-    assert pair.counters.kv_fetches[FetchEnd.GONE] == 1
+    assert pair.counters.kv.fetches[FetchEnd.GONE] == 1
 
 
 @pytest.mark.parametrize("when", ["begin", 2, "end"])
@@ -147,8 +147,8 @@ def test_the_sender_dies(pair, alone, when):
                 line.cut()
 
     assert pair.generate(DRAWN, "adapter", during=die) == alone(DRAWN, "adapter")
-    assert pair.counters.kv_fetches[FetchEnd.DONE if when == "end" else FetchEnd.CUT] >= 1
-    assert (pair.counters.kv_pages_in == 9) == (when == "end")
+    assert pair.counters.kv.fetches[FetchEnd.DONE if when == "end" else FetchEnd.CUT] >= 1
+    assert (pair.counters.kv.pages_in == 9) == (when == "end")
 
 
 def test_pages_that_come_too_late_are_computed(pair, alone):
@@ -160,7 +160,7 @@ def test_pages_that_come_too_late_are_computed(pair, alone):
         pair.step(pair.first, pair.second)
     pair.second.finish()
     pair.settle()
-    assert pair.second.texts["r"] == alone(GREEDY) and pair.counters.kv_fetches[FetchEnd.LATE] == 1
+    assert pair.second.texts["r"] == alone(GREEDY) and pair.counters.kv.fetches[FetchEnd.LATE] == 1
 
 
 def test_an_aborted_request_ends_its_fetch(pair):
@@ -172,4 +172,4 @@ def test_an_aborted_request_ends_its_fetch(pair):
     engine.inbox.put(Abort("r"))
     pair.step(pair.second)
     pair.settle()
-    assert pair.counters.kv_fetches[FetchEnd.CANCELLED] == 1
+    assert pair.counters.kv.fetches[FetchEnd.CANCELLED] == 1

@@ -170,7 +170,7 @@ class Engines:
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
             self.step()
-            if self.engine.state.in_flight.is_empty:  # a grammar is prepared, or an adapter fetched
+            if self.engine.state.steps.in_flight.is_empty:  # a grammar is prepared, or an adapter fetched
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox.drain_questions()
         assert leftovers(self.engine.state) == []
@@ -208,7 +208,7 @@ def alone(model, adapters):
     engines = Engines(model, adapters, 1, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
     converse(engines)
     counters = engines.engine.state.counters
-    assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
+    assert counters.preemptions and counters.kv.restored and counters.adapters.evictions
     assert any(engines.cached.values())
     engines.close()
     return engines
@@ -222,7 +222,7 @@ def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alon
     engines = Engines(model, adapters, size, stages, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
     converse(engines)
     counters = engines.engine.state.counters
-    assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
+    assert counters.preemptions and counters.kv.restored and counters.adapters.evictions
     assert engines.tokens == alone.tokens
     layers, heads = (5, 2)[stages - 1], max(1, KV_HEADS // size)
     assert engines.loaded.arena.pages.shape == (90, layers * 2 * 16 * heads * HEAD_DIM)

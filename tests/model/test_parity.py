@@ -154,7 +154,7 @@ def fp32(smollm2, prompts):
 def test_the_pool_was_small_and_the_cache_was_hit(fp32):
     engine, answers = fp32
     assert engine.state.counters.preemptions > 0
-    assert engine.state.counters.adapter_evictions > 0
+    assert engine.state.counters.adapters.evictions > 0
     assert any(answer.num_cached for answer in answers.values())
     assert leftovers(engine.state) == []
 

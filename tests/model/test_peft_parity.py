@@ -134,7 +134,7 @@ def test_probabilities_hold_while_pages_come_and_go(model, tmp_path):
     ]
     streams = run(engine, requests)
     counters = engine.state.counters
-    assert min(counters.preemptions, counters.adapter_evictions) > 0
+    assert min(counters.preemptions, counters.adapters.evictions) > 0
     for name in versions:
         peer = PeftModel.from_pretrained(base_model(), tmp_path / name) if name in PAGED else base_model()
         for request in requests:

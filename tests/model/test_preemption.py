@@ -168,7 +168,7 @@ def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders):
             core, found = small_core(schedule, preemption), totals[preemption, overlaps]
             streams, counters = run(tiny_llama, adapter_folders, schedule, core, overlaps)
             found.update(preemptions=counters.preemptions)
-            found.update(restored=counters.pages_restored, saved=counters.pages_saved)
+            found.update(restored=counters.kv.restored, saved=counters.kv.saved)
             found.update(compare(schedule, undisturbed, streams))
 
     check()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from engine.config import EngineConfig
 from engine.core.messages.commands import FetchFailed
 from engine.core.messages.requests import SamplingParams
-from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.core.messages.step import AdapterLoad, AdapterMoves, Admission, PageCopy, ScheduledChunk, StepPlan
 from engine.model.runner.loading import load
 from engine.model.runner.model_runner import ModelRunner
 
@@ -194,12 +194,13 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
 
     loads = (load("x", driver.free[::2]), load("y", driver.free[1::2]))
     driver.free = [page for page in driver.free if not any(page in item.pages for item in loads)]
-    assert len(execute(runner, StepPlan(loads=loads)).load_seconds) == 2
+    assert len(execute(runner, StepPlan(adapters=AdapterMoves(loads=loads))).load_seconds) == 2
     assert driver.finish(prompts, admitted=plan(("x", "base", "y"))) == dict(
         zip("123", (expected["x"], expected["base"], expected["y"]), strict=True)
     )
     again = load("x", [page for item in loads[::-1] for page in item.pages])
-    execute(runner, StepPlan(released=tuple("123"), evicted=tuple(item.adapter_hash for item in loads), loads=(again,)))
+    moves = AdapterMoves(evicted=tuple(item.adapter_hash for item in loads), loads=(again,))
+    execute(runner, StepPlan(released=tuple("123"), adapters=moves))
     outputs = driver.finish(prompts, admitted=plan(("base", "x", "x")))
     assert list(outputs.values()) == [expected["base"], expected["x"], expected["x"]]
 
@@ -209,7 +210,7 @@ def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder
     delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"), lambda _: True)
     driver = Driver(runner, chunk=64)
     load = AdapterLoad(host.adapter_hash, tuple(driver.free.pop() for _ in range(host.num_pages)))
-    execute(runner, StepPlan(loads=(load,)))
+    execute(runner, StepPlan(adapters=AdapterMoves(loads=(load,))))
     driver.step(["b"], admitted=(driver.admission("b", PROMPTS["b"], adapter_hash=host.adapter_hash),))
     driver.step(["b"])
     prompts = {name: PROMPTS[name] for name in "bc"}
@@ -241,7 +242,7 @@ def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, 
 
 def test_a_load_of_an_unknown_adapter_is_an_error(runner):
     with pytest.raises(KeyError, match="unknown"):
-        execute(runner, StepPlan(loads=(AdapterLoad("unknown", (1,)),)))
+        execute(runner, StepPlan(adapters=AdapterMoves(loads=(AdapterLoad("unknown", (1,)),))))
 
 
 def test_a_released_request_leaves_nothing_behind(runner):

@@ -16,7 +16,7 @@ from engine.grammar_check.job import Reply, Verdict, Vocabulary, decode_reply, e
 from engine.grammar_check.trial import Trial
 from engine.model.grammar import compiler as grammar_compiler
 from engine.model.grammar import mask_thread
-from engine.model.grammar import matchers as grammar
+from engine.model.grammar import row as grammar
 from engine.model.grammar.compiler import Compiler
 from engine.model.grammar.mask_cost import FEW, ROW_SECONDS, STEP_SECONDS, MaskCost
 from engine.model.grammar.matchers import GrammarRoom

@@ -22,8 +22,7 @@ from engine.model.memory.allocation import CPU
 from engine.model.memory.arena import PageUses
 from engine.model.memory.host_pages import HostPages
 from engine.model.runner.loading import load
-from engine.model.runner.model_runner import ModelRunner
-from engine.model.runner.step_memory import StepMemory
+from engine.model.runner.model_runner import ModelRunner, StepMemory
 from engine.model.runner.submitted import CudaClock
 from engine.model.steps.forward import Steps, forward_over
 
@@ -141,7 +140,7 @@ def test_copies_wait_for_the_kernels_that_use_their_pages_and_for_no_others(
     traffic.run()
     counters = traffic.engine.state.counters
     assert traffic.timeline.races == []
-    assert min(counters.preemptions, counters.pages_restored, counters.pages_saved, counters.adapter_evictions) > 0
+    assert min(counters.preemptions, counters.kv.restored, counters.kv.saved, counters.adapters.evictions) > 0
     assert set(traffic.copies.pages) == {(False, False), (True, True)} and traffic.copies.early
     assert set(traffic.host_pages.fetches) == {False, True}
 

@@ -67,7 +67,7 @@ def serve(runner, adapters):
             _step(engine, found)
     while engine.state.has_work:
         _step(engine, found)
-    assert leftovers(engine.state) == [] and engine.state.counters.adapter_evictions > 0
+    assert leftovers(engine.state) == [] and engine.state.counters.adapters.evictions > 0
     return found
 
 

@@ -82,7 +82,7 @@ def test_probabilities_equal_pefts_beside_other_requests(folder):
     ]
     streams = run(engine, requests)
     counters = engine.state.counters
-    assert min(counters.preemptions, counters.adapter_evictions, counters.cached_tokens) > 0
+    assert min(counters.preemptions, counters.adapters.evictions, counters.cached_tokens) > 0
     for name in versions:
         model = peer(folder, name)
         for request in requests:

@@ -27,11 +27,11 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
         state.adapters[adapter.adapter_hash] = adapter
     adapter.path = command.path
     adapter.closing = False
-    adapter.failures, adapter.retry_at = 0, 0.0
+    adapter.fetched.failures, adapter.fetched.retry_at = 0, 0.0
     takes = command.is_read and adapter.host is HostCopy.ABSENT and command.num_bytes <= state.host_bytes_free
     if takes:
         adapter.host = HostCopy.FETCHING
-    state.tiers.file(adapter)
+    state.adapters.file(adapter)
     return takes
 
 
@@ -40,7 +40,7 @@ def drop_adapter(state: EngineState, adapter_hash: AdapterHash) -> None:
     adapter = state.adapters.get(adapter_hash)
     if adapter is not None:
         adapter.closing, adapter.pinned = True, False
-        state.tiers.file(adapter)
+        state.adapters.file(adapter)
 
 
 def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> None:
@@ -53,7 +53,7 @@ def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> 
     if pinned and not adapter.pinned and (reason := unpinnable(state, adapter)):
         raise ValueError(reason)
     adapter.pinned = pinned
-    state.tiers.file(adapter)
+    state.adapters.file(adapter)
     if pinned:
         for seq in state.sequences.values():
             seq.request = fitted(state, seq.request)
@@ -66,7 +66,7 @@ def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: in
         adapter = state.adapters[seq.request.adapter_hash]
         adapter.live += live
         adapter.running += running
-        state.tiers.file(adapter)
+        state.adapters.file(adapter)
 
 
 def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
@@ -77,10 +77,10 @@ def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
         return
     adapter = state.adapters[seq.request.adapter_hash]
     adapter.running += 1
-    if seq.num_preemptions == 0:
+    if seq.preempted.times == 0:
         adapter.start(plan.now, state.config.adapter_half_life_s)
-        adapter.hits += not any(load.request_id == seq.id for load in plan.loads)
-    state.tiers.file(adapter)
+        adapter.loaded.hits += not any(load.request_id == seq.id for load in plan.adapters.loads)
+    state.adapters.file(adapter)
 
 
 def adapter_wait(state: EngineState, seq: Sequence) -> float:
@@ -88,23 +88,23 @@ def adapter_wait(state: EngineState, seq: Sequence) -> float:
     if the sequence has no adapter."""
     if not seq.request.adapter_hash:
         return 0.0
-    return max(0.0, state.adapters[seq.request.adapter_hash].fetched_at - seq.request.arrival)
+    return max(0.0, state.adapters[seq.request.adapter_hash].fetched.at - seq.request.arrival)
 
 
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
     """Apply a plan's evictions, loads, freed host copies, fetches and cancelled fetches of adapters to the state and
     its counters."""
-    for adapter_hash in plan.evicted:
+    for adapter_hash in plan.adapters.evicted:
         _evict(state, state.adapters[adapter_hash])
-    for load in plan.loads:
+    for load in plan.adapters.loads:
         _load(state, load)
-    for adapter_hash in plan.host_dropped:
+    for adapter_hash in plan.adapters.dropped:
         _set_host(state, state.adapters[adapter_hash], HostCopy.ABSENT)
-        state.counters.adapter_host_evictions += 1
-    for fetch in plan.fetches:
-        state.tiers.fetching[fetch.adapter_hash] = None
+        state.counters.adapters.host_evictions += 1
+    for fetch in plan.adapters.fetches:
+        state.adapters.fetching[fetch.adapter_hash] = None
         _set_host(state, state.adapters[fetch.adapter_hash], HostCopy.FETCHING)
-    for adapter_hash in plan.cancelled_fetches:
+    for adapter_hash in plan.adapters.cancelled:
         _set_host(state, state.adapters[adapter_hash], HostCopy.CANCELLED)
 
 
@@ -112,9 +112,9 @@ def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tupl
     """Record the seconds that the copy of each adapter in `loads` took, in the adapter and in the counters."""
     for load, taken in zip(loads, seconds, strict=True):
         adapter = state.adapters[load.adapter_hash]
-        adapter.load_seconds = taken
-        state.counters.adapter_load_seconds += taken
-        state.tiers.file(adapter)
+        adapter.loaded.seconds = taken
+        state.counters.adapters.load_seconds += taken
+        state.adapters.file(adapter)
 
 
 def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
@@ -124,7 +124,7 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
     adapter = state.adapters.get(answer.adapter_hash)
     if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
         return []
-    state.tiers.fetching.pop(adapter.adapter_hash, None)
+    state.adapters.fetching.pop(adapter.adapter_hash, None)
     waiting: list[Sequence] = []
     match answer:
         case AdapterFetched(_, seconds):
@@ -135,50 +135,51 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
                 waiting = [seq for seq in state.waiting if seq.request.adapter_hash == adapter.adapter_hash]
         case FetchCancelled():
             adapter.host = HostCopy.ABSENT
-    state.tiers.file(adapter)
+    state.adapters.file(adapter)
     return waiting
 
 
 def forget_closed(state: EngineState) -> None:
     """Forget the dropped adapters that have no live requests and are neither resident nor in host memory."""
-    for adapter_hash in list(state.tiers.closing):
+    for adapter_hash in list(state.adapters.closing):
         adapter = state.adapters[adapter_hash]
         if not (adapter.live or adapter.is_resident) and adapter.host is HostCopy.ABSENT:
-            del state.adapters[adapter_hash]
-            state.tiers.forget(adapter)
+            state.adapters.forget(adapter)
 
 
 def _note_fetch(state: EngineState, adapter: Adapter, seconds: float) -> None:
     adapter.host = HostCopy.PRESENT
-    adapter.fetches += 1
-    adapter.fetch_seconds, adapter.fetched_at, adapter.failures = seconds, state.now, 0
-    state.counters.adapter_fetches += 1
-    state.counters.adapter_fetch_seconds += seconds
+    fetched = adapter.fetched
+    fetched.count += 1
+    fetched.seconds, fetched.at, fetched.failures = seconds, state.steps.now, 0
+    state.counters.adapters.fetches += 1
+    state.counters.adapters.fetch_seconds += seconds
 
 
 def _note_failure(state: EngineState, adapter: Adapter, reason: str) -> None:
-    adapter.host, adapter.failure = HostCopy.ABSENT, reason
-    adapter.retry_at = state.now + state.config.fetch_backoff_s * min(2**adapter.failures, LONGEST_BACKOFF)
-    adapter.failures += 1
-    state.counters.adapter_fetch_failures += 1
+    fetched = adapter.fetched
+    adapter.host, fetched.failure = HostCopy.ABSENT, reason
+    fetched.retry_at = state.steps.now + state.config.fetch_backoff_s * min(2**fetched.failures, LONGEST_BACKOFF)
+    fetched.failures += 1
+    state.counters.adapters.fetch_failures += 1
 
 
 def _set_host(state: EngineState, adapter: Adapter, host: HostCopy) -> None:
     adapter.host = host
-    state.tiers.file(adapter)
+    state.adapters.file(adapter)
 
 
 def _evict(state: EngineState, adapter: Adapter) -> None:
     state.pool.reclaim(state.pool.release(adapter.pages))
     adapter.pages = ()
-    state.counters.adapter_evictions += 1
-    state.tiers.file(adapter)
+    state.counters.adapters.evictions += 1
+    state.adapters.file(adapter)
 
 
 def _load(state: EngineState, load: AdapterLoad) -> None:
     adapter = state.adapters[load.adapter_hash]
     state.pool.acquire(load.pages)
-    adapter.pages, adapter.num_starts = load.pages, 0
-    adapter.loads += 1
-    state.counters.adapter_loads += 1
-    state.tiers.file(adapter)
+    adapter.pages, adapter.loaded.num_starts = load.pages, 0
+    adapter.loaded.count += 1
+    state.counters.adapters.loads += 1
+    state.adapters.file(adapter)

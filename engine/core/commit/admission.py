@@ -37,7 +37,7 @@ def _longest(state: EngineState, adapter_hash: AdapterHash | None) -> int:
     """Return the length in tokens of the longest sequence that can run with an adapter (None: the base model): at most
     `max_model_len`, given the pages that pinned adapters take."""
     config = state.config
-    pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_hash)
+    pages = config.usable_pages - state.adapters.held.pinned_pages - _own_pages(state, adapter_hash)
     return min(config.max_model_len, pages * config.block_size)
 
 
@@ -54,7 +54,7 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     its adapter now. None means that it can run. The predicted wait and the queue are not considered."""
     config, adapter = state.config, state.adapters.get(request.adapter_hash or "")
     total = len(request.prompt_ids) + request.params.max_tokens
-    pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter_hash)
+    pages = config.pages_for(total) + state.adapters.held.pinned_pages + _own_pages(state, request.adapter_hash)
     if request.id in state.sequences:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
@@ -85,10 +85,10 @@ def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal |
     """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages or slots, or it is
     neither in memory nor being fetched, its last fetch failed and the next attempt is not due yet. None means that it
     can be used."""
-    if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
+    if not adapter.pinned and not _fits_beside(state.config, state.adapters.held, adapter.num_pages, 0):
         reason = f"adapter {adapter.adapter_hash} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
-    if adapter.is_resident or adapter.host is not HostCopy.ABSENT or adapter.retry_at <= now:
+    if adapter.is_resident or adapter.host is not HostCopy.ABSENT or adapter.fetched.retry_at <= now:
         return None
     return fetch_failed(adapter, now)
 
@@ -105,7 +105,7 @@ def fetch_failed(adapter: Adapter, now: float) -> Refusal:
     """Return the refusal for an adapter whose last fetch failed, with, as `retry_after`, the seconds from `now` until
     the next attempt. The reason, which may hold paths, is in the adapter's statistics, for operators."""
     reason = f"adapter {adapter.adapter_hash} cannot be read; its operator sees why"
-    return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
+    return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.fetched.retry_at - now))
 
 
 def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
@@ -125,7 +125,7 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
     """Return why an adapter cannot be pinned, in words; an empty string means that it can. The adapter must fit beside
     the adapters that are pinned already and beside each live request. A request whose `max_tokens` is only a ceiling
     needs room for its expected answer."""
-    config, held = state.config, state.tiers.held
+    config, held = state.config, state.adapters.held
     pages, adapter_slots = held.pinned_pages + adapter.num_pages, held.pinned_adapter_slots + 1
     held = held._replace(pinned_pages=pages, pinned_adapter_slots=adapter_slots)
     if not _fits_beside(config, held, 0, 0):
@@ -181,7 +181,7 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     """Return why a new request that could run is refused rather than queued, with a Retry-After. None means that it is
     accepted. The request is refused if its lane is draining, or if its predicted wait exceeds the lane's `max_wait_s`
     (0: no limit) or ends after its deadline."""
-    if state.modes[seq.lane] is LaneMode.DRAINING:
+    if state.waiting.modes[seq.lane] is LaneMode.DRAINING:
         reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
         return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
@@ -215,13 +215,13 @@ def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None
         return _batch_wait(state, lane, deadline)
     running = [seq for seq in state.running.values() if seq.lane is lane]
     ahead = len(running) + state.waiting.count(lane)
-    prompts = state.ledger.price(state.waiting.num_tokens[lane], 0)
+    prompts = state.ledger.token_prices.of(state.waiting.num_tokens[lane], 0)
     beyond = ahead + 1 - state.config.max_seqs
     if beyond <= 0:
         return prompts
     # The `ahead` sequences run concurrently and end one by one; `beyond` of them must end first, which is assumed to
     # take that fraction of the time for all of them.
-    work = sum(map(state.ledger.work_left, running)) + _waiting_work(state, lane)
+    work = sum(map(state.ledger.token_prices.work_left, running)) + _waiting_work(state, lane)
     return max(prompts, work * beyond / ahead)
 
 
@@ -237,10 +237,10 @@ def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float
     if deadline is not None:
         place = bisect_right(waiting.urgent, deadline, key=lambda seq: seq.request.deadline or 0.0)
         ahead = place / max(1, len(waiting.urgent))
-    return ahead * _waiting_work(state, lane) / max(ledger.batch_share, state.config.scheduling.batch_floor)
+    return ahead * _waiting_work(state, lane) / max(ledger.batch.share, state.config.scheduling.batch_floor)
 
 
 def _waiting_work(state: EngineState, lane: Lane) -> float:
     """Return the device seconds that all waiting requests of a lane will cost."""
     waiting = state.waiting
-    return state.ledger.price(waiting.num_tokens[lane], waiting.num_outputs[lane])
+    return state.ledger.token_prices.of(waiting.num_tokens[lane], waiting.num_outputs[lane])

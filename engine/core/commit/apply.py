@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from engine.core.commit.adapters import add_adapter, drop_adapter, take_answer, use_adapter
 from engine.core.commit.admission import fetch_failed, fitted, queue_full, refuse, turn_away
-from engine.core.commit.masks import end_mask
 from engine.core.commit.moves import begin_import, cancel_imports, hurry_imports, take_report
-from engine.core.commit.step import abort, finish_early
+from engine.core.commit.sequences import abort, end_mask, finish_early
 from engine.core.config import LaneGoals, goal_of
 from engine.core.memory.adapters import begin_of
 from engine.core.memory.prefix import realm_of
@@ -35,7 +34,7 @@ from engine.core.messages.moves import EndExport, ExportPages, FetchEnded, Pages
 from engine.core.messages.requests import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent
 from engine.core.plan.proposals import proposer_for
 from engine.core.state.engine_state import EngineState
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import PrefixUse, Sequence
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
@@ -79,17 +78,17 @@ def _submit(state: EngineState, request: Request) -> None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     seq = _sequence(state, request)
-    seq.proposer = proposer_for(state.config, request, state.answers)
-    seq.expected_output = state.lengths.expect(request)
-    seq.expected_seconds = state.ledger.work_of(seq)
-    seq.drafting = state.drafts.begin(request.adapter_hash)
+    seq.speculation.proposer = proposer_for(state.config, request, state.learned.answers)
+    seq.forecast.output = state.learned.lengths.expect(request)
+    seq.forecast.seconds = state.ledger.token_prices.work_of(seq)
+    seq.speculation.drafting = state.learned.drafts.begin(request.adapter_hash)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    seq.only_batch_delays = _only_batch_delays(state, seq)
+    seq.forecast.only_batch_delays = _only_batch_delays(state, seq)
     seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
     state.sequences[seq.id] = seq
     if request.suspect:
@@ -97,7 +96,7 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger = state.ledger
     ledger.accounts.arrive(request, state.waiting.groups(seq.lane))
     seq.account = ledger.accounts.get(request.lane, request.party)
-    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt_ids))
+    ledger.token_prices.longest_prompt = max(ledger.token_prices.longest_prompt, len(request.prompt_ids))
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
     state.grammars.use(request.params.grammar)
@@ -119,13 +118,9 @@ def _fetch_ahead(state: EngineState, request: Request) -> None:
 def _sequence(state: EngineState, request: Request) -> Sequence:
     """Return a new `Sequence` for a request, without adding it to the state."""
     adapter = state.adapters.get(request.adapter_hash or "")
-    return Sequence(
-        request,
-        [*request.prompt_ids, *request.produced],
-        adapter_begin=(begin_of(adapter.invocation, request.prompt_ids) or 0) if adapter else 0,
-        realm=realm_of(request, share_prefixes=state.config.share_prefixes),
-        num_scored=request.num_scored,
-    )
+    begin = (begin_of(adapter.invocation, request.prompt_ids) or 0) if adapter else 0
+    prefix = PrefixUse(realm_of(request, share_prefixes=state.config.share_prefixes), begin)
+    return Sequence(request, [*request.prompt_ids, *request.produced], prefix=prefix, num_scored=request.num_scored)
 
 
 def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:
@@ -159,7 +154,7 @@ def _answer(state: EngineState, answer: FetchAnswer) -> None:
     """Apply the executor's answer to an adapter fetch. If the fetch failed and the adapter is not resident, the waiting
     requests for it end with the reason."""
     for seq in take_answer(state, answer):
-        refusal = fetch_failed(state.adapters[answer.adapter_hash], state.now)
+        refusal = fetch_failed(state.adapters[answer.adapter_hash], state.steps.now)
         finish_early(state, seq, refusal)
 
 
@@ -173,7 +168,7 @@ def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
 
 def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
     """Set the mode of a lane in the state, effective from the next plan on."""
-    state.modes[lane] = mode
+    state.waiting.modes[lane] = mode
 
 
 def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:

@@ -19,8 +19,7 @@ from engine.core.messages.moves import (
 from engine.core.messages.requests import PrefixKey
 from engine.core.messages.step import StepPlan
 from engine.core.state.engine_state import EngineState
-from engine.core.state.page_keys import page_keys
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import Sequence, page_keys
 
 
 def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
@@ -36,7 +35,7 @@ def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
     room = min(len(keys), state.movable_pages) if len(moves.imports) < MOST_IMPORTS else 0
     pages = state.host.reserve(room)
     if not pages:
-        state.counters.kv_fetches[FetchEnd.BUSY] += 1
+        state.counters.kv.fetches[FetchEnd.BUSY] += 1
         return
     moves.num_begun += 1
     fetch = KvImport(seq.id, seq.request.arrival + source.seconds, 0, dict(zip(keys, pages, strict=False)))
@@ -78,8 +77,8 @@ def take_report(state: EngineState, report: MoveReport) -> None:
             fetch = moves.imports.pop(number)
             _stop_awaiting(state, number, fetch)
             state.host.unreserve(fetch.pages.values())
-            state.counters.kv_fetches[end] += 1
-            state.counters.kv_seconds_in += seconds
+            state.counters.kv.fetches[end] += 1
+            state.counters.kv.seconds_in += seconds
             if seconds:
                 moves.come = moves.come[0] / 2 + fetch.num_come, moves.come[1] / 2 + seconds
         case ExportPages(number, keys, waits):
@@ -88,7 +87,7 @@ def take_report(state: EngineState, report: MoveReport) -> None:
             export = moves.exports[number]
             state.host.end_lease(export.keys[export.num_sent : export.num_sent + count])
             export.num_sent += count
-            state.counters.kv_pages_out += count
+            state.counters.kv.pages_out += count
         case EndExport(number):
             export = moves.exports.pop(number)
             state.host.end_lease(export.keys[export.num_sent : export.num_leased])
@@ -97,7 +96,7 @@ def take_report(state: EngineState, report: MoveReport) -> None:
 def lease_exports(state: EngineState, plan: StepPlan) -> None:
     """Lease the host copies that a plan makes available to exports (KV pages that other engines fetch), so that they
     are not overwritten before they are sent. The plan's saves must have been entered in the host tier before."""
-    for number, count in plan.exports:
+    for number, count in plan.kept.exports:
         export = state.moves.exports[number]
         for key in export.keys[export.num_leased : count]:
             state.host.lease(key)
@@ -108,7 +107,7 @@ def offer_pages(state: EngineState, plan: StepPlan) -> None:
     """Tell the mover which KV pages are ready to be sent to other engines (exports) now that `plan` has run, and which
     exports get no more."""
     moves, page_of = state.moves, state.host.page_of
-    for number, count in plan.exports:
+    for number, count in plan.kept.exports:
         if (export := moves.exports.get(number)) is not None:
             keys = export.keys[export.num_ready : count]
             moves.outbox.append(PagesReady(number, tuple(page_of[key] for key in keys)))
@@ -131,7 +130,7 @@ def _missing(state: EngineState, keys: list[PrefixKey]) -> list[PrefixKey]:
     """Return the rest of the prefix `keys` that begins with the first key whose KV page this engine neither has nor
     awaits from another engine; empty if there is no such key."""
     for number, key in enumerate(keys):
-        if not (state.is_at_hand(key) or state.moves.is_awaited(key, state.now)):
+        if not (state.is_at_hand(key) or state.moves.is_awaited(key, state.steps.now)):
             return keys[number:]
     return []
 
@@ -148,7 +147,7 @@ def _receive(state: EngineState, number: int, fetch: KvImport, count: int) -> No
         if state.moves.awaited.get(key) == number:
             del state.moves.awaited[key]
     fetch.num_come += count
-    state.counters.kv_pages_in += count
+    state.counters.kv.pages_in += count
 
 
 def _stop_awaiting(state: EngineState, number: int, fetch: KvImport) -> None:

@@ -128,8 +128,7 @@ class Account:
 
 class Accounts:
     """Device time that parties (tenants or, where a tenant has classes of requests, its classes) were charged, by lane,
-    with the virtual counters of fair scheduling. Only `commit/step.py`, `commit/apply.py` and the ledger change
-    them."""
+    with the virtual counters of fair scheduling. Only `commit/` and the ledger change them."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[Lane, str], Account] = {}

@@ -22,7 +22,7 @@ def worth_on_device(adapter: Adapter) -> float:
     """Return log2 of (weighted number of starts * seconds of a reload / pages): what keeping an adapter on the device
     saves. The adapter with the lowest value is evicted first. A reload includes the read from disk if the adapter is
     not in host memory."""
-    cost = adapter.load_seconds or adapter.num_bytes / COPY_BYTES_PER_S
+    cost = adapter.loaded.seconds or adapter.num_bytes / COPY_BYTES_PER_S
     if adapter.host is not HostCopy.PRESENT:
         cost += _fetch_cost(adapter)
     return adapter.popularity + log2(max(cost, 1e-9) / adapter.num_pages)
@@ -35,7 +35,7 @@ def worth_in_host(adapter: Adapter) -> float:
 
 
 def _fetch_cost(adapter: Adapter) -> float:
-    return adapter.fetch_seconds or adapter.num_bytes / DISK_BYTES_PER_S
+    return adapter.fetched.seconds or adapter.num_bytes / DISK_BYTES_PER_S
 
 
 class Ranking:
@@ -91,8 +91,9 @@ class Held(NamedTuple):
 NOTHING = Held()
 
 
-class AdapterTiers:
-    """Totals and eviction orders over all adapters of an engine state. Only `commit/adapters.py` changes them.
+class Adapters(dict[AdapterHash, Adapter]):
+    """All adapters of an engine state by content hash, with totals and eviction orders over them. Only
+    `commit/adapters.py` changes them.
 
     Attributes:
         held: resources that all adapters together hold.
@@ -105,6 +106,7 @@ class AdapterTiers:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.held = NOTHING
         self.idle = Ranking()
         self.hosted = Ranking()
@@ -125,8 +127,8 @@ class AdapterTiers:
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """Remove an adapter from the totals and sets over all adapters. It must be in no memory and have no live
-        requests."""
+        """Remove an adapter. It must be in no memory and have no live requests."""
+        del self[adapter.adapter_hash]
         self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
         self.closing.pop(adapter.adapter_hash, None)
 

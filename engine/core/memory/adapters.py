@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf, log2
 
@@ -62,10 +62,41 @@ class HostCopy(Enum):
     PRESENT = "present"
 
 
+@dataclass(slots=True)
+class Loads:
+    """Statistics of an adapter's copies to the device."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Duration of the last copy; 0 if there was none."""
+    hits: int = 0
+    """Number of sequences whose first start with the adapter needed no copy."""
+    num_starts: int = 0
+    """Number of sequences that started (for the first time) with the adapter since it became resident."""
+
+
+@dataclass(slots=True)
+class Fetches:
+    """Statistics of an adapter's reads from disk into host memory."""
+
+    count: int = 0
+    """Number of successful reads."""
+    seconds: float = 0.0
+    """Duration of the last successful read; 0 if there was none."""
+    at: float = -inf
+    """When the last successful read ended, in seconds on the engine's clock."""
+    failures: int = 0
+    """Number of failed reads since the last successful one."""
+    failure: str = ""
+    """Reason of the last failed read."""
+    retry_at: float = 0.0
+    """Time on the engine's clock, in seconds, before which the adapter is not read again."""
+
+
 @dataclass(slots=True, eq=False)
 class Adapter:
     """An adapter that operators have added, with its state and statistics. `commit/adapters.py` creates it and forgets
-    it after it was dropped; only `commit/adapters.py` and `commit/step.py` change it."""
+    it after it was dropped; only `commit/` changes it."""
 
     adapter_hash: AdapterHash
     num_pages: int
@@ -82,30 +113,14 @@ class Adapter:
     running: int = 0
     last_used: float | None = None
     """When a sequence with this adapter last generated a token, in seconds on the engine's clock. None means never."""
-    num_starts: int = 0
-    """Number of sequences that started (for the first time) with the adapter since it became resident."""
     popularity: float = -inf
     """log2 of the weighted number of sequences that ever started with the adapter. A start weighs twice as much as one
     that was a half-life earlier."""
     pinned: bool = False
     closing: bool = False
     """The adapter was dropped: it refuses new requests and is forgotten when its last request ends."""
-    hits: int = 0
-    """Number of sequences whose first start with the adapter needed no copy to the device."""
-    loads: int = 0
-    fetches: int = 0
-    load_seconds: float = 0.0
-    """Duration of the last copy to the device; 0 if there was none."""
-    fetch_seconds: float = 0.0
-    """Duration of the last successful read from disk; 0 if there was none."""
-    fetched_at: float = -inf
-    """When the last successful read from disk ended, in seconds on the engine's clock."""
-    failures: int = 0
-    """Number of failed fetches since the last successful one."""
-    failure: str = ""
-    """Reason of the last failed fetch."""
-    retry_at: float = 0.0
-    """Time on the engine's clock, in seconds, before which the adapter is not fetched again."""
+    loaded: Loads = field(default_factory=Loads)
+    fetched: Fetches = field(default_factory=Fetches)
 
     @property
     def is_resident(self) -> bool:
@@ -123,9 +138,9 @@ class Adapter:
         return bool(self.live) and not self.pages and self.host is HostCopy.ABSENT
 
     def start(self, now: float, half_life: float) -> None:
-        """Count a sequence that starts with the adapter at `now`, in `popularity` and `num_starts`; `half_life` is in
-        seconds. A start's weight grows with time, instead of older weights decaying. The order of adapters is the same,
-        and the popularity of all other adapters stays unchanged (forward decay: Cormode et al., ICDE 2009)."""
+        """Count a sequence that starts with the adapter at `now`, in `popularity` and `Loads.num_starts`; `half_life`
+        is in seconds. A start's weight grows with time, instead of older weights decaying. The order of adapters is the
+        same, and the popularity of all others stays unchanged (forward decay: Cormode et al., ICDE 2009)."""
         low, high = sorted((self.popularity, now / half_life))
         self.popularity = high + log2(1 + 2 ** (low - high))
-        self.num_starts += 1
+        self.loaded.num_starts += 1

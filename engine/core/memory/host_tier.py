@@ -21,7 +21,7 @@ from engine.core.messages.requests import HostPageId, PrefixKey
 
 class HostTier:
     """Index of the host memory tier: maps prefix keys to the host pages that hold copies of their KV, and decides which
-    copies are overwritten first. Only `commit/step.py` and `commit/moves.py` change it."""
+    copies are overwritten first. Only `commit/` changes it."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -15,8 +15,7 @@ it."""
 
 
 class PagePool:
-    """Reference counts of all device pages, and the free list. Only `commit/step.py` and `commit/adapters.py` change
-    it."""
+    """Reference counts of all device pages, and the free list. Only `commit/` changes it."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -61,7 +61,7 @@ def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -
 
 class PrefixCache:
     """Map between prefix keys and the device pages that hold their KV, and the cached pages without references (`idle`,
-    by lane, the oldest first). Only `commit/step.py` changes it. A page belongs to the highest lane that used it
+    by lane, the oldest first). Only `commit/` changes it. A page belongs to the highest lane that used it
     (interactive is highest). Idle pages of a lane may only be taken for that lane and higher ones, until `decay` moves
     them to the batch lane."""
 

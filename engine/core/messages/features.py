@@ -1,4 +1,4 @@
-"""The amounts of work in a step, by which its duration is predicted."""
+"""The amounts of work in a step, and the duration that is predicted from them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,14 @@ class StepFeatures(NamedTuple):
 
 
 NOTHING = StepFeatures()
+
+
+class StepForecast(NamedTuple):
+    """What the planner predicts of a step."""
+
+    seconds: float = 0.0
+    """Predicted duration of the step; 0 while the step-time model is cold or if nothing is computed."""
+    features: StepFeatures = NOTHING
+    """Amounts of work in the step, from which `seconds` was computed."""
+    alone: float = 0.0
+    """Predicted duration in seconds of the step without its batch work, if it has interactive decodes; otherwise 0."""

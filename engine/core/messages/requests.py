@@ -17,8 +17,8 @@ PageId = int
 HostPageId = int
 """Number of a page in host memory that can hold a copy of a device page."""
 PrefixKey = bytes
-"""Digest that identifies a full KV page by its adapter, its realm (see `Sequence.realm`) and all tokens of the sequence
-up to the page's end (see memory/prefix.py)."""
+"""Digest that identifies a full KV page by its adapter, its realm (see `PrefixUse.realm`) and all tokens of the
+sequence up to the page's end (see memory/prefix.py)."""
 
 
 class Lane(IntEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.core.messages.features import NOTHING, StepFeatures
+from engine.core.messages.features import StepForecast
 from engine.core.messages.grammar import Grammar
 from engine.core.messages.requests import (
     AdapterHash,
@@ -135,6 +135,48 @@ class PageFork(NamedTuple):
     page: PageId
 
 
+class AdapterMoves(NamedTuple):
+    """The adapters that a plan moves."""
+
+    evicted: tuple[AdapterHash, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
+    """Adapters to copy to the device. Chunks of the same plan may use them."""
+    dropped: tuple[AdapterHash, ...] = ()
+    """Adapters whose copy in host memory the executor frees."""
+    fetches: tuple[AdapterFetch, ...] = ()
+    cancelled: tuple[AdapterHash, ...] = ()
+    """Fetches that an earlier plan started and that no request needs any more. The executor still answers each of
+    them."""
+
+
+class GrammarWork(NamedTuple):
+    """What a plan has the executor do for grammars."""
+
+    forgotten: tuple[Grammar, ...] = ()
+    prepared: tuple[Grammar, ...] = ()
+    prepared_for: tuple[str, ...] = ()
+    """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
+    masks: tuple[str, ...] = ()
+    """Ids of running requests whose next mask the executor computes concurrently with steps, in this order (see
+    state/grammars.py). The executor answers each with a `MaskAnswer`."""
+
+
+class KeptKv(NamedTuple):
+    """What the copies of a plan's `saves` are kept for. Only the core reads it."""
+
+    keys: tuple[PrefixKey, ...] = ()
+    """Prefix key of each page in `saves`."""
+    checkpoints: tuple[tuple[str, int], ...] = ()
+    """(request id, number of leading full pages of KV that are on the host after this step), for requests whose number
+    grows."""
+    exports: tuple[tuple[int, int], ...] = ()
+    """(number of an export, number of its leading pages that are on the host after this step), for exports whose number
+    grows."""
+
+
+NO_FORECAST, NO_MOVES, NO_GRAMMARS, NOTHING_KEPT = StepForecast(), AdapterMoves(), GrammarWork(), KeptKv()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, fork pages (reading all sources
@@ -148,21 +190,9 @@ class StepPlan:
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""
-    predicted: float = 0.0
-    """Predicted duration of the step in seconds; 0 while the step-time model is cold or if nothing is computed."""
-    features: StepFeatures = NOTHING
-    """Amounts of work in the step, from which `predicted` was computed."""
-    alone: float = 0.0
-    """Predicted duration in seconds of the step without its batch work, if it has interactive decodes; otherwise 0."""
+    forecast: StepForecast = NO_FORECAST
     saves: tuple[PageCopy, ...] = ()
-    saved_keys: tuple[PrefixKey, ...] = ()
-    """Prefix key of each page in `saves`."""
-    checkpoints: tuple[tuple[str, int], ...] = ()
-    """(request id, number of leading full pages of KV that are on the host after this step), for requests whose number
-    grows."""
-    exports: tuple[tuple[int, int], ...] = ()
-    """(number of an export, number of its leading pages that are on the host after this step), for exports whose number
-    grows."""
+    kept: KeptKv = NOTHING_KEPT
     released: tuple[str, ...] = ()
     """Requests that the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
@@ -170,22 +200,8 @@ class StepPlan:
     """The cause of each preemption in `preempted`."""
     dropped_cache: tuple[PageId, ...] = ()
     """Pages to remove from the prefix cache, because this plan uses them for something else."""
-    evicted: tuple[AdapterHash, ...] = ()
-    loads: tuple[AdapterLoad, ...] = ()
-    """Adapters to copy to the device. Chunks of the same plan may use them."""
-    host_dropped: tuple[AdapterHash, ...] = ()
-    """Adapters whose copy in host memory the executor frees."""
-    fetches: tuple[AdapterFetch, ...] = ()
-    cancelled_fetches: tuple[AdapterHash, ...] = ()
-    """Fetches that an earlier plan started and that no request needs any more. The executor still answers each of
-    them."""
-    prepared: tuple[Grammar, ...] = ()
-    prepared_for: tuple[str, ...] = ()
-    """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
-    forgotten: tuple[Grammar, ...] = ()
-    masks: tuple[str, ...] = ()
-    """Ids of running requests whose next mask the executor computes concurrently with steps, in this order (see
-    state/slow_masks.py). The executor answers each with a `MaskAnswer`."""
+    adapters: AdapterMoves = NO_MOVES
+    grammars: GrammarWork = NO_GRAMMARS
     forks: tuple[PageFork, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
@@ -202,9 +218,9 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        grammars = self.prepared or self.forgotten or self.masks
-        return not (self.released or self.chunks or moves or grammars or self.exports)
+        if self.released or self.chunks or self.saves or self.kept.exports:
+            return False
+        return not (any(self.adapters) or any(self.grammars))
 
 
 class SampledToken(NamedTuple):

@@ -27,9 +27,9 @@ class AdapterBudget:
 
     def __init__(self, state: EngineState, pages: PageBudget) -> None:
         self._adapters = state.adapters
-        self._tiers = state.tiers
+        self._tiers = state.adapters
         self._pages = pages
-        held, config = state.tiers.held, state.config
+        held, config = state.adapters.held, state.config
         self._pages_left = config.adapter_pages - held.pages
         self._adapter_slots_left = config.max_resident_adapters - held.adapter_slots
         self._users: Counter[AdapterHash] = Counter()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from engine.core.messages.requests import AdapterHash, Cause, Lane, PageId
 from engine.core.messages.step import ScheduledChunk
 from engine.core.plan.adapter_budget import AdapterBudget, Room
-from engine.core.plan.page_budget import PageBudget
-from engine.core.plan.saves import Saves
+from engine.core.plan.ahead import FetchBudget, GrammarBudget
+from engine.core.plan.page_budget import PageBudget, Saves
 from engine.core.plan.step_budget import StepBudget
 from engine.core.policy.policies import Policy
 from engine.core.state.engine_state import EngineState
@@ -18,6 +19,33 @@ MOST_DISPLACED = 8
 """Number of preemptions in a plan from which on no more sequences are preempted for a waiting one of another tenant of
 the same lane. Each search for such a victim looks at all running sequences, which takes half a millisecond with 256 of
 them."""
+
+
+class Overlays(NamedTuple):
+    """What one plan has taken and freed so far, as overlays over the engine state, which a plan does not change."""
+
+    budget: StepBudget
+    pages: PageBudget
+    host: Saves
+    adapters: AdapterBudget
+    fetches: FetchBudget
+    grammars: GrammarBudget
+    chunks: dict[str, ScheduledChunk]
+    """The chunks of the plan, by request id."""
+
+    @classmethod
+    def of(cls, state: EngineState, now: float, *, timed: bool) -> Overlays:
+        """Return the overlays of an empty plan. See `StepBudget` for `timed`."""
+        pages = PageBudget(state)
+        return cls(
+            StepBudget(state, now, timed),
+            pages,
+            Saves(state),
+            AdapterBudget(state, pages),
+            FetchBudget(state),
+            GrammarBudget(state),
+            {},
+        )
 
 
 class Clearing:
@@ -31,24 +59,15 @@ class Clearing:
         reserved: room that starting sequences must leave free for adapters that requests have waited for too long.
     """
 
-    def __init__(
-        self,
-        state: EngineState,
-        policy: Policy,
-        budget: StepBudget,
-        pages: PageBudget,
-        adapters: AdapterBudget,
-        host: Saves,
-        chunks: dict[str, ScheduledChunk],
-    ) -> None:
+    def __init__(self, state: EngineState, policy: Policy, overlays: Overlays) -> None:
         self._state = state
         self._config = state.config
         self._policy = policy
-        self._budget = budget
-        self._pages = pages
-        self._adapters = adapters
-        self._host = host
-        self._chunks = chunks
+        self._budget = overlays.budget
+        self._pages = overlays.pages
+        self._adapters = overlays.adapters
+        self._host = overlays.host
+        self._chunks = overlays.chunks
         self.preempted: dict[str, Sequence] = {}
         self.causes: list[Cause] = []
         self.num_admitted = 0

@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
     def gain(self, place: int) -> float:
         """Return by how many tokens the draft model's guess number `place` for this sequence, counted from 1, raises
         the expected yield of the next step, beyond what the other proposer's would yield; 0 beyond `most`."""
-        return self.seq.drafting.acceptance**place - self.other**place if place <= self.most else 0.0
+        return self.seq.speculation.drafting.acceptance**place - self.other**place if place <= self.most else 0.0
 
 
 class Wanted(NamedTuple):
@@ -125,7 +125,7 @@ def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Choos
 def _prices(state: EngineState, alone: float) -> DraftPrices:
     prices = state.ledger.model.prices
     first = DraftPrices(FIRST_SHARE * alone, FIRST_SHARE * prices.decode)
-    return state.drafts.costs.prices(first) if state.ledger.model.is_warm else first
+    return state.learned.drafts.costs.prices(first) if state.ledger.model.is_warm else first
 
 
 def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[Candidate]:
@@ -134,10 +134,10 @@ def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
     whether the step accepts all of its proposals or none. Another proposer, which costs nothing, is assumed to propose
     for the next step, too."""
     for seq, _, left in speculating(state, chunks):
-        chunk, drafting = chunks[seq.id], seq.drafting
+        chunk, drafting = chunks[seq.id], seq.speculation.drafting
         is_drafted = chunk.sources[-1:] == (DRAFT,)
         length, most = len(seq.tokens) + 1 + len(chunk.proposals), left - len(chunk.proposals) - 2
-        other = seq.acceptance if chunk.sources and not is_drafted else 0.0
+        other = seq.speculation.acceptance if chunk.sources and not is_drafted else 0.0
         if most < 1 or other >= drafting.acceptance:
             continue
         held = drafting.num_held if is_drafted else min(drafting.num_held, len(seq.tokens))
@@ -196,7 +196,7 @@ def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iter
     accepted, are skipped."""
     left = _most_caught_up(chooser, room)
     for one in candidates:
-        is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE
+        is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.speculation.acceptance <= FIRST_ACCEPTANCE
         if one.is_short or left <= 0 or not is_begun:
             continue
         saved = chooser.saved(one, _expected(one.seq), room)
@@ -217,8 +217,8 @@ def _most_caught_up(chooser: Chooser, room: float) -> int:
 def _expected(seq: Sequence) -> float:
     """Return the expected number of tokens that a sequence will still generate, less the share that other proposers are
     expected to contribute, which is their share of the answer so far."""
-    others = sum(one.accepted for one in seq.tally.counts if one.proposer != DRAFT)
-    return max(0.0, seq.expected_output - seq.num_generated) * (1 - others / max(1, seq.num_generated))
+    others = sum(one.accepted for one in seq.speculation.tally.counts if one.proposer != DRAFT)
+    return max(0.0, seq.forecast.output - seq.num_generated) * (1 - others / max(1, seq.num_generated))
 
 
 def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | None:
@@ -227,6 +227,6 @@ def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | No
     one, most = wanted.candidate, wanted.most
     count = wanted.guesses if most >= one.missing else 0
     held = one.length - one.missing + most + max(0, count - 1)
-    missing = -(-held // state.config.draft_block) - len(one.seq.drafting.pages)
+    missing = -(-held // state.config.draft_block) - len(one.seq.speculation.drafting.pages)
     new = None if one.seq.id in pages.undrafted else pages.take_for_draft(max(0, missing))
     return None if new is None else DraftAsk(one.seq.id, most, count, new, one.seq.request.adapter_hash)

@@ -1,18 +1,43 @@
 """Finds the KV of waiting sequences that need not be computed: in the prefix cache, on the host, or in a running
-sequence with the same prompt."""
+sequence with the same prompt. Taking it, and what else a start needs, is one `Transaction`."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
+from types import TracebackType
 from typing import NamedTuple
 
 from engine.core.messages.requests import HostPageId, PageId, PrefixKey
-from engine.core.plan.page_budget import PageBudget
-from engine.core.plan.saves import Saves
-from engine.core.plan.transaction import Transaction
+from engine.core.plan.page_budget import PageBudget, Saves
 from engine.core.state.engine_state import EngineState
-from engine.core.state.page_keys import page_keys, tail_key
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import Sequence, page_keys, tail_key
+
+
+class Transaction:
+    """What one sequence takes from several budgets of a plan. When the `with` block ends, all of it is given back, what
+    was taken last first, unless the block has called `keep`. (An `ExitStack` does the same, and takes far longer.)"""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def took(self, give_back: Callable[..., object], *what: object) -> None:
+        """Record that something was taken, which `give_back(*what)` gives back."""
+        self._taken.append((give_back, what))
+
+    def keep(self) -> None:
+        """Give nothing back that was taken so far."""
+        self._taken.clear()
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for give_back, what in reversed(self._taken):
+            give_back(*what)
 
 
 class Known(NamedTuple):

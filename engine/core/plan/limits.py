@@ -1,4 +1,4 @@
-"""How long a step may get: limits that follow from the state, and from the work that the step already has.
+"""How long a step may get: limits that follow from the state, and from the work that the step already has (`Work`).
 
     slack = earliest due time of an interactive decode - now
     interactive prefill    until the step lasts `slack`, or the tail if there is batch work; `min_chunk` even when late,
@@ -7,7 +7,7 @@
                            `slack`
     batch only             until the step lasts as long as an arriving request may be made to wait
 
-The tail is `Ledger.tail`. All times are predictions of the step-time model. Promises (slack) include its margin;
+The tail is `Courtesy.tail`. All times are predictions of the step-time model. Promises (slack) include its margin;
 comparisons (stretch) need none. docs/scheduling.md has the complete rules.
 """
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 from functools import cached_property
 from math import inf
 
-from engine.core.messages.requests import Lane
-from engine.core.plan.slack import slack_of, times_left
-from engine.core.plan.turns import take_turns
-from engine.core.plan.work import Work
+from engine.core.messages.features import StepFeatures
+from engine.core.messages.requests import AdapterHash, Lane
+from engine.core.plan.turns import slack_of, take_turns, times_left
 from engine.core.policy.fair_share import LaneShares
+from engine.core.predict.step_time import StepTimeModel
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence
 
@@ -39,8 +39,121 @@ so rarely wait for so little of it. Measured on a CPU, whose steps with prompts 
 work alone, with short answers, gets more than twice as many tokens a second as without this."""
 
 PROMOTE_FROM = 1.0
-"""Value of `Ledger.need` (device time that batch deadlines need over device time that batch work has been getting) from
-which on `promoted_share` replaces `batch_floor`."""
+"""Value of `BatchTime.need` (device time that batch deadlines need over device time that batch work has been getting)
+from which on `promoted_share` replaces `batch_floor`."""
+
+
+class Work:
+    """The work that a plan has granted so far, by which the step's duration is predicted."""
+
+    __slots__ = ("_model", "adapters", "attention", "context", "decodes", "moved", "prefill", "rows", "scored")
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
+        self.prefill = self.decodes = self.context = self.attention = self.rows = self.moved = self.scored = 0.0
+        self.adapters: dict[AdapterHash, int] = {}
+        """Number of chunks of each adapter."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.prefill or self.decodes)
+
+    @property
+    def features(self) -> StepFeatures:
+        return StepFeatures(
+            self.prefill,
+            self.decodes,
+            self.context,
+            self.attention,
+            float(len(self.adapters)),
+            self.rows,
+            self.moved,
+            self.scored,
+            float(self._model.is_launched(self.prefill, self.prefill + self.decodes)),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the step, without masks."""
+        return self._model.predict(self.features)
+
+    def add_decode(self, context: int, rank: int, adapter_hash: AdapterHash | None) -> None:
+        self.decodes += 1
+        self.context += context
+        if adapter_hash:
+            self.rows += rank
+            self.adapters[adapter_hash] = self.adapters.get(adapter_hash, 0) + 1
+
+    def add(self, seq: Sequence, start: int, count: int, rank: int, sign: int) -> None:
+        """Add a chunk of `count` tokens from position `start` on, or take it away if `sign` is -1."""
+        if count == 1:
+            self.decodes += sign
+            self.context += sign * (start + 1)
+        else:
+            self.prefill += sign * count
+            self.attention += sign * count * (start + count / 2)
+            if not seq.is_scored:
+                self.scored += sign * count
+        if adapter_hash := seq.request.adapter_hash:
+            self.rows += sign * rank * count
+            self.adapters[adapter_hash] = self.adapters.get(adapter_hash, 0) + sign
+            if not self.adapters[adapter_hash]:
+                del self.adapters[adapter_hash]
+
+
+class LaneTime:
+    """The predicted seconds to which one lane may extend a step. Decodes of the batch lane are checked one by one, at a
+    price that is updated incrementally, because a step may have hundreds.
+
+    Attributes:
+        before: predicted seconds of the step before the lane's work.
+        allowed: maximum to which the lane may extend them.
+        limit: like `allowed`, but 0 once a decode no longer fits.
+        is_shared: whether the lane is the batch lane and the step has interactive work.
+        bounds_decodes: whether the limit holds for decodes, too.
+    """
+
+    def __init__(self, lane: Lane, model: StepTimeModel, work: Work, before: float, limit: float) -> None:
+        self.lane = lane
+        self.before = before
+        self.allowed = self.limit = limit
+        self.is_shared = lane is not Lane.INTERACTIVE and not work.is_empty
+        self.bounds_decodes = lane is not Lane.INTERACTIVE and limit != inf
+        self._model, self._work = model, work
+        self._spent: float | None = before
+        """Predicted seconds of the step so far, updated incrementally for decodes. None means that another change was
+        made, so that they must be predicted again."""
+        self._price_of_token, self._price_holds_to = 0.0, 0.0
+
+    def predict_again(self) -> None:
+        """Note that other work than a decode of this lane was added to the step, or taken away."""
+        self._spent, self._price_holds_to = None, 0.0
+
+    def decode_fits(self, context: int, rank: int, adapter_hash: AdapterHash | None) -> bool:
+        """Return whether one more decode fits, and count its price. One that does not fit closes the lane, because the
+        next one would not fit either. In an empty step, any decode fits."""
+        work = self._work
+        tokens = work.prefill + work.decodes
+        if self.limit <= 0 or not tokens:
+            return not tokens
+        if self._spent is None:
+            self._spent = work.seconds
+        if tokens >= self._price_holds_to:
+            self._price_next_token(tokens + 1)
+        prices = self._model.prices
+        cost = prices.decode + prices.context * context + self._price_of_token + self._model.experts_price(tokens + 1)
+        if adapter_hash is not None:
+            cost += prices.lora_row * rank + (0.0 if adapter_hash in work.adapters else prices.adapter)
+        self._spent += cost
+        if self._spent > self.limit:
+            self.limit = 0.0
+        return self.limit > 0
+
+    def _price_next_token(self, tokens: float) -> None:
+        """Store the surcharge, in seconds, that the step-time model predicts for the last of `tokens` tokens of this
+        step. It holds up to the next knot of the model."""
+        self._price_of_token = self._model.token_price(tokens)
+        self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
 
 
 class Limits:
@@ -99,8 +212,8 @@ class Limits:
         if work.prefill:
             courteous = alone * rules.ttft_stretch
         else:
-            courteous = max(alone * rules.itl_stretch, rules.tail_share * ledger.tail)
-        return min(promise, alone + (courteous - alone) * ledger.courtesy)
+            courteous = max(alone * rules.itl_stretch, rules.tail_share * ledger.courtesy.tail)
+        return min(promise, alone + (courteous - alone) * ledger.courtesy.value)
 
     def beside_late(self, work: Work) -> float:
         """Return the seconds to which prompts may extend a step whose decodes alone are predicted to be late
@@ -113,14 +226,14 @@ class Limits:
         """Return the seconds to which an interactive prompt, the first of its step or a further one, may extend the
         step: the lane's `limit`, or that of `_of_newcomer` if it is higher. While there is batch work, more interactive
         sequences decode concurrently, and the step of a prompt delays all of them. The step is therefore cut to
-        `itl_stretch` times `Ledger.tail`, but not below `FULL_CHUNK` decodes, so that the constant cost of a step
+        `itl_stretch` times `Courtesy.tail`, but not below `FULL_CHUNK` decodes, so that the constant cost of a step
         remains a small part of it. A second prompt joins a step only within `itl_stretch` times the tail, because
         without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
         limit = max(limit, self._of_newcomer(seq, limit))
-        if not (ledger.wants_batch and ledger.tail and work.decodes):
+        if not (ledger.batch.is_wanted and ledger.courtesy.tail and work.decodes):
             return limit
-        tail = self._rules.itl_stretch * ledger.tail
+        tail = self._rules.itl_stretch * ledger.courtesy.tail
         return min(limit, max(tail, self._full_chunk) if is_first else tail)
 
     @property
@@ -170,5 +283,5 @@ def owes_batch(state: EngineState) -> bool:
     """Return whether batch work got a smaller share of the device's time than it is guaranteed: `batch_floor`, or
     `promoted_share` while batch deadlines require it."""
     rules, ledger = state.config.scheduling, state.ledger
-    floor = rules.promoted_share if ledger.need >= PROMOTE_FROM else rules.batch_floor
-    return ledger.batch_share < floor
+    floor = rules.promoted_share if ledger.batch.need >= PROMOTE_FROM else rules.batch_floor
+    return ledger.batch.share < floor

@@ -154,7 +154,7 @@ class Pace:
         prediction is under way, or for less than the share `LEAST_REST` of the prediction. Return the clock's time
         afterwards, in seconds."""
         now = self._clock()
-        predicted = state.under_way[0].plan.predicted if state.under_way else 0.0
+        predicted = state.steps.under_way[0].plan.forecast.seconds if state.steps.under_way else 0.0
         self._rest = None
         if not predicted or not self._under_way:
             return now

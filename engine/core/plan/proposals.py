@@ -25,8 +25,8 @@ from engine.core.speculate.drafting import DRAFT, FIRST_ACCEPTANCE, FIRST_DRAFTE
 from engine.core.speculate.prediction import Prediction
 from engine.core.speculate.proposer import AnswerMemories, Guess, PromptLookup, Proposer
 from engine.core.state.engine_state import EngineState
+from engine.core.state.ledger import StepUnderWay
 from engine.core.state.sequence import Sequence
-from engine.core.state.under_way import StepUnderWay
 
 MOST_DECODES = 16
 """Number of sequences beyond which a step has no proposals. With 25 rows a CPU takes as long for arithmetic as for
@@ -84,7 +84,7 @@ def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget:
 
 
 def _sources(seq: Sequence, guess: Guess, count: int) -> tuple[str, ...]:
-    forced = min(len(seq.forced), count)
+    forced = min(len(seq.speculation.forced), count)
     return (GRAMMAR,) * forced + (guess.proposer,) * (count - forced)
 
 
@@ -103,15 +103,15 @@ def speculating(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
     lane = min(seq.lane for seq in owners)
     for seq in owners:
         has_token = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
-        if seq.proposer is not None and seq.lane is lane and has_token and not seq.masks_slowly:
+        if seq.speculation.proposer is not None and seq.lane is lane and has_token and not seq.masks_slowly:
             left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
-            yield seq, seq.proposer, left
+            yield seq, seq.speculation.proposer, left
 
 
 def _guess(seq: Sequence, proposer: Proposer, most: int) -> Guess:
     """Return at most `most` proposals for a sequence: tokens that its grammar forces, then those of `proposer` or of
     the draft model."""
-    forced = seq.forced[:most]
+    forced = seq.speculation.forced[:most]
     known = [*seq.tokens, *forced] if forced else seq.tokens
     guess = _better(seq, proposer.propose(known, most - len(forced)), most)
     return guess._replace(tokens=(*forced, *guess.tokens)) if forced else guess
@@ -121,11 +121,11 @@ def _better(seq: Sequence, guess: Guess, most: int) -> Guess:
     """Return the better guess of the tokens after those that the grammar forces: `guess`, or the draft model's if its
     guesses are accepted more often or `guess` is empty. If `guess` begins with the draft model's guess, it is the
     better one, because it may go on further."""
-    drafting, forced = seq.drafting, len(seq.forced)
+    drafting, forced = seq.speculation.drafting, len(seq.speculation.forced)
     drafted = drafting.tokens[forced:most]
-    if not drafted or drafting.tokens[:forced] != seq.forced or guess.tokens[: len(drafted)] == drafted:
+    if not drafted or drafting.tokens[:forced] != seq.speculation.forced or guess.tokens[: len(drafted)] == drafted:
         return guess
-    return Guess(drafted, DRAFT) if drafting.acceptance > seq.acceptance or not guess.tokens else guess
+    return Guess(drafted, DRAFT) if drafting.acceptance > seq.speculation.acceptance or not guess.tokens else guess
 
 
 def _worthwhile(
@@ -155,8 +155,8 @@ def _worthwhile(
 
 def _gains(seq: Sequence, guess: Guess) -> Iterator[float]:
     """Yield, for each proposal in order, the probability that it and all those before it are accepted."""
-    forced = min(len(seq.forced), len(guess.tokens))
-    acceptance = (seq.drafting if guess.proposer == DRAFT else seq).acceptance
+    forced = min(len(seq.speculation.forced), len(guess.tokens))
+    acceptance = (seq.speculation.drafting if guess.proposer == DRAFT else seq.speculation).acceptance
     yield from repeat(1.0, forced)
     yield from (acceptance**place for place in range(1, 1 + len(guess.tokens) - forced))
 
@@ -177,7 +177,7 @@ def count_proposed(state: EngineState, step: StepUnderWay) -> None:
     counters, before the step's tokens are appended."""
     for chunk in step.plan.chunks:
         if chunk.proposals:
-            step.sequences[chunk.request_id].tally.propose(chunk.sources)
+            step.sequences[chunk.request_id].speculation.tally.propose(chunk.sources)
             state.counters.proposed_tokens += len(chunk.proposals)
 
 
@@ -188,33 +188,34 @@ def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str,
     forced, drafted = dict(result.forced), {one.request_id: one for one in result.drafted}
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
-        if seq.proposer is None:
+        if seq.speculation.proposer is None:
             continue
         if chunk.is_decode:
             _note_accepted(seq, chunk.sources, refused.get(chunk.request_id, 0))
-        seq.forced = forced.get(seq.id, ())
-        seq.proposer.learn(seq.tokens, INDEXED)
-        seq.drafting.follow(seq.tokens)
+        seq.speculation.forced = forced.get(seq.id, ())
+        seq.speculation.proposer.learn(seq.tokens, INDEXED)
+        if state.config.draft_block:
+            seq.speculation.drafting.follow(seq.tokens)
         if seq.id in drafted and state.running.get(seq.id) is seq:
-            seq.drafting.take(drafted[seq.id])
+            seq.speculation.drafting.take(drafted[seq.id])
     if result.drafted:
-        state.drafts.costs.observe(result.drafted, result.draft_seconds)
+        state.learned.drafts.costs.observe(result.drafted, result.draft_seconds)
 
 
 def _note_accepted(seq: Sequence, sources: tuple[str, ...], refused: int) -> None:
     """Update the acceptances of a sequence after a step with proposals from `sources`, of which the last `refused` were
     refused: one more than there are if it failed. Tokens that the grammar forced do not count, because they
     say nothing about a proposer."""
-    guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.drafting
+    guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.speculation.drafting
     if sources[-1:] == (DRAFT,):
         drafting.is_tried, drafting.acceptance = True, _judged(drafting.acceptance, guessed, refused)
-        seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        seq.speculation.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.speculation.acceptance)
         return
     drafting.acceptance += DRAFT_RECOVERY * (FIRST_DRAFTED - drafting.acceptance)
     if sources:
-        seq.acceptance = _judged(seq.acceptance, guessed, refused)
+        seq.speculation.acceptance = _judged(seq.speculation.acceptance, guessed, refused)
     else:
-        seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        seq.speculation.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.speculation.acceptance)
 
 
 def _judged(acceptance: float, guessed: int, refused: int) -> float:

@@ -6,9 +6,7 @@ from math import ceil, inf
 
 from engine.core.messages.features import StepFeatures
 from engine.core.messages.requests import Lane
-from engine.core.plan.lane_time import LaneTime
-from engine.core.plan.limits import Limits, owes_batch
-from engine.core.plan.work import Work
+from engine.core.plan.limits import LaneTime, Limits, Work, owes_batch
 from engine.core.predict.chunk_sizes import chunk_that_fits
 from engine.core.state.engine_state import EngineState
 from engine.core.state.sequence import Sequence

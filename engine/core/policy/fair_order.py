@@ -21,8 +21,7 @@ from math import inf
 from engine.core.messages.requests import Lane, tenant_of
 from engine.core.policy.fair_share import LaneShares
 from engine.core.state.engine_state import EngineState
-from engine.core.state.page_keys import page_keys
-from engine.core.state.sequence import Sequence
+from engine.core.state.sequence import Sequence, page_keys
 
 HARVEST_BELOW = 0.7
 """While batch deadlines need less than this share of the device time that batch work has been getting, they do not
@@ -43,9 +42,9 @@ the others 0.5 s."""
 def fair_order(state: EngineState, lane: Lane, now: float, below: float = inf) -> Iterator[Sequence]:
     """Yield the waiting sequences of a lane, or those of tenants whose counter is less than `below`, in the order in
     which they should start at `now` (seconds on the engine's clock): by the counters of their tenants and classes, then
-    by locality. While batch deadlines press (`Ledger.need` is at least `HARVEST_BELOW`), batch sequences with a
+    by locality. While batch deadlines press (`BatchTime.need` is at least `HARVEST_BELOW`), batch sequences with a
     deadline come first, the earliest deadline first."""
-    pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= HARVEST_BELOW
+    pressing = lane is not Lane.INTERACTIVE and state.ledger.batch.need >= HARVEST_BELOW
     if not pressing:
         yield from _by_tenant(state, lane, now, below)
         return
@@ -79,7 +78,7 @@ def _by_tenant(state: EngineState, lane: Lane, now: float, below: float) -> Iter
         seq = next(queues[party], None)
         if seq is not None:
             yield seq
-            turns.charge(party, state.ledger.price(len(seq.tokens), 0))
+            turns.charge(party, state.ledger.token_prices.of(len(seq.tokens), 0))
             heappush(heap, turns.entry(party))
 
 
@@ -168,7 +167,7 @@ def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> I
 
 def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
     head = window[0]
-    if head.request.arrival <= old or head.num_preemptions:
+    if head.request.arrival <= old or head.preempted.times:
         return 0
     best, best_score = 0, _locality(state, head)
     for index, seq in enumerate(window):

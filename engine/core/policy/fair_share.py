@@ -120,7 +120,7 @@ def _taken(
     own = groups.pop(name)
     is_too_much = shares.level_of(own.weight, [*own.held, needy]) > shares.fair
     # A group's first sequence may exceed the share, but not after it has been preempted too often.
-    if is_too_much and (own.held or needy.num_preemptions >= MAX_PREEMPTIONS):
+    if is_too_much and (own.held or needy.preempted.times >= MAX_PREEMPTIONS):
         return
     slots = {other: len(group.held) for other, group in groups.items() if len(group.held) > 1}
     pages = {other: sum(map(shares.num_pages, groups[other].held)) for other in slots}

@@ -21,11 +21,11 @@ def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence
 
 
 def _is_spared(seq: Sequence) -> bool:
-    return seq.num_preemptions >= MAX_PREEMPTIONS or seq.num_computed > SPARE_PROGRESS * seq.expected_length
+    return seq.preempted.times >= MAX_PREEMPTIONS or seq.num_computed > SPARE_PROGRESS * seq.expected_length
 
 
 def _score(state: EngineState, seq: Sequence) -> float:
-    return _cost(state, seq) * (1 + seq.num_preemptions) / _gain(state, seq)
+    return _cost(state, seq) * (1 + seq.preempted.times) / _gain(state, seq)
 
 
 def _cost(state: EngineState, seq: Sequence) -> float:
@@ -33,11 +33,11 @@ def _cost(state: EngineState, seq: Sequence) -> float:
     the tokens that the host will not have and to copy pages, with those of an adapter that only it uses."""
     size, ledger = state.config.block_size, state.ledger
     per_page = ledger.model.prices.page
-    per_token = ledger.prefill_price or 1.0
-    saved, copied = seq.num_saved, seq.num_saved
+    per_token = ledger.token_prices.prefill or 1.0
+    saved, copied = seq.prefix.num_saved, seq.prefix.num_saved
     if state.config.scheduling.preemption == "swap" and state.host.num_pages and seq.shares_pages:
         saved = seq.num_computed // size
-        copied = saved + (saved - seq.num_saved)
+        copied = saved + (saved - seq.prefix.num_saved)
     redo = (seq.num_computed - saved * size) * per_token + copied * per_page
     adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
     return redo + (adapter.num_pages * per_page if adapter and adapter.running == 1 else 0.0)

@@ -1,5 +1,5 @@
-"""The complete state of the engine, as plain data. `plan/next_step.py` only reads it; `commit/apply.py`,
-`commit/step.py`, `commit/adapters.py` and `commit/moves.py` change it."""
+"""The complete state of the engine, as plain data. `plan/next_step.py` only reads it, and only the modules
+of `commit/` change it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from engine.core.config import CoreConfig
-from engine.core.memory.adapter_eviction import AdapterTiers
-from engine.core.memory.adapters import Adapter
+from engine.core.memory.adapter_eviction import Adapters
 from engine.core.memory.host_tier import HostTier
 from engine.core.memory.moves import KvExport, KvMoves
 from engine.core.memory.pages import PagePool
 from engine.core.memory.prefix import PrefixCache
 from engine.core.messages.moves import FetchEnd
-from engine.core.messages.requests import AdapterHash, Cause, Lane, LaneMode, PrefixKey, TokenEvent
+from engine.core.messages.requests import Cause, Lane, LaneMode, PrefixKey, TokenEvent
 from engine.core.messages.step import StepPlan
 from engine.core.predict.answer_lengths import AnswerLengths
 from engine.core.speculate.drafting import DraftRecord
 from engine.core.speculate.proposer import AnswerMemories
 from engine.core.state.grammars import Grammars
-from engine.core.state.ledger import Ledger
+from engine.core.state.ledger import Ledger, StepUnderWay
 from engine.core.state.sequence import Sequence
-from engine.core.state.slow_masks import SlowMasks
-from engine.core.state.under_way import StepUnderWay
 from engine.core.state.waiting import Order, WaitingQueue, lanes_order
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -49,6 +46,31 @@ class Buckets:
 
 
 @dataclass(slots=True)
+class AdapterCounts:
+    """Moves of adapters since the engine started: loads to the device, and fetches from disk to host memory."""
+
+    loads: int = 0
+    load_seconds: float = 0.0
+    evictions: int = 0
+    fetches: int = 0
+    fetch_seconds: float = 0.0
+    fetch_failures: int = 0
+    host_evictions: int = 0
+
+
+@dataclass(slots=True)
+class KvCounts:
+    """Moves of KV pages since the engine started: to the host and back, and between engines."""
+
+    saved: int = 0
+    restored: int = 0
+    pages_in: int = 0
+    pages_out: int = 0
+    seconds_in: float = 0.0
+    fetches: dict[FetchEnd, int] = field(default_factory=lambda: dict.fromkeys(FetchEnd, 0))
+
+
+@dataclass(slots=True)
 class Counters:
     """Event counts since the engine started. Durations are in seconds; tokens and pages are numbers."""
 
@@ -63,19 +85,8 @@ class Counters:
     generated_tokens: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
-    adapter_loads: int = 0
-    adapter_load_seconds: float = 0.0
-    adapter_evictions: int = 0
-    adapter_fetches: int = 0
-    adapter_fetch_seconds: float = 0.0
-    adapter_fetch_failures: int = 0
-    adapter_host_evictions: int = 0
-    pages_saved: int = 0
-    pages_restored: int = 0
-    kv_pages_in: int = 0
-    kv_pages_out: int = 0
-    kv_seconds_in: float = 0.0
-    kv_fetches: dict[FetchEnd, int] = field(default_factory=lambda: dict.fromkeys(FetchEnd, 0))
+    adapters: AdapterCounts = field(default_factory=AdapterCounts)
+    kv: KvCounts = field(default_factory=KvCounts)
     step_sequences: Buckets = field(default_factory=lambda: Buckets(SIZES))
     """Sequences in a step."""
     step_tokens: Buckets = field(default_factory=lambda: Buckets(SIZES))
@@ -89,33 +100,9 @@ class Counters:
 
 
 @dataclass(slots=True)
-class EngineState:
-    config: CoreConfig
-    pool: PagePool
-    host: HostTier
-    waiting: WaitingQueue
-    ledger: Ledger
-    prefix: PrefixCache = field(default_factory=PrefixCache)
-    moves: KvMoves = field(default_factory=KvMoves)
-    adapters: dict[AdapterHash, Adapter] = field(default_factory=dict)
-    tiers: AdapterTiers = field(default_factory=AdapterTiers)
-    """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
-    grammars: Grammars = field(default_factory=Grammars)
-    masks: SlowMasks = field(default_factory=SlowMasks)
-    answers: AnswerMemories = field(default_factory=AnswerMemories)
-    """Recent answers by grammars, from which proposals are made."""
-    lengths: AnswerLengths = field(default_factory=AnswerLengths)
-    drafts: DraftRecord = field(default_factory=DraftRecord)
-    sequences: dict[str, Sequence] = field(default_factory=dict)
-    """Sequences of all live requests, waiting or running, by request id."""
-    running: dict[str, Sequence] = field(default_factory=dict)
-    """Running sequences by request id, in the order in which they started."""
-    suspects: dict[str, Sequence] = field(default_factory=dict)
-    """Live requests that were submitted as suspect, in order of arrival."""
-    modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
-    released: list[str] = field(default_factory=list)
-    """Ids of requests that were running and ended since the last plan: the next plan tells the executor to forget
-    them."""
+class Steps:
+    """The steps that were committed, and what the next one passes to the executor."""
+
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
@@ -124,6 +111,40 @@ class EngineState:
     """The last plan whose result was absorbed: `in_flight`, or the one before it where steps are planned ahead."""
     under_way: deque[StepUnderWay] = field(default_factory=deque)
     """Steps that were committed and whose results were not absorbed yet, the oldest first."""
+    released: list[str] = field(default_factory=list)
+    """Ids of requests that were running and ended since the last plan: the next plan tells the executor to forget
+    them."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """What ended requests have taught of later ones."""
+
+    answers: AnswerMemories = field(default_factory=AnswerMemories)
+    """Recent answers by grammars, from which proposals are made."""
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    drafts: DraftRecord = field(default_factory=DraftRecord)
+
+
+@dataclass(slots=True)
+class EngineState:
+    config: CoreConfig
+    pool: PagePool
+    host: HostTier
+    waiting: WaitingQueue
+    ledger: Ledger
+    prefix: PrefixCache = field(default_factory=PrefixCache)
+    moves: KvMoves = field(default_factory=KvMoves)
+    adapters: Adapters = field(default_factory=Adapters)
+    grammars: Grammars = field(default_factory=Grammars)
+    learned: Learned = field(default_factory=Learned)
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+    """Sequences of all live requests, waiting or running, by request id."""
+    running: dict[str, Sequence] = field(default_factory=dict)
+    """Running sequences by request id, in the order in which they started."""
+    suspects: dict[str, Sequence] = field(default_factory=dict)
+    """Live requests that were submitted as suspect, in order of arrival."""
+    steps: Steps = field(default_factory=Steps)
     outbox: deque[TokenEvent] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
@@ -141,12 +162,12 @@ class EngineState:
     @property
     def adapter_pages(self) -> int:
         """Number of device pages that hold adapters."""
-        return self.tiers.held.pages
+        return self.adapters.held.pages
 
     @property
     def host_bytes_free(self) -> int:
         """Bytes of the host memory for adapters that are neither used nor reserved."""
-        return self.config.host_adapter_bytes - self.tiers.held.host_bytes
+        return self.config.host_adapter_bytes - self.adapters.held.host_bytes
 
     @property
     def most_held(self) -> int:
@@ -166,17 +187,18 @@ class EngineState:
 
     def may_start(self, lane: Lane) -> bool:
         """Return whether requests wait in a lane and the lane is not paused."""
-        return bool(self.waiting.groups(lane)) and self.modes[lane] is not LaneMode.PAUSED
+        return bool(self.waiting.groups(lane)) and self.waiting.modes[lane] is not LaneMode.PAUSED
 
     @property
     def has_work(self) -> bool:
         """Return whether another step is needed: for live requests, for results under way, to report changes to the
         executor or to clients, or until dropped adapters are forgotten. Waiting requests of paused lanes do not
         count."""
-        expected = any(not step.plan.is_empty for step in self.under_way)
+        expected = any(not step.plan.is_empty for step in self.steps.under_way)
         live = self.running or any(map(self.may_start, Lane))
-        news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten or self.moves.outbox
-        return bool(expected or live or news or any(map(self._may_export, self.moves.exports.values())))
+        news = self.steps.released or self.outbox or self.grammars.forgotten or self.moves.outbox
+        exports = any(map(self._may_export, self.moves.exports.values()))
+        return bool(expected or live or news or self.adapters.closing or exports)
 
     def is_at_hand(self, key: PrefixKey) -> bool:
         """Return whether this engine has the KV page of a prefix key, on the device or in its host tier."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from engine.core.messages.requests import Lane, tenant_of
+from engine.core.messages.requests import Lane, LaneMode, tenant_of
 from engine.core.state.sequence import Sequence
 
 Key = tuple[float | str, ...]
@@ -43,13 +43,13 @@ def lanes_key(seq: Sequence, priority_s: float) -> Key:
     answer began in another engine, come first. Both groups are sorted by arrival time plus `priority_s` seconds per
     level of priority, so that a lower value of priority is served sooner."""
     request = seq.request
-    has_begun = seq.num_preemptions > 0 or bool(request.produced)
+    has_begun = seq.preempted.times > 0 or bool(request.produced)
     return (float(not has_begun), request.arrival + request.priority * priority_s, seq.id)
 
 
 class WaitingQueue:
     """Waiting sequences by lane and group (the party, or one group for all), with running totals of tokens. Only
-    `commit/step.py` and `commit/apply.py` change it."""
+    `commit/` changes it."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -61,6 +61,7 @@ class WaitingQueue:
         """Number of known tokens (prompt and answer so far) of the waiting sequences, by lane."""
         self.num_outputs = dict.fromkeys(Lane, 0)
         """Predicted number of tokens that waiting sequences will still generate, by lane."""
+        self.modes = dict.fromkeys(Lane, LaneMode.OPEN)
         self._count = 0
 
     def __len__(self) -> int:

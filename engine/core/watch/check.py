@@ -36,15 +36,15 @@ def leftovers(state: EngineState) -> list[str]:
     sequences that wait for masks."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
     used = [a.adapter_hash for a in state.adapters.values() if a.running or a.live]
-    wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
+    wanted = [name for name in state.adapters.fetching if state.adapters[name].host is HostCopy.FETCHING]
     found = {
         "pages": held,
         "sequences": len(state.sequences),
         "users of adapters": len(used),
         "fetches": len(wanted),
-        "missing adapters": len(state.tiers.missing),
+        "missing adapters": len(state.adapters.missing),
         "grammars": len(state.grammars),
-        "sequences that wait for masks": len(state.masks.waiting),
+        "sequences that wait for masks": len(state.grammars.masks.waiting),
         "requests in accounts": sum(account.live for account in state.ledger.accounts.of.values()),
     }
     return [f"{count} {what} left" for what, count in found.items() if count]
@@ -52,7 +52,7 @@ def leftovers(state: EngineState) -> list[str]:
 
 def _pages(state: EngineState) -> Iterator[str]:
     owners: Counter[PageId] = Counter(page for seq in state.sequences.values() for page in seq.pages)
-    owners.update(page for seq in state.sequences.values() for page in seq.drafting.pages)
+    owners.update(page for seq in state.sequences.values() for page in seq.speculation.drafting.pages)
     owners.update(page for adapter in state.adapters.values() for page in adapter.pages)
     pool = state.pool
     for page in range(1, pool.num_pages):
@@ -93,7 +93,7 @@ def _host(state: EngineState) -> Iterator[str]:
         yield "the host tier's two maps disagree"
     if sorted([*host.free, *host.key_of, *host.reserved]) != list(range(host.num_pages)):
         yield "host pages were lost or are in two places"
-    saved = Counter(key for seq in state.sequences.values() for key in seq.page_keys[: seq.num_saved])
+    saved = Counter(key for seq in state.sequences.values() for key in seq.prefix.keys[: seq.prefix.num_saved])
     if saved != host.needed:
         yield "the host tier keeps copies that no live sequence needs, or counts too few"
     if set(host.idle) != {key for key in host.page_of if key not in host.needed and key not in host.leased}:
@@ -123,16 +123,16 @@ def _sequences(state: EngineState) -> Iterator[str]:
         computable = seq.num_tokens - bool(seq.num_pending)  # the newest pending token cannot be computed yet
         if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > computable:
             yield f"sequence {seq.id} has computed more than its pages or tokens hold"
-        if seq.drafting.num_held > len(seq.drafting.pages) * config.draft_block:
+        if seq.speculation.drafting.num_held > len(seq.speculation.drafting.pages) * config.draft_block:
             yield f"the draft model holds more of sequence {seq.id} than its pages"
     for seq in state.waiting:
-        if seq.pages or seq.num_computed or seq.drafting.pages:
+        if seq.pages or seq.num_computed or seq.speculation.drafting.pages:
             yield f"waiting sequence {seq.id} holds pages"
     yield from _pending(state)
 
 
 def _pending(state: EngineState) -> Iterator[str]:
-    chosen = Counter(seq.id for step in state.under_way for seq in step.awaiting if state.is_live(seq))
+    chosen = Counter(seq.id for step in state.steps.under_way for seq in step.awaiting if state.is_live(seq))
     for seq in state.sequences.values():
         if seq.num_pending != chosen[seq.id]:
             yield f"sequence {seq.id} waits for {seq.num_pending} tokens, and {chosen[seq.id]} are being chosen"
@@ -176,9 +176,9 @@ def _adapters(state: EngineState) -> Iterator[str]:
 
 
 def _tiers(state: EngineState) -> Iterator[str]:
-    """Yield the violations in `AdapterTiers`: the incrementally updated totals, orders and sets must equal a recount
+    """Yield the violations in `Adapters`: the incrementally updated totals, orders and sets must equal a recount
     over all adapters (`fetching` may have fewer), and the totals must not exceed the configured capacities."""
-    config, tiers, adapters = state.config, state.tiers, state.adapters.values()
+    config, tiers, adapters = state.config, state.adapters, state.adapters.values()
     counted = Held(*map(sum, zip(Held(), *map(Held.by, adapters), strict=True)))
     if tiers.held != counted:
         yield f"adapters are said to hold {tiers.held}, and hold {counted}"
@@ -219,7 +219,7 @@ def _grammars(state: EngineState) -> Iterator[str]:
 
 
 def _masks(state: EngineState) -> Iterator[str]:
-    masks = state.masks
+    masks = state.grammars.masks
     for request_id, seq in masks.waiting.items():
         if state.running.get(request_id) is not seq or not seq.masks_slowly:
             yield f"sequence {request_id} waits for a mask and does not run"

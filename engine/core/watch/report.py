@@ -28,7 +28,7 @@ class LaneReport:
     """Largest difference between the virtual counters (see `TenantReport.served`) of the tenants that wait in the lane,
     in device seconds divided by weight."""
     bound: float
-    """Theoretical upper bound of `gap`, in device seconds divided by weight (see `Ledger.bound`)."""
+    """Theoretical upper bound of `gap`, in device seconds divided by weight (see `TokenPrices.bound`)."""
     mode: LaneMode
     preemptions: int
     """Preemptions of the lane's requests since the engine started."""
@@ -60,8 +60,8 @@ def _lane(state: EngineState, lane: Lane, now: float) -> LaneReport:
         itl_attainment=ledger.itl[lane].value,
         device_seconds=ledger.busy[lane],
         gap=ledger.accounts.gap(lane, {seq.request.party for seq in waiting}),
-        bound=ledger.bound(state.config.max_seqs),
-        mode=state.modes[lane],
+        bound=ledger.token_prices.bound(state.config.max_seqs),
+        mode=state.waiting.modes[lane],
         preemptions=state.counters.preempted_in[lane],
     )
 
@@ -127,7 +127,7 @@ def load_report(state: EngineState) -> LoadReport:
         prompt_token_s=prompt_token_s,
         decoding=decoding,
         decode_step_s=state.ledger.model.predict(StepFeatures(decode_tokens=decodes, decode_context=context)),
-        prompt_share=state.ledger.prompt_share(state.now),
+        prompt_share=state.ledger.prompts.share(state.steps.now),
     )
 
 
@@ -138,9 +138,9 @@ def _prompt_token_s(state: EngineState) -> float:
     pays for reading a step's weights and costs up to ten times as much."""
     tokens, ledger = state.config.token_budget, state.ledger
     launched = float(ledger.model.is_launched(tokens, tokens))
-    attention = tokens * ledger.prompt_context
+    attention = tokens * ledger.prompts.context
     step = StepFeatures(prefill_tokens=tokens, prefill_attention=attention, launched=launched)
-    return ledger.model.predict(step) / tokens or ledger.price(1, 0)
+    return ledger.model.predict(step) / tokens or ledger.token_prices.of(1, 0)
 
 
 def adapters_in_memory(state: EngineState) -> tuple[Set[AdapterHash], Set[AdapterHash]]:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.decode.decoder import Decoder, Layer, Norms, Rope
-from engine.model.decode.head import Head
+from engine.model.decode.decoder import Decoder, Head, Layer, Norms, Rope
 from engine.model.layers.feed_forward import Experts, FeedForward, Mlp, SharedMlp
 from engine.model.layers.lora import ProjectionGroups, projection_groups
 from engine.model.ranks.collectives import ALONE, Ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,17 @@ def page_shape(spec: ModelSpec, block_size: int, fp8_kv: bool = False) -> PageSh
     return PageShape(spec.layers, block_size, spec.kv_heads, spec.head_dim, fp8_kv)
 
 
+class AdapterForm(NamedTuple):
+    """How an arena stores adapters."""
+
+    num_targets: int = len(TARGETS)
+    """Number of linears of a layer that adapters may change."""
+    fp8: bool = False
+
+
+PLAIN_ADAPTERS = AdapterForm()
+
+
 class Arena:
     """The page pool of a device, zeroed at first, and the table of resident adapters. Page 0, the null page, is never
     written. Raises ValueError if `table` could not address all pages.
@@ -51,7 +63,6 @@ class Arena:
     Args:
         kv_codings: of each layer, for pages with `shape.fp8_kv`.
         pages: pages of another model's arena to use, [num_pages, at least shape.elements], or None.
-        num_targets: number of linears of a layer that adapters may change.
     """
 
     def __init__(
@@ -61,10 +72,9 @@ class Arena:
         max_adapters: int,
         dtype: torch.dtype,
         device: torch.device,
-        fp8_adapters: bool = False,
+        adapters: AdapterForm = PLAIN_ADAPTERS,
         kv_codings: tuple[KvCoding, ...] | None = None,
         pages: Tensor | None = None,
-        num_targets: int = len(TARGETS),
     ) -> None:
         if num_pages * shape.elements > MAX_ELEMENTS:
             raise ValueError(
@@ -77,7 +87,7 @@ class Arena:
             self._populating = populate(pages)
         self.pages = pages
         """[num_pages, page_elems]."""
-        self.table = LoraTable(max_adapters, shape.layers, num_targets, pages.shape[1], device, fp8_adapters)
+        self.table = LoraTable(max_adapters, shape.layers, adapters.num_targets, pages.shape[1], device, adapters.fp8)
         """Tells kernels where the tiles of resident adapters are. It has `max_adapters` adapter slots."""
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         of_kv = pages.view(torch.float8_e4m3fn) if shape.fp8_kv else pages[:, : shape.elements]

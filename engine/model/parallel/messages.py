@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from engine.core.messages.commands import FetchAnswer
 from engine.core.messages.requests import AdapterHash
-from engine.core.messages.step import AdapterFetch, StepPlan
+from engine.core.messages.step import NO_GRAMMARS, AdapterFetch, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +62,4 @@ def for_followers(plan: StepPlan) -> StepPlan:
         replace(admission, params=admission.params._replace(grammar=None)) if admission.params.grammar else admission
         for admission in plan.admitted
     )
-    return replace(plan, admitted=admitted, prepared=(), prepared_for=(), forgotten=(), masks=(), saved_keys=())
+    return replace(plan, admitted=admitted, grammars=NO_GRAMMARS, kept=plan.kept._replace(keys=()))

@@ -19,7 +19,7 @@ from engine.model.batch.state import BatchState
 from engine.model.decode.assembly import build_decoder
 from engine.model.decode.decoder import Decoder
 from engine.model.layers.lora import target_names
-from engine.model.memory.arena import Arena, page_shape
+from engine.model.memory.arena import AdapterForm, Arena, page_shape
 from engine.model.memory.host_store import PackedAdapter
 from engine.model.runner.sizes import max_model_len
 from engine.model.runner.submitted import SubmittedStep
@@ -209,10 +209,8 @@ def make_draft_model(
     (num_pages, elements), own_spec = arena.pages.shape, draft.decoder.spec
     shape = page_shape(own_spec, draft_block(own_spec, elements))
     dtype, device = arena.pages.dtype, arena.pages.device
-    num_targets = len(target_names(own_spec))
-    own = Arena(
-        shape, num_pages, config.max_resident_adapters, dtype, device, pages=arena.pages, num_targets=num_targets
-    )
+    form = AdapterForm(len(target_names(own_spec)))
+    own = Arena(shape, num_pages, config.max_resident_adapters, dtype, device, form, pages=arena.pages)
     forward, max_len = forward_over(draft.decoder, own, backend), max_model_len(config, spec)
     sizes = config.max_seqs, max_len, shape.block_size
     return DraftModel(forward, own, spec.vocab_size, spec.eos_token_ids, *sizes, clock)

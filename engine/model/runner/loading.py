@@ -26,7 +26,7 @@ from engine.model.grammar.compiler import Compiler
 from engine.model.grammar.matchers import GrammarRoom
 from engine.model.layers.lora import target_names
 from engine.model.memory.allocation import Progress, count_host_pages, count_pages
-from engine.model.memory.arena import Arena
+from engine.model.memory.arena import AdapterForm, Arena
 from engine.model.memory.host import PagedMemory, allocate_pages
 from engine.model.memory.host_pages import HostPages
 from engine.model.memory.host_store import HostStore
@@ -104,9 +104,7 @@ def load(
     """Load a rank's part of a model and, on a GPU, capture and warm up its steps. `clock` returns seconds. All `ranks`
     need the same configuration. Raises ValueError if the folder or the configuration cannot be served."""
     progress = on_progress or (lambda *_: None)
-    # torch's own default respects affinity and hyperthreads, but not CPU quotas.
-    threads = config.threads or min(torch.get_num_threads(), usable_cores())
-    torch.set_num_threads(threads_of_rank(threads, ranks.size))
+    _use_threads(config, ranks)
     facts, sized = find_facts(config.of_rank(), ranks)
     config, spec, dtype, device = facts.config, facts.spec, facts.dtype, facts.device
     folder, answers = Path(config.model), ReportLine()
@@ -117,10 +115,8 @@ def load(
     graphs = plan_graphs(config, decoder, facts.page, dtype, device, backend, facts.max_model_len)
     arena, num_host_pages = _make_arena(facts, decoder, ranks, graphs.reserved if graphs else sized.reserved)
     draft_model = make_draft_model(draft, arena, backend, config, spec, clock)
-    adapter_pages, saved_pages = allocate_pages(
-        config.host_adapter_gb, num_host_pages, arena.shape.elements, dtype, device
-    )
-    host_pages = HostPages(saved_pages, device)
+    elements = arena.shape.elements
+    adapter_pages, saved_pages = allocate_pages(config.host_adapter_gb, num_host_pages, elements, dtype, device)
     pooler, scorer = _make_readers(facts, decoder, backend)
     sampler = make_sampler(spec.vocab_size, device, spec.eos_token_ids, config.max_seqs)
     captured = graphs.capture(decoder, arena, sampler, progress) if graphs else None
@@ -131,7 +127,7 @@ def load(
         limits = StepLimits(config.max_seqs, config.token_budget, facts.max_model_len)
         warm_up(facts.shard.spec(spec), steps, sampler, arena, limits, progress)
     memory = PagedMemory(adapter_pages, arena.copies.fence if device.type == "cuda" else None)
-    packs = partial(Packer, page_elems=arena.shape.elements, dtype=dtype, memory=memory, kernels=packing_kernels)
+    packs = partial(Packer, page_elems=elements, dtype=dtype, memory=memory, kernels=packing_kernels)
     targets = replace(targets, most_numbers=adapter_pages.numel() * ranks.count * (1 + facts.fp8_adapters))
     packer = packs(targets, fp8=facts.fp8_adapters, draft=packs(draft.shapes) if draft else None)
     host_adapters = HostStore(memory)
@@ -142,7 +138,7 @@ def load(
         decoder=decoder,
         backend=backend,
         arena=arena,
-        host_pages=host_pages,
+        host_pages=HostPages(saved_pages, device),
         host_adapters=host_adapters,
         fetcher=Fetcher(packer, host_adapters, answers, config.fetch_threads),
         sampler=sampler,
@@ -154,6 +150,13 @@ def load(
         steps=steps,
         answers=answers,
     )
+
+
+def _use_threads(config: EngineConfig, ranks: Ranks) -> None:
+    """Set the number of threads with which torch and the kernels compute."""
+    # torch's own default respects affinity and hyperthreads, but not CPU quotas.
+    threads = config.threads or min(torch.get_num_threads(), usable_cores())
+    torch.set_num_threads(threads_of_rank(threads, ranks.size))
 
 
 def _load_weights(facts: ModelFacts, ranks: Ranks, progress: Progress) -> tuple[Decoder, Backend, WeightSource]:
@@ -180,16 +183,8 @@ def _make_arena(facts: ModelFacts, decoder: Decoder, ranks: Ranks, reserved: int
         kv_codings = find_kv_codings(folder, config.load_format, decoder, dtype, facts.max_model_len)
     num_pages = count_pages(config, facts.page_bytes, device, reserved)
     num_pages, num_host_pages = ranks.least([num_pages, count_host_pages(config, facts.page_bytes)])
-    arena = Arena(
-        facts.page,
-        num_pages,
-        config.max_resident_adapters,
-        dtype,
-        device,
-        facts.fp8_adapters,
-        kv_codings,
-        num_targets=len(target_names(facts.spec)),
-    )
+    form = AdapterForm(len(target_names(facts.spec)), facts.fp8_adapters)
+    arena = Arena(facts.page, num_pages, config.max_resident_adapters, dtype, device, form, kv_codings)
     return arena, num_host_pages
 
 

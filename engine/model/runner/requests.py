@@ -40,12 +40,12 @@ class RunningRequests:
 
     def begin(self, plan: StepPlan) -> None:
         """Forget and prepare grammars, admit the requests that a plan starts, and begin its masks."""
-        self._grammars.prepare(plan.forgotten, plan.prepared)
+        self._grammars.prepare(plan.grammars.forgotten, plan.grammars.prepared)
         for request_id in plan.undrafted:
             self._loaded.draft_model.forget(request_id)
         for admission in plan.admitted:
             self._admit(admission)
-        self._grammars.begin(plan.masks)
+        self._grammars.begin(plan.grammars.masks)
 
     def _admit(self, admission: Admission) -> None:
         name, known = admission.request_id, (admission.tokens, admission.num_prompt)

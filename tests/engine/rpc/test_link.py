@@ -18,7 +18,8 @@ from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
-from engine.rpc.link import EngineLink, Unreachable
+from engine.rpc.link import EngineLink
+from engine.rpc.outage import Unreachable
 from engine.rpc.service import EngineService
 from engine.rpc.target import EngineTls
 from engine.rpc.wire import PROTOCOL

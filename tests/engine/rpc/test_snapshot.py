@@ -81,8 +81,8 @@ def test_deadlines_that_press_are_urgent(engine):
     for _ in range(5):
         engine.step()
     told = stats(engine)
-    assert told.batch_urgency == engine.state.ledger.need > 0
-    assert told.batch_share == engine.state.ledger.batch_share
+    assert told.batch_urgency == engine.state.ledger.batch.need > 0
+    assert told.batch_share == engine.state.ledger.batch.share
 
 
 def test_host_pages_that_may_be_overwritten_are_not_in_use(engine):

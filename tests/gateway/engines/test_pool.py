@@ -28,7 +28,7 @@ async def test_every_engine_has_every_adapter_also_one_that_joins_later(engines)
     for engine in engines.running.values():
         assert set(engine.engine.state.adapters) == set(hashes)
         assert engine.engine.state.adapters[hashes[0]].pinned
-        assert engine.engine.state.modes[Lane.BATCH] is LaneMode.PAUSED
+        assert engine.engine.state.waiting.modes[Lane.BATCH] is LaneMode.PAUSED
     answers = [Answer(pool, ask(f"r{i}", hashes[i], length=10)) for i in range(24)]
     for answer in answers:
         await answer.whole()

@@ -238,7 +238,10 @@ async def test_an_engine_that_joins_gets_modes_and_goals_while_no_other_can_tell
     await pool.add("b", engines.start("b").target)
     await asyncio.wait_for(pool.wait_serving(2), 60)
     joined = engines.running["b"].engine.state
-    assert (joined.modes[Lane.BATCH], joined.modes[Lane.INTERACTIVE]) == (LaneMode.PAUSED, LaneMode.OPEN)
+    assert (joined.waiting.modes[Lane.BATCH], joined.waiting.modes[Lane.INTERACTIVE]) == (
+        LaneMode.PAUSED,
+        LaneMode.OPEN,
+    )
     assert joined.config.interactive == GOALS
 
 
@@ -252,7 +255,7 @@ async def test_the_next_process_of_the_only_engine_has_the_modes_that_another_ga
     await until(lambda: state(one, "a") == "connecting")
     engines.start("a", life="another")
     await asyncio.wait_for(one.wait_serving(1), 60)
-    assert engines.running["a"].engine.state.modes[Lane.BATCH] is LaneMode.PAUSED
+    assert engines.running["a"].engine.state.waiting.modes[Lane.BATCH] is LaneMode.PAUSED
 
 
 async def test_a_gateway_that_reconnects_leaves_the_modes_as_another_has_set_them(engines):
@@ -262,7 +265,7 @@ async def test_a_gateway_that_reconnects_leaves_the_modes_as_another_has_set_the
     one._engines["a"].client.disconnect()
     await until(lambda: not one.ready)
     await asyncio.wait_for(one.wait_serving(1), 60)
-    assert engines.running["a"].engine.state.modes[Lane.BATCH] is LaneMode.OPEN
+    assert engines.running["a"].engine.state.waiting.modes[Lane.BATCH] is LaneMode.OPEN
 
 
 async def test_a_mode_that_no_engine_took_is_not_remembered(engines):
@@ -273,7 +276,7 @@ async def test_a_mode_that_no_engine_took_is_not_remembered(engines):
         await pool.set_lane(Lane.BATCH, LaneMode.PAUSED)
     engines.start("a", life="another")
     await asyncio.wait_for(pool.wait_serving(1), 60)
-    assert engines.running["a"].engine.state.modes[Lane.BATCH] is LaneMode.OPEN
+    assert engines.running["a"].engine.state.waiting.modes[Lane.BATCH] is LaneMode.OPEN
 
 
 async def test_one_process_at_two_addresses_is_one_engine(engines):

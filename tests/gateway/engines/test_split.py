@@ -60,7 +60,7 @@ async def test_the_answer_goes_on_in_the_other_engine_with_the_prompts_pages(spl
         await answer.whole()
         assert answer.engines == ["a", "b"] and not answer.moves
     await settled(pool, engines)
-    assert state(engines, "b").counters.kv_pages_in == 6, "the prompts are equal"
+    assert state(engines, "b").counters.kv.pages_in == 6, "the prompts are equal"
     assert state(engines, "b").counters.generated_tokens == 4 * 39
     assert [one.role for one in pool.overviews()] == ["prefill", "decode"]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.core.messages.requests import SamplingParams
-from engine.core.messages.step import AdapterLoad, Admission, PageCopy, ScheduledChunk, StepPlan
+from engine.core.messages.step import AdapterLoad, AdapterMoves, Admission, PageCopy, ScheduledChunk, StepPlan
 from lab.devices.cost import LiveSequence, StepWork, measure, read_device
 from lab.devices.device import FOLDER, device_names, find_device
 from lab.sim.timed import TimedExecutor, VirtualClock, VirtualDisk
@@ -78,7 +78,7 @@ def test_work_in_a_plan():
     live = {"a": LiveSequence(0, "x", 8), "b": LiveSequence(0, "x", 8), "c": LiveSequence(0, None, 0)}
     plan = StepPlan(
         saves=(PageCopy(1, 1),),
-        loads=(AdapterLoad("y", (4, 5)),),
+        adapters=AdapterMoves(loads=(AdapterLoad("y", (4, 5)),)),
         chunks=(chunk("a", 9, 1), chunk("b", 4, 6, samples=False), chunk("c", 19, 1)),
     )
     assert measure(plan, live) == StepWork(6, 2, 30, 6 * 4 + 18, 2, 1, 8, 8 * 7, 3)

@@ -61,21 +61,15 @@ def _fields(kind: Any) -> KindFields:
 def _refuse_unsupported(config: dict[str, Any], fields: KindFields) -> None:
     if config.get("bias") not in (None, "none"):
         raise AdapterError(f"bias is {short(config['bias'])}: only bias='none' is supported; retrain without biases")
-    if not _leaves_base(config.get("init_lora_weights")):
+    initialisation = config.get("init_lora_weights")  # PEFT reads names of some initialisations in any case
+    if (initialisation.lower() if isinstance(initialisation, str) else initialisation) not in PLAIN_INITIALISATIONS:
         raise AdapterError(
-            f"init_lora_weights is {short(config['init_lora_weights'])}: it changes the base weights, which every "
+            f"init_lora_weights is {short(initialisation)}: it changes the base weights, which every "
             "adapter shares; save it with path_initial_model_for_weight_conversion to turn it into a plain LoRA"
         )
     for key, value in _unread(config, fields).items():
         if reason := _refusal(key, config, fields):
             raise AdapterError(f"{short(key)} is {short(value)}: {reason}")
-
-
-def _leaves_base(initialisation: Any) -> bool:
-    """Return whether a LoRA of this initialisation leaves the base weights as they are. PEFT reads names of some
-    initialisations in any case."""
-    name = initialisation.lower() if isinstance(initialisation, str) else initialisation
-    return name in PLAIN_INITIALISATIONS
 
 
 def _unread(config: dict[str, Any], fields: KindFields) -> dict[str, Any]:

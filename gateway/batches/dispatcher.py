@@ -11,11 +11,12 @@ from operator import itemgetter
 
 import structlog
 
+from gateway.batches.context import BatchContext
 from gateway.batches.finalize import finalize, sweep
 from gateway.batches.gate import Gate
 from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
-from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
+from gateway.batches.shard import REST_SECONDS, Shard
 from gateway.batches.store import ModelFilter, TaskFilter
 from gateway.batches.tasks import ControlTask
 from gateway.batches.tenant_turns import shard_quota, task_quota
@@ -255,17 +256,17 @@ class Dispatcher:
 
     def _held_up(self) -> set[str]:
         """Return the ids of the batches from which this process claims no further shard now: those that rest because a
-        tenant's limit refused a line, and those of which it already holds a shard that `is_slow`."""
+        tenant's limit refused a line, and those of which it already holds a slow shard."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
-        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
+        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.turns.are_slow)}
 
     def _drain_useless(self) -> None:
         """Release shards whose engines have long been away, and the slow shards above MAX_SLOW."""
         for shard in self._shards:
-            if shard.is_shut_out and not shard.is_draining:
+            if shard.turns.are_shut_out and not shard.is_draining:
                 shard.drain()
-        slow = [shard for shard in self._shards if shard.is_slow and not shard.is_draining]
+        slow = [shard for shard in self._shards if shard.turns.are_slow and not shard.is_draining]
         for shard in by_tenant_turns(slow)[MAX_SLOW:]:
             shard.drain(REST_SECONDS)
 
@@ -275,7 +276,7 @@ def by_tenant_turns(slow: Iterable[Shard]) -> list[Shard]:
     each tenant's second, and so on. A tenant with many slow shards thus does not crowd out another's only one."""
     turns = Counter[str]()
     pairs = []
-    for shard in sorted(slow, key=lambda shard: shard.limit_window.seconds_to_next):
+    for shard in sorted(slow, key=lambda shard: shard.turns.limit_window.seconds_to_next):
         turns[shard.lease.tenant] += 1
         pairs.append((turns[shard.lease.tenant], shard))
     return [shard for _, shard in sorted(pairs, key=itemgetter(0))]

@@ -47,7 +47,7 @@ class EtaEstimator:
         """Return the name of the base model that all lines of a batch need; None means that there may be several."""
         if len(self._stats) == 1:
             return self._gateway.models.default.name
-        homes = [self._homes(name) for name, _ in batch.model_lines]
+        homes = [self._homes(name) for name, _ in batch.lines.model_lines]
         models = {home for each in homes for home in each}
         return models.pop() if all(homes) and len(models) == 1 and models <= self._stats.keys() else None
 
@@ -75,4 +75,4 @@ def _open_job(batch: Batch, now: float) -> OpenJob:
     tally = batch.tally
     ended = tally.completed + tally.failed
     line_seconds = tally.device_us / 1e6 / ended if ended else None
-    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.total - ended, line_seconds)
+    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.lines.total - ended, line_seconds)

@@ -81,8 +81,8 @@ def read_lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, w
     fields = dict(zip(words[::2], words[1::2], strict=True))
     batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, TaskHistory.read(fields, task)
     if task.isdecimal():
-        first = int(task) * batch.shard_size
-        last = min(batch.total, first + batch.shard_size)
+        first = int(task) * batch.lines.shard_size
+        last = min(batch.lines.total, first + batch.lines.shard_size)
         return Lease(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
-    last = batch.total if task == "finalize" else 0
+    last = batch.lines.total if task == "finalize" else 0
     return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done, losses=trial.losses)

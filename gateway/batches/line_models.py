@@ -19,7 +19,7 @@ class LineModels:
         another model, or whose batch has no record of models, is counted under the first of them: it may still run
         there, or it fails."""
         first = next(iter(models))
-        record = lease.batch.model_lines
+        record = lease.batch.lines.model_lines
         self._ends = list(accumulate(lines for _, lines in record))
         self._names = [*(name if name in models else first for name, _ in record), first]
         self._left = Counter(map(self.of, lease.open_positions()))

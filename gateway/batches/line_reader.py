@@ -87,7 +87,7 @@ async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
     size = lease.last - lease.first
     if not size:
         return []
-    name = lease.batch.index_name(lease.batch.index_fence)
+    name = lease.batch.index_name(lease.batch.lines.index_fence)
     pieces = storage.read(name, lease.first * RECORD.size, size * RECORD.size)
     records = RECORD.iter_unpack(b"".join([piece async for piece in pieces]))
     entries, pauses = list[IndexEntry](), LoopPauses()

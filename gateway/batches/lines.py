@@ -56,6 +56,11 @@ class LineRunner:
         return self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
 
     @property
+    def deadline(self) -> float:
+        """Time on the loop's clock at which the batch's window ends."""
+        return self.claimed + self.lease.seconds_left
+
+    @property
     def left(self) -> float:
         """Seconds left in the batch's window; negative if it is over."""
         return self.lease.seconds_left - self._age

@@ -6,8 +6,8 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -80,37 +80,39 @@ class NewBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(NewBatch):
-    """A batch with its state. Times are Unix seconds on Redis's clock; `STATUS_at` of None means that the batch never
-    had that status. `expires_at` is the end of the completion window."""
+class BatchLines:
+    """What the validation of a batch's input found of its lines."""
 
-    status: Status = "validating"
-    created_at: int = 0
-    expires_at: int = 0
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
+    total: int = 0
+    """Number of lines; 0 until the input is validated."""
     model: str | None = None
     """The model that all lines name. None means that they name several models, or that the lines are not known yet."""
     model_lines: tuple[tuple[str, int], ...] = ()
     """Base models and virtual models of the lines with their numbers of lines, in the order of positions. Empty until
     the input is validated, and if an older gateway has validated it."""
-    total: int = 0
-    """Number of lines; 0 until the input is validated."""
+    shard_size: int = 0
+    """Number of positions in each shard; the last shard may have fewer. 0 until the input is validated."""
+    index_fence: int = 0
+    """Fence of the lease under which the input was validated; 0 until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(NewBatch):
+    """A batch with its state. Times are Unix seconds on Redis's clock. `expires_at` is the end of the completion
+    window."""
+
+    status: Status = "validating"
+    created_at: int = 0
+    expires_at: int = 0
+    times: Mapping[str, int] = field(default_factory=dict)
+    """When the batch got each status that it has had, by one of TIMES."""
+    lines: BatchLines = BatchLines()
     tally: Tally = Tally()
     errors: tuple[BatchError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
     outcome: Outcome | None = None
     """The status with which the batch will end. It is None until finalizing begins."""
-    shard_size: int = 0
-    """Number of positions in each shard; the last shard may have fewer. 0 until the input is validated."""
-    index_fence: int = 0
-    """Fence of the lease under which the input was validated; 0 until then."""
 
     @property
     def ended(self) -> bool:
@@ -128,7 +130,8 @@ class Batch(NewBatch):
         return f"{self.folder}index-{fence}"
 
 
-TIMES = tuple(item.name for item in fields(Batch) if item.name.endswith("_at"))
+TIMES = tuple(f"{status}_at" for status in get_args(Status) if status != "validating")
+"""Names of the times at which a batch gets a status, as clients see them and as they are in Redis."""
 COUNTS = tuple(item.name for item in fields(Tally))
 
 
@@ -177,15 +180,17 @@ def shown_batch(batch: Batch, eta_seconds: float | None = None) -> api.Batch:
         id=batch.id,
         object="batch",
         endpoint=batch.endpoint,
-        model=batch.model,
+        model=batch.lines.model,
         errors=errors if batch.errors else None,
         input_file_id=batch.input_file_id,
         completion_window=batch.completion_window,
         status=batch.status,
         output_file_id=batch.output_file_id,
         error_file_id=batch.error_file_id,
-        **{name: getattr(batch, name) for name in TIMES},
-        request_counts=api.BatchCounts(batch.total, tally.completed, tally.failed),
+        created_at=batch.created_at,
+        expires_at=batch.expires_at,
+        **{name: batch.times.get(name) for name in TIMES},
+        request_counts=api.BatchCounts(batch.lines.total, tally.completed, tally.failed),
         usage=_usage(tally),
         metadata=None if batch.metadata is None else dict(batch.metadata),
         eta_seconds=eta_seconds,
@@ -213,13 +218,22 @@ def read_fields(words: Mapping[bytes, bytes]) -> Batch:
     """Read a batch from its Redis hash, which has the fields of `new_fields` and those that scripts added later."""
     texts = {key.decode(): value.decode() for key, value in words.items()}
     values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
-    for name in (*TIMES, "output_expires_after", "total", "shard_size", "index_fence"):
+    for name in ("output_expires_after", "created_at", "expires_at"):
         if name in values:
             values[name] = int(values[name])
     if "metadata" in values:
         values["metadata"] = msgspec.json.decode(values["metadata"])
-    if "model_lines" in values:
-        values["model_lines"] = msgspec.json.decode(values["model_lines"], type=tuple[tuple[str, int], ...])
     if "errors" in values:
         values["errors"] = msgspec.json.decode(values["errors"], type=tuple[BatchError, ...])
-    return Batch(**values, tally=Tally(**{name: int(texts.get(name, 0)) for name in COUNTS}))
+    return Batch(
+        **values,
+        times={name: int(texts[name]) for name in TIMES if name in texts},
+        lines=_read_lines(texts),
+        tally=Tally(**{name: int(texts.get(name, 0)) for name in COUNTS}),
+    )
+
+
+def _read_lines(texts: Mapping[str, str]) -> BatchLines:
+    models = msgspec.json.decode(texts.get("model_lines", "[]"), type=tuple[tuple[str, int], ...])
+    total, shard_size, fence = (int(texts.get(name, 0)) for name in ("total", "shard_size", "index_fence"))
+    return BatchLines(total, texts.get("model"), models, shard_size, fence)

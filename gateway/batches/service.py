@@ -9,6 +9,7 @@ from typing import get_args
 
 from gateway.api_schema.batches import DEFAULT_PAGE, MAX_PAGE
 from gateway.api_schema.files import MAX_EXPIRY, MIN_EXPIRY
+from gateway.batches.catalog import BatchCatalog
 from gateway.batches.record import (
     BATCH_ID,
     Batch,
@@ -19,7 +20,6 @@ from gateway.batches.record import (
     new_batch_id,
     window_seconds,
 )
-from gateway.batches.store import BatchStore
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault, invalid_request
 from gateway.core.space import Disk, SpaceUse, disk_full
 from gateway.core.tenants import Principal
@@ -61,7 +61,7 @@ class Batches:
     Callers see only the batches of their own tenant: others give the same BATCH_NOT_FOUND as batches that do not exist.
     """
 
-    def __init__(self, store: BatchStore, files: Files, max_open: int, disk: Disk | None = None) -> None:
+    def __init__(self, store: BatchCatalog, files: Files, max_open: int, disk: Disk | None = None) -> None:
         """`max_open` is the number of batches that one tenant may have at once that have not ended. `disk` is the
         store's. None means that the store is not on this machine."""
         self._store = store

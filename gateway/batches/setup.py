@@ -18,13 +18,13 @@ from redis.asyncio import Redis
 
 from engine.core.messages.requests import Lane
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.context import BatchContext
 from gateway.batches.dispatcher import Dispatcher
 from gateway.batches.finalize import StraySweeper
 from gateway.batches.gate import Gate, LineGate
 from gateway.batches.lease import TaskKind
 from gateway.batches.route_gate import RouteGate, UpstreamGate
 from gateway.batches.service import Batches
-from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.batches.webhooks.setup import open_webhooks
@@ -102,7 +102,7 @@ async def dispatching(
     request."""
     gates = open_gates(gateway)
     all_gates = with_route_gates(gates, gateway)
-    counted = metrics.batch_line, metrics.wasted_tokens
+    counted = metrics.batches.line, metrics.batches.wasted_tokens
     context = BatchContext(store, files, gateway, accounts, all_gates, *counted, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)

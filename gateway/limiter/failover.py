@@ -46,7 +46,7 @@ class FailoverLimiter:
         """Set, from the next reservation on, the policy of limits that name none while Redis is away, the number of
         gateways that share Redis, and the seconds of a lease."""
         self._local.policy, self._local.replicas = policy, replicas
-        self._shared.lease_seconds = lease_seconds
+        self._shared.leases.seconds = lease_seconds
 
     @property
     def mode(self) -> Mode:

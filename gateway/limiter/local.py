@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from gateway.core.bucket import DAY, Bucket, BucketCharge
 from gateway.core.budget import Decision, asks_of, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
+from gateway.core.limits import EACH, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, Mode, ReserveRequest, StoredLimits, limit_error, new_lease
+from gateway.limiter.refusals import Refusals
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 NOTHING = BucketCharge(None, None, 0, -1)
@@ -49,11 +50,7 @@ class LocalLimiter:
         """Bucket that Redis last returned for each scope, with the limits in force. If an operator changed the limits
         before Redis returned a bucket, only the limits."""
         self._buckets: dict[Scope, Bucket] = {}
-        self._refused: Counter[tuple[Scope, str]] = Counter()
-        self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
-        """Last refusal in each scope: microseconds since 1970, and the limits that the request did not fit."""
-        self._day = 0
-        """Day, counted from 1970, to which the counts in `_refused` belong."""
+        self._refusals = Refusals()
         self._leases: dict[str, dict[Scope, BucketCharge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
         """Number of running requests of this gateway that Redis admitted, by scope."""
@@ -75,7 +72,7 @@ class LocalLimiter:
         bare, now = replace(request, tokens=0), self._clock()
         decision = self._decide(bare, now)
         if not decision.admitted:
-            self._count_misses(request.scopes, decision, now)
+            self._refusals.count(request.scopes, decision, now)
             self._remember_demand(request.scopes, decision)
             raise self._refusal(bare, decision.buckets)
 
@@ -84,7 +81,7 @@ class LocalLimiter:
         if the whole limits do not fit either, else LIMITER_UNAVAILABLE."""
         scopes, now = request.scopes, self._clock()
         decision = self._decide(request, now)
-        self._count_misses(scopes, decision, now)
+        self._refusals.count(scopes, decision, now)
         if not decision.admitted:
             self._remember_demand(scopes, decision)
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
@@ -109,8 +106,7 @@ class LocalLimiter:
     async def drop(self, tenant: str) -> None:
         self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
         self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
-        self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
-        self._refused = Counter({key: count for key, count in self._refused.items() if key[0].tenant != tenant})
+        self._refusals.drop(tenant)
         self._own_counts = {scope: running for scope, running in self._own_counts.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
@@ -136,9 +132,7 @@ class LocalLimiter:
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
-        self._last.pop(scope, None)
-        for name in LIMIT_NAMES:
-            self._refused.pop((scope, name), None)
+        self._refusals.forget(scope)
         running, lines = bucket.running, bucket.batch_lines
         self._buckets[scope] = replace(
             Bucket.empty(bucket.limits), at=self._clock(), running=running, batch_lines=lines
@@ -149,13 +143,12 @@ class LocalLimiter:
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)}
-        known |= self._buckets.keys() | self._last.keys()
+        known |= self._buckets.keys() | self._refusals.scopes
         scopes = [scope for scope in known if scope.tenant == tenant and scope.member != EACH]
         return [self._usage(scope, now) for scope in sorted(scopes, key=attrgetter("order"))]
 
     def _usage(self, scope: Scope, now: int) -> ScopeUsage:
-        refused = [self._refused[scope, name] for name in LIMIT_NAMES]
-        return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
+        return usage_of(scope, self._bucket(scope).drained(now), *self._refusals.of(scope))
 
     def policies(self) -> frozenset[Policy]:
         """Return the policies that the enforced limits of all known tenants follow while Redis is unavailable."""
@@ -270,16 +263,6 @@ class LocalLimiter:
             return error
         message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
         return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)
-
-    def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
-        if now // DAY != self._day:
-            self._refused.clear()
-            self._last.clear()
-            self._day = now // DAY
-        for scope, names in zip(scopes, decision.misses, strict=True):
-            self._refused.update((scope, name) for name in names)
-            if names and not decision.admitted:
-                self._last[scope] = now, names
 
 
 def _everybody(tenant: str) -> tuple[Scope, ...]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -33,10 +32,10 @@ from gateway.core.bucket import DAY
 from gateway.core.budget import Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, limit_error, new_lease
 from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
+from gateway.limiter.running import RunningLeases
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
@@ -50,8 +49,6 @@ ONLY_CHECK = ""
 """Lease id with which the script decides about a reservation, but makes none."""
 RECEIPT_SECONDS = 86_400.0
 """How long a reservation can be settled after its last renewal. It should exceed any time that Redis is unavailable."""
-RENEWALS = 3
-"""Number of times that a lease is renewed within `lease_seconds`, so that it survives two failed renewals."""
 
 
 class RedisLimiter:
@@ -79,23 +76,14 @@ class RedisLimiter:
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
         self._eviction = EvictionWatch(client)
-        self.lease_seconds = lease_seconds
         self._receipt_ms = int(max(lease_seconds, RECEIPT_SECONDS) * 1000)
         self._published = PublishedLimits(self._calls, self._receipt_ms)
         self._reserve_script = Script.load("bucket.lua", "reserve.lua")
         self._settle_script = Script.load("bucket.lua", "counted.lua", "settle.lua")
-        self._renew_script = Script.load("counted.lua", "renew.lua")
         self._lasting_keys = lru_cache(maxsize=4096)(self._keys_of)
         self._terms = UsageTerms(self._calls, retention_days)
         self._pending = PendingSettlements(self._calls, UsageSpool(self._terms), self.send)
-        self._held: dict[str, Grant] = {}
-        self._renewed: dict[str, Counts | None] = {}
-        """Usage that the last renewal of a running request counted, by lease. None means that this is not known."""
-        self._renewal: asyncio.Task[None] | None = None
-
-    @property
-    def _slot_ms(self) -> int:
-        return int(self.lease_seconds * 1000)
+        self.leases = RunningLeases(self._calls, self._terms, self.keys, lease_seconds, self._receipt_ms)
 
     @property
     def available(self) -> bool:
@@ -130,33 +118,18 @@ class RedisLimiter:
             raise limit_error(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
         grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day, reserved=decision.tokens)
-        self._hold(grant)
+        self.leases.hold(grant)
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        is_first = self._held.pop(grant.lease, None) is not None
-        renewed = self._renewed.pop(grant.lease, NOTHING)
-        counts = grant.request.used()
-        alone = counts - renewed if counts and is_first and renewed is not None else None
+        counts, renewed = grant.request.used(), self.leases.end(grant)
+        alone = counts - renewed if counts and renewed is not None else None
         correction = Correction(grant, 1, actual_tokens, counts=counts, made=self._clock(), alone=alone)
         await self._pending.send_or_queue(correction)
 
     async def renew(self, grant: Grant) -> int | None:
-        """Extend the lease of a running request, and count its use so far. Return the Unix time in milliseconds at
-        which its slots expire; None if it is settled or expired. Raises StoreError."""
-        request, keys = grant.request, self.keys(grant)
-        keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
-        args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
-        counts, before = request.used(), self._renewed.get(grant.lease, NOTHING)
-        args += self._terms.args(request, grant.day, counts)
-        self._renewed[grant.lease] = None
-        try:
-            renewed, expiry = await self._calls.run(self._renew_script, keys, args)
-            self._renewed[grant.lease] = counts if renewed else before
-        finally:
-            if grant.lease not in self._held:  # it was settled meanwhile
-                self._renewed.pop(grant.lease, None)
-        return int(expiry) if renewed else None
+        """Extend the lease of a running request; see `RunningLeases.renew`."""
+        return await self.leases.renew(grant)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Replace the known tenants and publish their limits. After a StoreError, limits that were not published are
@@ -214,8 +187,7 @@ class RedisLimiter:
     async def close(self) -> None:
         """Stop renewing leases, and send the waiting settlements and usage if Redis answers. The Redis client stays
         open; its creator closes it."""
-        if self._renewal is not None:
-            self._renewal.cancel()
+        self.leases.stop()
         await self._pending.close()
 
     async def send_reservation(self, grant: Grant) -> Decision:
@@ -223,7 +195,7 @@ class RedisLimiter:
         first if Redis lacks them. Does not begin to renew the lease. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)
-        terms = [self._slot_ms, self._receipt_ms]
+        terms = [self.leases.slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
         args += ["" if request.least is None else request.least, request.num_counted, int(request.is_batch_line)]
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
@@ -278,19 +250,6 @@ class RedisLimiter:
 
     def _on_answer(self) -> None:
         self._pending.deliver_soon()
-
-    def _hold(self, grant: Grant) -> None:
-        self._held[grant.lease] = grant
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._keep_renewing(), name="limiter-leases")
-
-    async def _keep_renewing(self) -> None:
-        while self._held:
-            await asyncio.sleep(self._slot_ms / 1000 / RENEWALS)
-            with suppress(StoreError):
-                for grant in tuple(self._held.values()):
-                    if grant.lease in self._held:
-                        await self.renew(grant)
 
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:

@@ -30,7 +30,7 @@ from gateway.observe.live import (
     lane_status,
     live_request,
 )
-from gateway.observe.metrics import StaticMetrics
+from gateway.observe.static_metrics import StaticMetrics
 
 ENGINE_ACTIONS = ("drain", "resume", "restart")
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}

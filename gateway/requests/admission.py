@@ -25,8 +25,9 @@ from gateway.requests.options import ALL_THAT_FIT, ORDINARY_ENCODING, EncodingOp
 from gateway.requests.settings import ServiceSettings
 from gateway.requests.turns import EncodingPauses
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
+from gateway.text.detokenizer import PRIME_TOKENS
 from gateway.text.reasoning.parser import ReasoningMarks, Thinking, choose_marks
-from gateway.text.tokenizer import MOST_TOKENS, PRIME_TOKENS, Tokenizer
+from gateway.text.tokenizer import MOST_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import choose_dialect
 from gateway.text.tools.harmony import Harmony

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from engine.core.messages.requests import FinishReason, TokenEvent
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.types import Finish, GenerateRequest, GenerationChunk
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.reasoning.parser import AnswerParser
 from gateway.text.reasoning.split import Split
 from gateway.text.stop_strings import StopMatcher, StopStrings
-from gateway.text.tokenizer import Detokenizer
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.parser import ToolParser
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
+from typing import Any
 
 from gateway.api_schema.batches import DEFAULT_PAGE
 from gateway.api_schema.files import MAX_PAGE
-from gateway.batches.record import TIMES, Batch
+from gateway.batches.record import Batch
 from gateway.batches.service import BatchRequest
 from gateway.core.errors import invalid_request
 from gateway.files.record import BATCH, FileRecord
@@ -22,12 +23,12 @@ PLAIN_FIELDS = (
     "id",
     "status",
     "endpoint",
-    "model",
     "input_file_id",
     "completion_window",
     "output_file_id",
     "error_file_id",
-    *TIMES,
+    "created_at",
+    "expires_at",
 )
 """Fields of a batch that have the same name in `gateway.batches.record.Batch` and in the message `Batch`."""
 
@@ -177,9 +178,11 @@ def _file(record: FileRecord) -> pb.File:
 
 def batch_to_pb(batch: Batch, eta_seconds: float | None) -> pb.Batch:
     tally = batch.tally
+    fields: dict[str, Any] = {**{name: getattr(batch, name) for name in PLAIN_FIELDS}, **batch.times}
     return pb.Batch(
-        **{name: getattr(batch, name) for name in PLAIN_FIELDS},
-        request_counts=pb.RequestCounts(total=batch.total, completed=tally.completed, failed=tally.failed),
+        **fields,
+        model=batch.lines.model,
+        request_counts=pb.RequestCounts(total=batch.lines.total, completed=tally.completed, failed=tally.failed),
         usage=pb.BatchUsage(
             input_tokens=tally.input_tokens,
             cached_tokens=tally.cached_tokens,

@@ -18,18 +18,10 @@ from gateway.requests.rendering import off_the_loop
 from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
+from gateway.rpc.answers import Read, TokenText, chunk_to_pb, response_bytes, usage_metadata
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.pooled import PooledCall, embed_call, rerank_call, score_call
-from gateway.rpc.wire import (
-    Read,
-    TokenText,
-    chunk_to_pb,
-    generate_request,
-    model_query,
-    prompt_input,
-    response_bytes,
-    usage_metadata,
-)
+from gateway.rpc.wire import generate_request, model_query, prompt_input
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
 REQUESTS = tuple(

@@ -19,8 +19,8 @@ from gateway.requests.service import Gateway
 from gateway.requests.types import GenerateRequest, Generation
 from gateway.responses.events import EventFeed
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
+from gateway.rpc.answers import usage_metadata
 from gateway.rpc.calls import RpcCall
-from gateway.rpc.wire import usage_metadata
 
 SERVICE = pb.DESCRIPTOR.services_by_name["JsonApi"]
 CALL, STREAM = (f"/{SERVICE.full_name}/{name}" for name in ("Call", "Stream"))

@@ -18,7 +18,8 @@ from gateway.embeddings.render import Ranking, Scoring
 from gateway.openai.parse import to_struct
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.types import Admitted, GenerateRequest, TokenUsage
-from gateway.rpc.wire import head_fields, lane_asked, model_query, slo_asked, usage_to_pb
+from gateway.rpc.answers import head_fields, usage_to_pb
+from gateway.rpc.wire import lane_asked, model_query, slo_asked
 
 POOLINGS: Mapping[int, PoolingName] = {
     pb.EmbedRequest.POOLING_UNSPECIFIED: "last",

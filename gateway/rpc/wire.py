@@ -1,14 +1,14 @@
-"""Converts messages of `loralane.v1` to the gateway's own types and back; `pooled.py` does so for vectors."""
+"""Converts requests of `loralane.v1` to the gateway's own; `answers.py` converts what comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
 
 from engine.core.messages.grammar import Grammar
-from engine.core.messages.requests import Lane, SamplingParams, TokenLogprobs
+from engine.core.messages.requests import Lane, SamplingParams
 from gateway.api_schema.chat_messages import (
     AssistantCall,
     CalledFunction,
@@ -25,21 +25,11 @@ from gateway.core.routing import ModelQuery
 from gateway.openai.choices import refuse_long_choices
 from gateway.openai.convert import chat_messages
 from gateway.openai.structured import Constraint, by_kind
-from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
+from gateway.openai.tools import offered_tools, tool_rule
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.deadlines import TimeLimits
 from gateway.requests.options import EncodingOptions, FieldNames, OutputOptions, Urgency
-from gateway.requests.prompt_scores import PromptScores
-from gateway.requests.streams import join_answers
-from gateway.requests.types import (
-    DEFAULTED,
-    Admitted,
-    Chat,
-    GenerateRequest,
-    GenerationChunk,
-    PromptInput,
-    TokenUsage,
-)
+from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, PromptInput
 from gateway.text.chat_template import effort_variables, template_options
 
 RANGES: Mapping[str, Any] = get_type_hints(ChatRequest, include_extras=True) | get_type_hints(
@@ -53,27 +43,16 @@ OWN = ("n", "stall_timeout", "cache_salt", "speculation", "request_class")
 NOT_SAMPLING = frozenset({"max_tokens", "stop"})
 """Fields of the message SamplingParams that the gateway handles itself instead of passing them to the sampler."""
 
-TokenText = Callable[[int], str]
-Read = Callable[[GenerationChunk], ChunkContent]
-"""Function that separates the tool calls of a chunk from its text."""
-
 _LANE_ASKED: Mapping[int, Lane | None] = {
     pb.LANE_UNSPECIFIED: None,
     pb.LANE_INTERACTIVE: Lane.INTERACTIVE,
     pb.LANE_BATCH: Lane.BATCH,
 }
-_LANE: Mapping[Lane, pb.Lane] = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
 _TOOL_MODE: Mapping[int, str] = {
     pb.ToolChoice.MODE_UNSPECIFIED: "auto",
     pb.ToolChoice.MODE_AUTO: "auto",
     pb.ToolChoice.MODE_NONE: "none",
     pb.ToolChoice.MODE_REQUIRED: "required",
-}
-_FINISH: Mapping[str | None, pb.FinishReason] = {
-    None: pb.FINISH_REASON_UNSPECIFIED,
-    "stop": pb.FINISH_REASON_STOP,
-    "length": pb.FINISH_REASON_LENGTH,
-    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -134,33 +113,6 @@ def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInpu
             return tuple(message.prompt_ids.ids)
     names = [field.name for field in message.DESCRIPTOR.oneofs_by_name["input"].fields]
     raise invalid_request(f"one of {', '.join(names)} is required", "input")
-
-
-def chunk_to_pb(
-    admitted: Admitted, chunk: GenerationChunk, told: ChunkContent, token_text: TokenText
-) -> pb.GenerateChunk:
-    choice = _choice(chunk, told, token_text)
-    return pb.GenerateChunk(choice=choice, usage=usage_to_pb(chunk.usage), **head_fields(admitted))
-
-
-def response_bytes(admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText) -> bytes:
-    """Return the encoded GenerateResponse to the `admitted` request from all chunks, each answer's in order; the last
-    has the usage. `read` separates tool calls; `token_text` returns a token's text."""
-    # Each answer is encoded by itself, because a thread lets others run only between calls into protobuf: 128 answers
-    # with log probabilities took 0.1 s at once. An encoding's parts may follow each other.
-    head = pb.GenerateResponse(usage=usage_to_pb(chunks[-1].usage), **head_fields(admitted))
-    choices = (_choice(answer, read(answer), token_text) for answer in join_answers(chunks))
-    parts = [pb.GenerateResponse(choices=[choice]).SerializeToString() for choice in choices]
-    return b"".join([head.SerializeToString(), *parts])
-
-
-def usage_metadata(usage: TokenUsage) -> dict[str, str]:
-    """Return a request's usage as entries of trailing metadata: from header name to number of tokens, as text."""
-    return {
-        "x-loralane-prompt-tokens": str(usage.prompt),
-        "x-loralane-cached-tokens": str(usage.cached),
-        "x-loralane-completion-tokens": str(usage.completion),
-    }
 
 
 def _chat(message: pb.Chat) -> Chat:
@@ -246,70 +198,3 @@ def lane_asked(number: int) -> Lane | None:
     if number not in _LANE_ASKED:
         raise invalid_request(f"lane {number} is none of {', '.join(pb.Lane.keys())}", "lane")
     return _LANE_ASKED[number]
-
-
-def head_fields(admitted: Admitted) -> dict[str, Any]:
-    """Return the fields, by name, that the messages GenerateResponse and GenerateChunk have in common."""
-    return {
-        "id": admitted.id,
-        "model": admitted.model,
-        "lane": _LANE[admitted.lane],
-        "system_fingerprint": admitted.fingerprint,
-    }
-
-
-def _choice(chunk: GenerationChunk, told: ChunkContent, token_text: TokenText) -> pb.Choice:
-    return pb.Choice(
-        index=chunk.answer,
-        text=told.text,
-        token_ids=chunk.token_ids,
-        logprobs=_logprobs(chunk, token_text),
-        finish_reason=_FINISH[told.finish_reason],
-        tool_calls=map(_tool_call, told.calls),
-        reasoning_content=chunk.reasoning,
-        prompt_logprobs=_prompt_logprobs(chunk.prompt_scores, token_text),
-    )
-
-
-def _tool_call(call: Mapping[str, Any]) -> pb.ToolCall:
-    function = call["function"]
-    return pb.ToolCall(
-        index=call["index"],
-        id=call.get("id", ""),
-        name=function.get("name", ""),
-        arguments=function["arguments"],
-    )
-
-
-def _logprobs(chunk: GenerationChunk, token_text: TokenText) -> list[pb.TokenLogprob]:
-    if not chunk.logprobs:
-        return []
-    pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
-    return [_token_logprob(token_id, values, token_text) for token_id, values in pairs]
-
-
-def _prompt_logprobs(scores: PromptScores, token_text: TokenText) -> list[pb.TokenLogprob]:
-    found = []
-    for token_id, scored in scores.pairs():
-        if scored is not None:
-            found.append(_token_logprob(token_id, scored.values, token_text))
-            found[-1].rank = scored.rank
-    return found
-
-
-def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) -> pb.TokenLogprob:
-    top = [pb.TopLogprob(token_id=other, token=token_text(other), logprob=logprob) for other, logprob in values.top]
-    return pb.TokenLogprob(token_id=token_id, token=token_text(token_id), logprob=values.logprob, top=top)
-
-
-def usage_to_pb(usage: TokenUsage | None) -> pb.Usage | None:
-    if usage is None:
-        return None
-    return pb.Usage(
-        prompt_tokens=usage.prompt,
-        cached_tokens=usage.cached,
-        completion_tokens=usage.completion,
-        reasoning_tokens=usage.reasoning,
-        accepted_prediction_tokens=usage.accepted_prediction,
-        rejected_prediction_tokens=usage.rejected_prediction,
-    )

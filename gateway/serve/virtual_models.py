@@ -28,4 +28,4 @@ def route_table(
         goals = metrics.static.goals[home]
         return MemberState(engines[home].ready, engines[home].predicted_wait, goals[Lane.INTERACTIVE].ttft_s)
 
-    return RouteTable(config.routes, state, upstreams, config.pricing, metrics.routed)
+    return RouteTable(config.routes, state, upstreams, config.pricing, metrics.virtual.routed)

@@ -98,3 +98,13 @@ def _overlap(one: str, other: str) -> bool:
 
 def _bytes(piece: str, ids: array[int]) -> int:
     return ENTRY_BYTES + sys.getsizeof(piece) + ids.itemsize * len(ids)
+
+
+def written_marks(hf_tokenizer: Any, special: Iterable[str]) -> list[str]:
+    """Return those of the `special` tokens' texts that the chat template may write: BOS and EOS in any case, others if
+    the template contains them. The list is empty if the tokenizer encodes special tokens as plain text."""
+    if hf_tokenizer.backend_tokenizer.encode_special_tokens:
+        return []
+    named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
+    written = str(hf_tokenizer.chat_template)  # may be a mapping of several templates by name
+    return [token for token in special if token in named or token in written]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
-
-from tokenizers.decoders import DecodeStream
+from typing import Any
 
 from engine.process.model_source import CHATS_BEGIN_WITH_BOS
 from gateway.core.errors import context_length_exceeded, invalid_request, unsupported_parameter
@@ -29,11 +23,12 @@ from gateway.text.chat_template import (
     with_thinking,
 )
 from gateway.text.compiled_template import ChatTemplate
-from gateway.text.encode_cache import EncodeCache
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.encode_cache import EncodeCache, written_marks
 from gateway.text.reasoning.harmony import CHANNEL
 from gateway.text.stored_tokenizer import follow_file
-
-T = TypeVar("T")
+from gateway.text.tenant_threads import TenantThreads
+from gateway.text.token_bytes import byte_level_bytes, piece_bytes
 
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
@@ -41,10 +36,6 @@ THREAD_CHARACTERS = 20_000
 THREAD_IDS = 20_000
 """Maximum number of token ids decoded on the event loop by `decode_apart` and `pieces`; more are decoded in a
 thread. Each takes a microsecond."""
-
-TENANT_THREADS = 2
-"""Maximum number of threads in which long texts of one tenant are encoded at the same time. Limits of requests apply
-only once the tokens are known, and 8 MiB take seconds, so that one tenant could keep all threads from the others."""
 
 RENDERED_VALUES = 1000
 """Maximum number of members of the messages and tools of a chat that is rendered on the event loop, counted with its
@@ -62,11 +53,6 @@ it is looked up in the cache."""
 CUT_TOKENS = 16
 """Maximum number of tokens that a cut through a text adds."""
 
-PRIME_TOKENS = 8
-"""Number of last prompt tokens that a detokenizer reads, to know whether the answer continues a word or begins one."""
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
 
 class Tokenizer:
     """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
@@ -80,10 +66,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._special = frozenset(special)
-        self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer, special.values()))
-        self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Semaphore that bounds the encoding threads of each tenant. It exists only while the tenant uses any of
-        them."""
+        self._pieces = EncodeCache(self._backend, written_marks(hf_tokenizer, special.values()))
+        self._threads = TenantThreads()
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
         self._in_channels = CHANNEL in self.template
         self._chat_start = hf_tokenizer.bos_token or "" if hf_tokenizer.init_kwargs.get(CHATS_BEGIN_WITH_BOS) else ""
@@ -173,13 +157,13 @@ class Tokenizer:
                 CONTEXT_LENGTH_EXCEEDED, it has more than `most` tokens.
         """
         if (source := self._source(tools)) not in self._compiled and source:
-            await self._in_thread(tenant, partial(self._compile, source))
+            await self._threads.run(tenant, partial(self._compile, source))
         realm = f"{tenant}\0{cache_salt}" if cache_salt else tenant
         render = partial(self.render_chat, messages, tools, options)
         is_long = has_more_values((messages, tools), RENDERED_VALUES)
-        text = await self._in_thread(tenant, render) if is_long else render()
+        text = await self._threads.run(tenant, render) if is_long else render()
         if len(text) > CHARACTERS_PER_TOKEN * most:
-            await self._in_thread(tenant, partial(self._check_length, (text,), most, "messages"))
+            await self._threads.run(tenant, partial(self._check_length, (text,), most, "messages"))
         if special:
             [ids] = await self._encode_all((text,), True, tenant, most, "messages")
             return ids
@@ -255,7 +239,7 @@ class Tokenizer:
             return b""
         if token_id in self._special:
             return str(piece).encode()
-        return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
+        return byte_level_bytes(piece) if self._byte_level else piece_bytes(piece)
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token that the vocabulary lists as exactly this text. None means that there is none."""
@@ -293,7 +277,7 @@ class Tokenizer:
             self._check_length(texts, most, field)
             return [self._encode(text, special) for text in texts]
 
-        return await self._in_thread(tenant, encode)
+        return await self._threads.run(tenant, encode)
 
     def _check_length(self, texts: Sequence[str], most: int, field: str) -> None:
         """Raise ApiError (CONTEXT_LENGTH_EXCEEDED) if texts have more than `most` tokens together, before all of a long
@@ -307,145 +291,10 @@ class Tokenizer:
                 if count > most:
                     raise context_length_exceeded(count, most, field)
 
-    async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:
-        """Run `work` in one of the tenant's threads, and return its result."""
-        if (threads := self._threads.get(tenant)) is None:
-            threads = self._threads[tenant] = asyncio.Semaphore(TENANT_THREADS)
-        await threads.acquire()
-        running = asyncio.ensure_future(in_thread(work))
-        running.add_done_callback(lambda _: threads.release())  # not sooner: a thread goes on if the caller leaves
-        try:
-            return await asyncio.shield(running)
-        finally:
-            del running  # it has the exception, whose traceback has this frame: the cycle would keep the chat in memory
-
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets
         return tuple(encoding.ids)
 
 
-class Detokenizer:
-    """Converts the token ids of one answer to text incrementally. It never emits part of a character, and it skips
-    special tokens, apart from those that it keeps."""
-
-    def __init__(
-        self,
-        backend: Any,
-        prompt_ids: Sequence[int] = (),
-        *,
-        at_once: bool = False,
-        kept: Mapping[int, str] = MappingProxyType({}),
-    ) -> None:
-        """Args:
-        backend: a tokenizer of the `tokenizers` library.
-        at_once: whether tokens pushed together may be decoded together, which holds for byte-level tokens if the
-            prompt has left no character unfinished.
-        kept: texts of special tokens that are kept, by their ids.
-        """
-        self._backend = backend
-        self._at_once = at_once
-        self._all_kept = self._kept = kept
-        self._pending: list[int] = []
-        self._stream = self._open(prompt_ids[-PRIME_TOKENS:])
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        if not self._kept or self._kept.keys().isdisjoint(token_ids):
-            return self._step(list(token_ids)) if self._at_once else self._push(token_ids)
-        runs = groupby(token_ids, key=self._kept.__contains__)
-        return "".join(self._marks(ids) if kept else self._push(list(ids)) for kept, ids in runs)
-
-    def keep(self, marks: Collection[str]) -> None:
-        """From now on, include in the text only the special tokens whose texts are in `marks`, and skip the others."""
-        self._kept = {token_id: mark for token_id, mark in self._all_kept.items() if mark in marks}
-
-    def _marks(self, token_ids: Iterable[int]) -> str:
-        """Return the text that was held back, followed by the texts of these kept special tokens. Decoding starts anew
-        after them."""
-        text = self.flush()
-        self._stream = self._open(())
-        return text + "".join(self._kept[token_id] for token_id in token_ids)
-
-    def _push(self, token_ids: Sequence[int]) -> str:
-        if self._at_once:
-            return self._step(list(token_ids))
-        return "".join(self._step([token_id]) for token_id in token_ids)
-
-    def flush(self) -> str:
-        """Return the text that is still held back, after the last token: an unfinished character becomes U+FFFD."""
-        pending, self._pending = self._pending, []
-        return self._decode(pending)
-
-    def _step(self, token_ids: list[int]) -> str:
-        self._pending += token_ids
-        try:
-            text = self._stream.step(self._backend, token_ids)
-        except Exception as error:  # the library raises nothing more specific
-            if "Invalid prefix" not in str(error):
-                raise
-            # If a byte makes a run of bytes invalid, byte-fallback decoders turn the whole run into U+FFFD, including
-            # text that was emitted already. The emitted text stays as it is; a new stream continues after it.
-            self._stream = self._open(token_ids)
-            return self.flush()
-        if text:
-            self._pending.clear()
-        return text or ""
-
-    def _open(self, prime: Sequence[int]) -> DecodeStream:
-        """Return a new decoding stream that continues after the tokens `prime`, and completes a character that they
-        left unfinished. The text of these tokens is not emitted."""
-        complete = len(prime)
-        while complete and self._decode(prime[:complete]).endswith(REPLACEMENT):
-            complete -= 1
-        # A stream primed with an unfinished character would emit all of its prime along with the first token.
-        stream = DecodeStream(ids=list(prime[:complete]), skip_special_tokens=True)
-        for token_id in prime[complete:]:
-            stream.step(self._backend, token_id)
-        return stream
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-
-def _marks(hf_tokenizer: Any, special: Iterable[str]) -> list[str]:
-    """Return those of the `special` tokens' texts that the chat template may write: BOS and EOS in any case, others if
-    the template contains them. The list is empty if the tokenizer encodes special tokens as plain text."""
-    if hf_tokenizer.backend_tokenizer.encode_special_tokens:
-        return []
-    named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
-    written = str(hf_tokenizer.chat_template)  # may be a mapping of several templates by name
-    return [token for token in special if token in named or token in written]
-
-
 def _is_about_tools(message: Message) -> bool:
     return message["role"] == "tool" or "tool_calls" in message
-
-
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE (GPT-2): for each of its 256 printable characters, the byte that it
-    represents."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
-_OTHERS = [chr(code) for code in range(128, 256) if chr(code) not in _BYTE_OF]
-"""Characters of Latin-1 that represent no byte and are more than one byte in UTF-8."""
-_LATIN_OF = str.maketrans({char: chr(byte) for char, byte in _BYTE_OF.items()} | dict.fromkeys(_OTHERS, "\u0100"))
-"""Translates the alphabet to Latin-1, and `_OTHERS` to a character that Latin-1 lacks."""
-
-
-def _byte_level_bytes(piece: str) -> bytes:
-    try:
-        return piece.translate(_LATIN_OF).encode("latin-1")
-    except UnicodeEncodeError:  # of an added token, whose characters may stand for themselves
-        return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
-
-
-def _piece_bytes(piece: str) -> bytes:
-    """Return the bytes of a SentencePiece token: one byte if written as <0xAB>, else its text (U+2581 is a space)."""
-    match = _BYTE_PIECE.fullmatch(piece)
-    return bytes([int(match[1], 16)]) if match else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

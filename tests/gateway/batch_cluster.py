@@ -16,13 +16,13 @@ from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app
 from file_fakes import pieces
 from redis.asyncio import Redis
 
+from gateway.batches.context import BatchContext
 from gateway.batches.dispatcher import Dispatcher, cancel_until_done
 from gateway.batches.gate import Gate
 from gateway.batches.input import CheckParameters, InputCheck
 from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
 from gateway.batches.setup import with_route_gates
-from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
 from gateway.core.routing import Catalog
 from gateway.core.space import Disk
@@ -191,7 +191,7 @@ class BatchCluster:
         output = await self.lines_of(batch, batch.output_file_id)
         errors = await self.lines_of(batch, batch.error_file_id)
         told = [line["custom_id"] for line in (*output, *errors)]
-        assert len(told) == len(set(told)) == batch.total
+        assert len(told) == len(set(told)) == batch.lines.total
         assert len({line["id"] for line in (*output, *errors)}) == len(told)
         return {line["custom_id"]: line for line in output}, {line["custom_id"]: line for line in errors}
 

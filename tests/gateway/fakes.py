@@ -22,7 +22,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.core.config import LaneGoals
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.messages.requests import (
     ErrorCode,
     FinishReason,
@@ -63,7 +63,7 @@ from gateway.http.settings import PortSettings
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
-from gateway.observe.metrics import DEFAULT_GOALS, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.registry.memory import MemoryRecordStore
@@ -80,6 +80,7 @@ from gateway.text.tokenizer import Tokenizer
 from gateway.usage.report import UsageAdmin
 
 BASE = "tiny"
+DEFAULT_GOALS = {Lane.INTERACTIVE: INTERACTIVE_GOALS, Lane.BATCH: BATCH_GOALS}
 CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0

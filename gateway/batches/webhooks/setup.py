@@ -30,7 +30,7 @@ async def open_webhooks(
         from gateway.batches.webhooks.delivery import delivering
     except ImportError as error:
         raise ConfigError("batches.webhooks: needs pip install 'loralane[webhooks]'") from error
-    async with delivering(client, prefix, endpoints, metrics.count_webhook) as couriers:
+    async with delivering(client, prefix, endpoints, metrics.batches.webhook) as couriers:
         metrics.register(WebhookMetrics(couriers))
         yield
 

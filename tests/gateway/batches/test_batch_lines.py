@@ -13,7 +13,7 @@ from gateway.batches.answers import LineAnswer, LineName, completed_answer, fail
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, LineReader
 from gateway.batches.lines import UNHEARD_SECONDS, LineRunner
-from gateway.batches.record import Batch, Tally
+from gateway.batches.record import Batch, BatchLines, Tally
 from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_tenant_limit, next_utc_day, retry_delay
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import KeyLapse
@@ -38,7 +38,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 
 def lease(endpoint=CHAT, left=3600.0):
-    batch = Batch("batch_1", "acme", KEY_ID, endpoint, "file-1", "1h", total=1, shard_size=128)
+    batch = Batch("batch_1", "acme", KEY_ID, endpoint, "file-1", "1h", lines=BatchLines(1, shard_size=128))
     return Lease(batch, "shard", 1, left, 0, 0, 1)
 
 

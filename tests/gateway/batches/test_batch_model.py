@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 from gateway.batches.lease import ALL_TASKS, Lease
-from gateway.batches.record import ENDED, TIMES, BatchError, Tally
+from gateway.batches.record import ENDED, BatchError, Tally
 from gateway.core.errors import ApiError, Fault
 from tests.examples import examples
 
@@ -318,7 +318,7 @@ class BatchMachine(RuleBasedStateMachine):
     def all_is_as_it_ought_to_be(self) -> None:
         for batch_id, job in getattr(self, "jobs", {}).items():
             batch = self.run(self.store.get(job.tenant, batch_id))
-            assert (batch.status, batch.total, batch.outcome) == (job.status, job.total, job.outcome)
+            assert (batch.status, batch.lines.total, batch.outcome) == (job.status, job.total, job.outcome)
             assert batch.tally.completed + batch.tally.failed == len(job.done) <= job.total or not job.total
             assert batch.tally.failed == job.failed
             if job.work:
@@ -330,7 +330,7 @@ class BatchMachine(RuleBasedStateMachine):
             assert ORDER.index(batch.status) >= ORDER.index(before)
             assert before == batch.status or before not in ENDED
             self.seen[batch_id] = batch.status
-            times = {name: value for name in TIMES if (value := getattr(batch, name)) is not None}
+            times = {**batch.times, "created_at": batch.created_at, "expires_at": batch.expires_at}
             assert times.items() >= self.times.get(batch_id, {}).items(), "what has happened has happened when it did"
             self.times[batch_id] = times
 

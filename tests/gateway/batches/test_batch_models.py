@@ -13,11 +13,11 @@ from fakes import ACME, BASE, FakeEngine
 
 from engine.core.messages.requests import LaneMode
 from engine.pb import engine_pb2 as pb
-from gateway.batches import dispatcher, shard, tenant_turns
+from gateway.batches import dispatcher, line_turns, tenant_turns
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.lease import Lease
 from gateway.batches.line_models import LineModels
-from gateway.batches.record import Batch, Tally
+from gateway.batches.record import Batch, BatchLines, Tally
 from gateway.batches.setup import BatchMetrics
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.feed import LEAST
@@ -92,7 +92,7 @@ async def test_a_closed_gate_holds_up_no_line_that_another_member_may_answer(clu
     async with working(member):
         ended = await cluster.ended(batch)
     assert (ended.status, ended.tally.completed) == ("completed", 6)
-    assert dict(ended.model_lines) == {"auto": 3, SMALL: 3}
+    assert dict(ended.lines.model_lines) == {"auto": 3, SMALL: 3}
     assert (len(member.gateway_app.engine.requests), len(small.requests)) == (0, 6)
     await cluster.assert_clean(member)
 
@@ -248,7 +248,7 @@ async def test_a_lane_that_is_paused_for_a_moment_costs_no_shard(cluster, monkey
 
 @pytest.mark.parametrize("others", [{}, {SMALL: FakeEngine()}], ids=["one model", "two models"])
 async def test_lines_of_an_engine_that_is_away_for_long_go_to_another_gateway(cluster, monkeypatch, others):
-    monkeypatch.setattr(shard, "LONG_CLOSED_SECONDS", 0.2)
+    monkeypatch.setattr(line_turns, "LONG_CLOSED_SECONDS", 0.2)
     one, two = await cluster.add_member("one", others=others), await cluster.add_member("two", others=others)
     set_stuck(one.gateway_app.engine, True)
     batch = await cluster.submit([chat_line(f"{number}") for number in range(100)])
@@ -274,7 +274,7 @@ async def test_lines_of_a_closed_model_are_handed_back_and_not_claimed_again_wit
     cluster, monkeypatch
 ):
     """One shard has lines of both models."""
-    monkeypatch.setattr(shard, "LONG_CLOSED_SECONDS", 0.0)
+    monkeypatch.setattr(line_turns, "LONG_CLOSED_SECONDS", 0.0)
     monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
     member = await cluster.add_member(others={SMALL: FakeEngine()})
     set_paused(member.gateway_app.engine, True)
@@ -292,7 +292,15 @@ async def test_lines_of_a_closed_model_are_handed_back_and_not_claimed_again_wit
 
 
 def leased(model_lines: Sequence[tuple[str, int]], total: int) -> Lease:
-    batch = Batch("batch", "acme", "key", "/v1/completions", "file-1", "1h", total=total, model_lines=model_lines)
+    batch = Batch(
+        "batch",
+        "acme",
+        "key",
+        "/v1/completions",
+        "file-1",
+        "1h",
+        lines=BatchLines(total, model_lines=tuple(model_lines)),
+    )
     return Lease(batch, "shard", 1, 60.0, last=total)
 
 
@@ -324,8 +332,7 @@ def open_batch(name: str, *models: str, lines: int = 100) -> Batch:
         *named,
         status="in_progress",
         expires_at=3600,
-        model_lines=tuple((model, (lines + 10) // len(models)) for model in models),
-        total=lines + 10,
+        lines=BatchLines(lines + 10, model_lines=tuple((model, (lines + 10) // len(models)) for model in models)),
         tally=tally,
     )
 

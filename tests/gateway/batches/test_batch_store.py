@@ -11,9 +11,10 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.api_schema.batches import BatchCounts
+from gateway.batches.catalog import PAGE
 from gateway.batches.lease import CONTROL_TASKS, SHARD_SIZE
 from gateway.batches.record import BatchError, Tally, new_batch_id, result_file_id, shown_batch
-from gateway.batches.store import PAGE, BatchStore
+from gateway.batches.store import BatchStore
 from gateway.batches.tenant_turns import CREATING_SECONDS
 from gateway.core.errors import ApiError, Fault
 from gateway.redis.connect import connect_cluster
@@ -234,7 +235,7 @@ async def test_a_shard_is_claimed_for_the_models_of_its_open_lines(store):
         return lease and lease.shard
 
     leases = []
-    assert (await store.get("acme", batch.id)).model_lines == (("a", 130), ("gone", 60), ("b", 10))
+    assert (await store.get("acme", batch.id)).lines.model_lines == (("a", 130), ("gone", 60), ("b", 10))
     assert await shard_for() is None
     assert await shard_for(b=True) == 1
     await store.commit(leases[-1], ["part"], range(190, 200), Tally(completed=10))
@@ -277,7 +278,7 @@ async def test_a_window_that_ends_while_no_worker_is_awake(store):
     assert not await store.commit(shard, ["late"], [3], Tally(completed=1))
     await store.finished(finalize, "file-a", "file-b")
     ended = await store.get("acme", batch.id)
-    assert (ended.status, ended.expired_at) == ("expired", store.now_ms // 1000)
+    assert (ended.status, ended.times["expired_at"]) == ("expired", store.now_ms // 1000)
 
 
 async def test_all_lines_answered_is_completed_however_late_it_is_noticed(store):
@@ -309,7 +310,7 @@ async def test_finalizing_again_has_begun_when_it_began_first(store):
     began = store.now_ms // 1000
     await store.wait(20)
     await claimed(store, "finalize")
-    assert (await store.get("acme", batch.id)).finalizing_at == began
+    assert (await store.get("acme", batch.id)).times["finalizing_at"] == began
 
 
 async def test_a_batch_that_is_being_cancelled_does_not_fail(store):
@@ -375,7 +376,7 @@ async def test_where_redis_is_stands_in_the_log_and_not_in_an_answer():
 
 
 async def test_an_operator_sees_the_newest_batches_of_all_tenants(store, valkey, monkeypatch):
-    monkeypatch.setattr("gateway.batches.store.MAX_NEWEST", 3)
+    monkeypatch.setattr("gateway.batches.catalog.MAX_NEWEST", 3)
     made = []
     for tenant in ("acme", "globex", "acme", "initech"):
         await store.wait(1)

@@ -100,7 +100,7 @@ async def test_whatever_dies_every_line_is_answered_once(tmp_path, valkey, monke
     ending = asyncio.create_task(cluster.ended(batch))
 
     async def has_lines():
-        return (await cluster.store.get(batch.tenant, batch.id)).total > 0
+        return (await cluster.store.get(batch.tenant, batch.id)).lines.total > 0
 
     for count in range(12):
         if not ending.done():

@@ -44,7 +44,8 @@ def test_each_kind_of_task_has_places_of_its_own_and_a_tenant_leaves_half_of_the
 def test_the_slow_shards_of_one_tenant_come_after_the_first_one_of_each():
     def slow(tenant: str, seconds: float) -> SimpleNamespace:
         return SimpleNamespace(
-            lease=SimpleNamespace(tenant=tenant), limit_window=SimpleNamespace(seconds_to_next=seconds)
+            lease=SimpleNamespace(tenant=tenant),
+            turns=SimpleNamespace(limit_window=SimpleNamespace(seconds_to_next=seconds)),
         )
 
     crowd = [slow("acme", seconds) for seconds in (3.0, 1.0, 2.0)]

@@ -518,7 +518,7 @@ async def test_the_end_of_a_batch_is_told(valkey, receiver, ending, how):
         await told(valkey, counts)
     told_of = json.loads(receiver.received[0].body)
     assert (told_of["type"], told_of["data"]["id"]) == (f"batch.{how}", batch.id)
-    assert told_of["created_at"] == getattr(batch, f"{how}_at")
+    assert told_of["created_at"] == batch.times[f"{how}_at"]
 
 
 async def test_events_of_a_tenant_without_an_endpoint_are_not_kept(valkey, ending):

@@ -532,7 +532,7 @@ async def test_slots_of_a_gateway_that_died_come_free_within_their_term(valkey):
     dying, other = (RedisLimiter(valkey, timeout=PATIENT, lease_seconds=2.0) for _ in range(2))
     await dying.configure(tenants)
     grants = [await dying.reserve(asking(1)) for _ in range(2)]
-    dying._renewal.cancel()
+    dying.leases.stop()
     await refusal(other, asking(1))
     expiries = [score for _, score in await valkey.zrange("loralane:running:{acme}:tenant", 0, -1, withscores=True)]
     seconds, microseconds = await valkey.time()

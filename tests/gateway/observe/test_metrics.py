@@ -1,12 +1,13 @@
 import pytest
-from fakes import BASE, GatewayApp, build_gateway_app, ids_of
+from fakes import BASE, DEFAULT_GOALS, GatewayApp, build_gateway_app, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 from records import make_record
 
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
 from gateway.observe.engine_metrics import EngineSnapshot
-from gateway.observe.metrics import DEFAULT_GOALS, MAX_TENANTS, Metrics
+from gateway.observe.metrics import Metrics
+from gateway.observe.tenant_labels import MAX_TENANTS
 from gateway.requests.record import Charge, RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}

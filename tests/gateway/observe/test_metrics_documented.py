@@ -23,8 +23,8 @@ from gateway.batches.webhooks.setup import WebhookMetrics
 from gateway.core.limits import Scope
 from gateway.core.space import Disk
 from gateway.observe.engine_metrics import EngineSnapshot
-from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.request_metrics import FIRST_TOKEN, TOKEN
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
 from gateway.virtual_models.cost import Costs
@@ -83,7 +83,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
     for record in (moved_record(), broken_record()):
         gateway_app.metrics.finished(record)
     tokens, price = MemberTokens("tiny", 1, 1), Costs(Decimal(1), Decimal(2))
-    gateway_app.metrics.routed(RouteOutcome("auto", "tiny", "first", [tokens], price))
+    gateway_app.metrics.virtual.routed(RouteOutcome("auto", "tiny", "first", [tokens], price))
     await gateway_app.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
     async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)

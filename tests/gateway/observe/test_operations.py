@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import grpc
 import pytest
-from fakes import BASE, GatewayApp, build_gateway_app
+from fakes import BASE, DEFAULT_GOALS, GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
 from prometheus_client import CollectorRegistry, Histogram
 from served import on_port
@@ -20,7 +20,7 @@ from engine.core.messages.requests import Lane, LaneMode, Origin, Request, Sampl
 from gateway.cli.main import app as cli
 from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
-from gateway.observe.metrics import DEFAULT_GOALS, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation
 from gateway.pb import operations_pb2 as pb
 from gateway.pb.operations_pb2_grpc import EngineAdminStub, LaneAdminStub, RequestAdminStub

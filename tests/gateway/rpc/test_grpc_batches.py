@@ -14,7 +14,7 @@ from grpc_app import as_key, open_grpc_app, refused, until
 from redis.asyncio import Redis
 
 from engine.pb import engine_pb2
-from gateway.batches.record import BatchError, Tally
+from gateway.batches.record import TIMES, BatchError, Tally
 from gateway.batches.store import BatchStore
 from gateway.pb import batches_pb2 as pb
 from gateway.pb.batches_pb2_grpc import BatchesStub
@@ -237,5 +237,5 @@ async def test_a_tenant_has_a_bounded_number_of_watches(api, monkeypatch):
 
 def test_every_field_of_a_batch_is_told():
     names = {field.name for field in pb.Batch.DESCRIPTOR.fields}
-    apart = {"request_counts", "usage", "metadata", "errors", "eta_seconds"}
+    apart = {*TIMES, "model", "request_counts", "usage", "metadata", "errors", "eta_seconds"}
     assert names == set(PLAIN_FIELDS) | apart

@@ -13,14 +13,14 @@ from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
 from gateway.core.in_thread import in_thread
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.stop_strings import StopMatcher, StopStrings
+from gateway.text.tenant_threads import TENANT_THREADS
 from gateway.text.tokenizer import (
     COUNTED_CHARACTERS,
     RENDERED_VALUES,
-    TENANT_THREADS,
     THREAD_CHARACTERS,
     THREAD_IDS,
-    Detokenizer,
 )
 
 TEXT = "héllo 🦙 wörld 日本語 👩‍🚀!"

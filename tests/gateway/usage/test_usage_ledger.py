@@ -169,7 +169,7 @@ class UsageModel:
         """Its gateway is killed: what was known when its lease was last renewed stays counted."""
         if index < len(self.running):
             work = self.running.pop(index)
-            self.limiters[work.gateway]._held.pop(work.grant.lease)
+            self.limiters[work.gateway].leases._held.pop(work.grant.lease)
 
     async def forgotten(self, index: int) -> None:
         """Redis was away for so long that it has forgotten the reservation."""
@@ -256,7 +256,7 @@ class Meter:
 
 async def test_a_day_takes_so_many_rows_and_loses_nothing(valkey):
     limiter = RedisLimiter(valkey, timeout=10.0)
-    limiter._terms = dataclasses.replace(limiter._terms, max_rows=2)
+    limiter._terms = limiter.leases._terms = dataclasses.replace(limiter._terms, max_rows=2)
     meter, last = Meter(limiter, Counts(1, 10, 0, 5, 7)), Meter(limiter, Counts(1, 1))
     for number in range(4):
         await limiter.settle(await meter.reserve(f"adapter-{number}"), 15)

@@ -20,7 +20,7 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.batches.answers import LineName
 from gateway.batches.lease import Lease
 from gateway.batches.lines import LineRunner
-from gateway.batches.record import Batch
+from gateway.batches.record import Batch, BatchLines
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Principal
@@ -241,7 +241,7 @@ async def test_a_batch_learns_that_the_first_member_works_while_its_answer_is_he
     room, begun = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4))), []
     room.engines[SMALL].go_on = asyncio.Event()
     body = json.dumps({"model": ROUTE, "messages": [{"role": "user", "content": "hi"}]}).encode()
-    batch = Batch("batch_1", ACME.name, "", "/v1/chat/completions", "file-1", "1h", total=1, shard_size=128)
+    batch = Batch("batch_1", ACME.name, "", "/v1/chat/completions", "file-1", "1h", lines=BatchLines(1, shard_size=128))
     holders = SimpleNamespace(holder=lambda tenant, key_id: Principal(ACME, key_id))
     now = asyncio.get_running_loop().time()
     lines = LineRunner(room.app.gateway, holders, Lease(batch, "shard", 1, 3600.0, 0, 0, 1), now)

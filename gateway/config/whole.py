@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -94,20 +95,23 @@ class Config:
     """Gateway processes that share the ports, the engine and Redis."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.gateways <= MAX_GATEWAYS:
-            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
-        check_preloads(
-            self.served, {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
-        )
-        if unknown := sorted(self.adapters.chat_templates.keys() - self.preloaded().keys()):
-            raise ConfigError(f"adapters.chat_templates.{unknown[0]}: is no adapter of a preload")
-        check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
-        check_routes(self.routes, self.served, self.upstreams)
-        self._check_keys()
         sections = {name: f"models.{name}.engine" if self.models else "engine" for name in self.served}
-        for name, settings in self.served.items():
-            settings.engines.check_ray(self.cluster.ray, sections[name])
-        check_kv_places(self.served, sections)
+        problems = Problems()
+        checks: list[Callable[[], None]] = [
+            self._check_number,
+            self._check_adapters,
+            lambda: check_upstreams(
+                self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices)
+            ),
+            lambda: check_routes(self.routes, self.served, self.upstreams),
+            self._check_keys,
+            *(partial(one.engines.check_ray, self.cluster.ray, sections[name]) for name, one in self.served.items()),
+            lambda: check_kv_places(self.served, sections),
+        ]
+        for check in checks:
+            with problems.noting():
+                check()
+        problems.raise_all()
 
     @property
     def served(self) -> Mapping[str, ModelSettings]:
@@ -133,6 +137,21 @@ class Config:
     def engine_tls(self) -> Mapping[str, EngineTls | None]:
         """The TLS files for connections to the engines of each base model, by the model's name; None means no TLS."""
         return {name: settings.engines.tls for name, settings in self.served.items()}
+
+    def _check_number(self) -> None:
+        if not 1 <= self.gateways <= MAX_GATEWAYS:
+            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
+
+    def _check_adapters(self) -> None:
+        """Raise ConfigError for contradictions between adapters of base models, and for chat templates of others."""
+        places = {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
+        problems = Problems()
+        with problems.noting():
+            check_preloads(self.served, places)
+        for name in sorted(self.adapters.chat_templates.keys() - self.preloaded().keys()):
+            with problems.noting():
+                raise ConfigError(f"adapters.chat_templates.{name}: is no adapter of a preload")
+        problems.raise_all()
 
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
@@ -201,8 +220,8 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
     """Convert a parsed YAML document to a `Config`, with ${NAME} references replaced from `env` and relative paths from
-    the folder `base`. Raises ConfigError with all problems of the sections or, if there are none, with the first
-    contradiction between them."""
+    the folder `base`. Raises ConfigError with all problems of the sections or, if there are none, with the
+    contradictions between them."""
     problems, kinds = Problems(), get_type_hints(Config)
     sections: dict[str, Any] = {}
     with problems.noting():

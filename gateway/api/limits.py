@@ -61,6 +61,7 @@ class ScopeLimits(LimitScope, kw_only=True):
 
 class LimitEntry(ScopeLimits, kw_only=True):
     source: Literal["config", "live"]
+    """`live` if the limits of this scope were changed by an operator, otherwise `config`."""
 
 
 class LimitEntries(Struct):
@@ -120,7 +121,7 @@ class LimitUses(Struct):
 
 LIST = admin("GET", LIMITS, "List the limits of every scope.", LimitEntries, ACCOUNTS, query=OF_TENANT)
 SET = admin("PATCH", LIMITS, "Change the limits of a scope.", LimitEntry, ACCOUNTS, body=SetBody)
-RESET = admin("POST", LIMITS + "/reset", "Reset a scope's limits or its usage.", ScopeLimits, ACCOUNTS, body=ResetBody)
+RESET = admin("POST", LIMITS + "/reset", "Reset a scope's limits or its usage.", LimitEntry, ACCOUNTS, body=ResetBody)
 USAGE = admin("GET", LIMITS + "/usage", "Show how much of each limit is used.", LimitUses, ACCOUNTS, query=OF_TENANT)
 
 OPERATIONS: tuple[Operation[Any], ...] = (LIST, SET, RESET, USAGE)

@@ -102,18 +102,3 @@ def shown_tenant(account: AccountRecord) -> api.Tenant:
         created=account.created,
         updated=account.updated,
     )
-
-
-def shown_key(account: AccountRecord) -> api.Key:
-    """Return an API key's record as operators see it, without its secret."""
-    owner = account.key
-    assert owner is not None, "a key's record"
-    return api.Key(
-        id=account.key_id,
-        tenant=owner.tenant,
-        label=owner.label,
-        counts_as=account.counts_as,
-        disabled=account.disabled,
-        created=account.created,
-        updated=account.updated,
-    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.accounts.record import AccountRecord
-from gateway.core.errors import invalid_api_key
+from gateway.core.errors import invalid_api_key, key_expired
+from gateway.core.key_rules import NO_RULES, KeyRules, restricted
+from gateway.core.networks import parse_networks
 from gateway.core.tenants import KeyLapse, Principal, Tenant, hash_key, key_id
 from gateway.registry.record import RecordChange, RegistrySnapshot
 
@@ -14,12 +17,21 @@ from gateway.registry.record import RecordChange, RegistrySnapshot
 class AccountMirror:
     """`Mirror` of the account registry. A change takes effect for all new requests as soon as it is applied here."""
 
-    def __init__(self, admins: Mapping[str, Principal], changed: Callable[[Sequence[Tenant]], None]) -> None:
+    def __init__(
+        self,
+        admins: Mapping[str, Principal],
+        changed: Callable[[Sequence[Tenant]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """
         Args:
             admins: administrators by the SHA-256 of their keys in hex. They are not in the registry.
             changed: called with all tenants whenever a tenant or key changes.
+            clock: returns the Unix time in seconds.
         """
+        self._clock = clock
+        self._principals: dict[str, Principal] = {}
+        """Callers by the hashes of their keys, as far as they were asked for since the last change."""
         self.generation = 0
         self.records: dict[str, AccountRecord] = {}
         self._admins = dict(admins)
@@ -51,14 +63,14 @@ class AccountMirror:
         """Return the tenant or administrator that the API key `token` belongs to. The key is looked up by its id, which
         is not secret, and its hash is compared in constant time.
 
-        Raises ApiError (INVALID_API_KEY) if the key is absent or unknown, or if it or its tenant is disabled. The
-        message does not repeat the key.
+        Raises ApiError: INVALID_API_KEY, the key is absent or unknown, or it or its tenant is disabled; KEY_EXPIRED.
+        The message does not repeat the key.
         """
         wanted = hash_key(token or "")
         principal = next((who for known, who in self._admins.items() if hmac.compare_digest(wanted, known)), None)
         for known, account in self._keys.get(key_id(wanted), {}).items():
             if hmac.compare_digest(wanted, known) and not account.disabled:
-                principal = principal or self._owner(account)
+                principal = principal or self._valid(account)
         if principal is None:
             raise invalid_api_key()
         return principal
@@ -75,17 +87,42 @@ class AccountMirror:
         if all(key.disabled for key in keys):
             return KeyLapse.KEY_DISABLED if keys else KeyLapse.KEY_GONE
         live = next(key for key in keys if not key.disabled)
-        return Principal(owner.tenant, key_id, counts_as=live.counts_as)
+        return self._owner(live) or KeyLapse.TENANT_GONE
+
+    def rules(self, key_id: str) -> KeyRules:
+        """Return the rules of the key with this id; an unknown one has none."""
+        owners = (account.key for account in self._keys.get(key_id, {}).values() if account.key)
+        return next((owner.rules for owner in owners), NO_RULES)
 
     def counts_as(self, key_id: str) -> str:
         """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
         return next((account.counts_as for account in self._keys.get(key_id, {}).values()), key_id)
 
+    def _valid(self, account: AccountRecord) -> Principal | None:
+        """Return the caller with a key. None means that its tenant is disabled or gone. Raises ApiError
+        (KEY_EXPIRED)."""
+        principal = self._owner(account)
+        ends = account.key.rules.expires_at if account.key else None
+        if principal is not None and ends is not None and self._clock() >= ends:
+            raise key_expired()
+        return principal
+
     def _owner(self, account: AccountRecord) -> Principal | None:
+        """Return the caller with a key, expired or not. None means that its tenant is disabled or gone."""
+        if (known := self._principals.get(account.key_hash)) is not None:
+            return known
         owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None
-        if owner is None or owner.tenant is None or owner.disabled:
+        if account.key is None or owner is None or owner.tenant is None or owner.disabled:
             return None
-        return Principal(owner.tenant, account.key_id, counts_as=account.counts_as)
+        rules = account.key.rules
+        principal = Principal(
+            restricted(owner.tenant, rules),
+            account.key_id,
+            counts_as=account.counts_as,
+            networks=parse_networks(rules.networks),
+        )
+        self._principals[account.key_hash] = principal
+        return principal
 
     def _put(self, record: AccountRecord) -> None:
         self.records[record.name] = record
@@ -98,4 +135,5 @@ class AccountMirror:
             del self._keys[record.key_id][record.key_hash]
 
     def _tell(self) -> None:
+        self._principals.clear()
         self._changed([record.tenant for record in self.records.values() if record.tenant is not None])

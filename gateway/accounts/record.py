@@ -8,6 +8,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
+from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
 from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
@@ -25,6 +26,8 @@ class KeyOwner:
     counts_as: str = ""
     """Id of the key from which this one came by rotations, and under which the limits and the use of both are kept.
     Empty means that the key was created and has its own."""
+    rules: KeyRules = NO_RULES
+    """Until when, with what and from where the key may be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class AccountRecord:
     key: KeyOwner | None = None
     disabled: bool = False
     source: str = ""
-    """For a configured tenant its settings as JSON, for a configured key the tenant's name, otherwise empty."""
+    """For a configured tenant its settings as JSON, for a configured key the tenant's name and what the
+    configuration says of the key, otherwise empty."""
     generation: int = 0
 
     @property

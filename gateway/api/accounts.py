@@ -55,12 +55,33 @@ class NewKeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     tenant: str
     label: str = ""
+    expires_at: float | None = None
+    """Unix time in seconds from which the key is refused; null: never."""
+    models: list[str] | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    networks: list[str] | UnsetType = UNSET
+
+
+class KeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of PATCH /admin/v1/keys/ID. Absent fields stay unchanged."""
+
+    label: str | UnsetType = UNSET
+    expires_at: float | UnsetType | None = UNSET
+    """Unix time in seconds from which the key is refused; null: never."""
+    models: list[str] | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    networks: list[str] | UnsetType = UNSET
 
 
 class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once unless `keep` is true."""
+    """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once, unless `keep` is true or `overlap_s` is
+    given."""
 
     keep: bool = False
+    overlap_s: float = 0.0
+    """Seconds for which the old key still works."""
+    expires_at: float | UnsetType | None = UNSET
+    """Unix time in seconds from which the new key is refused; null: never. Absent: the old key's lifetime again."""
 
 
 class RequestClass(Struct):
@@ -111,6 +132,16 @@ class Key(Struct):
     disabled: bool
     created: float
     updated: float
+    expires_at: float | None = None
+    """Time from which the key is refused; null: never."""
+    models: list[str] = []
+    """Patterns of the base models and virtual models that requests with it may name."""
+    adapters: list[str] = []
+    """Patterns of the adapters that requests with it may name, among the tenant's."""
+    networks: list[str] = []
+    """Networks that requests with it may come from; none: anywhere."""
+    last_used: float | None = None
+    """Time of its last use, to about a minute; null: never, or not known."""
 
 
 class NewKey(Key, kw_only=True):
@@ -140,6 +171,7 @@ ENABLE_TENANT = _tenant("POST", "/enable", "Enable a disabled tenant.")
 LIST_KEYS = admin("GET", KEYS, "List API keys.", Keys, ACCOUNTS, query=OF_TENANT)
 CREATE_KEY = admin("POST", KEYS, "Create an API key.", NewKey, ACCOUNTS, body=NewKeyBody, status=201)
 GET_KEY = _key("GET", "", "Get an API key's metadata.")
+CHANGE_KEY = admin("PATCH", KEY, "Change an API key.", Key, ACCOUNTS, body=KeyBody)
 DELETE_KEY = admin("DELETE", KEY, "Delete an API key.", Deleted, ACCOUNTS)
 ROTATE_KEY = admin(
     "POST",
@@ -165,6 +197,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_KEYS,
     CREATE_KEY,
     GET_KEY,
+    CHANGE_KEY,
     DELETE_KEY,
     ROTATE_KEY,
     DISABLE_KEY,

@@ -22,6 +22,8 @@ BODY = frozenset(
     }
 )
 KEYED = frozenset({Fault.INVALID_API_KEY, Fault.FORBIDDEN})
+TENANTS_KEY = KEYED | {Fault.KEY_EXPIRED, Fault.ADDRESS_NOT_ALLOWED}
+"""Errors of every operation with a key, and with a tenant's."""
 
 TEXT = "text/plain"
 """Media type of responses that are plain text instead of JSON."""
@@ -80,7 +82,7 @@ class Operation(Generic[A]):
         """All errors that the operation may return, including INTERNAL and those of authentication and of its body. An
         administrator's operation refuses unknown query parameters and, if it is a change, unknown fields of its body,
         even if it takes none."""
-        known = frozenset[Fault]() if self.who == "anyone" else KEYED
+        known = {"anyone": frozenset[Fault](), "admin": KEYED, "tenant": TENANTS_KEY}[self.who]
         is_admin = self.who == "admin"
         checked = BODY if self.body or (is_admin and self.method != "GET") else frozenset()
         return self.faults | known | checked | ({Fault.INVALID_REQUEST} if is_admin else set()) | {Fault.INTERNAL}

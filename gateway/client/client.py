@@ -56,6 +56,7 @@ class Methods:
     keys = Endpoint(account_calls.keys)
     key = Endpoint(account_calls.key)
     create_key = Endpoint(account_calls.create_key)
+    change_key = Endpoint(account_calls.change_key)
     rotate_key = Endpoint(account_calls.rotate_key)
     disable_key = Endpoint(account_calls.disable_key)
     enable_key = Endpoint(account_calls.enable_key)

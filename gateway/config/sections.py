@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.config.webhooks import WebhookConfig
+from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.limits import Policy
+from gateway.core.networks import parse_networks
 from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
 from gateway.redis.address import store_address
@@ -94,11 +96,21 @@ class AdaptersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """What the file says of a key beside the key."""
+
+    label: str = ""
+    rules: KeyRules = NO_RULES
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     tenant: Tenant
     """All fields of the tenant's section except its keys."""
     keys: tuple[str, ...] = ()
     """SHA-256 of each API key, in hex."""
+    described: Mapping[str, KeyConfig] = field(default_factory=dict)
+    """Labels and rules of those keys of which the file gives some, by SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +223,13 @@ class HttpConfig:
     """Seconds after which an idle connection is closed. It should be longer than a proxy in front keeps connections."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API, except for administration. A port of `*` matches any port."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, as CIDR, of proxies in front of the gateway, whose X-Forwarded-For (over gRPC: x-forwarded-for) says
+    where a request comes from, for keys with `networks`. Other peers' header is ignored."""
 
     def __post_init__(self) -> None:
         _port(self.port)
+        parse_networks(self.trusted_proxies)
         check_origins(self.cors_origins)
         _at_least(1, max_body_bytes=self.max_body_bytes)
         _positive(keep_alive_s=self.keep_alive_s)

@@ -4,8 +4,8 @@
     ├── errors in the request
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER,
     │   │       PREVIOUS_RESPONSE_NOT_FOUND
-    │   ├── 401 INVALID_API_KEY
-    │   ├── 403 FORBIDDEN
+    │   ├── 401 INVALID_API_KEY, KEY_EXPIRED
+    │   ├── 403 FORBIDDEN, ADDRESS_NOT_ALLOWED
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
     │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
@@ -72,7 +72,9 @@ class Fault(Enum):
         "previous_response_not_found",
     )
     INVALID_API_KEY = (401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key")
+    KEY_EXPIRED = (401, "UNAUTHENTICATED", "authentication_error", "key_expired")
     FORBIDDEN = (403, "PERMISSION_DENIED", "permission_error", "forbidden")
+    ADDRESS_NOT_ALLOWED = (403, "PERMISSION_DENIED", "permission_error", "address_not_allowed")
     MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
     TENANT_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "tenant_not_found")
     KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
@@ -214,6 +216,17 @@ def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "mess
 def invalid_api_key() -> ApiError:
     message = "missing or unknown API key; send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
     return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
+
+
+def key_expired() -> ApiError:
+    message = "this API key has expired; ask your operator for a new one"
+    return ApiError(Fault.KEY_EXPIRED, message, extra_headers={"www-authenticate": "Bearer"})
+
+
+def address_not_allowed(address: object) -> ApiError:
+    """Return the error for a key that is used from elsewhere than its networks. `address` is None if it is unknown."""
+    where = "an address that is unknown" if address is None else f"the address {address}"
+    return ApiError(Fault.ADDRESS_NOT_ALLOWED, f"this API key must not be used from {where}")
 
 
 def forbidden(message: str) -> ApiError:

@@ -203,10 +203,13 @@ class Entrance(grpc.aio.ServerInterceptor):
         return call.arriving(self._gateway)
 
     def _authenticate(self, method: Method, call: RpcCall, arrival: ArrivingRequest | None) -> None:
-        """Identify the caller by its metadata. Raises ApiError: INVALID_API_KEY, FORBIDDEN."""
+        """Identify the caller by its metadata. Raises ApiError: INVALID_API_KEY, KEY_EXPIRED, ADDRESS_NOT_ALLOWED,
+        FORBIDDEN."""
         if method.audience is Audience.ANYONE:
             return
         principal = self._keys.authenticate(call.token)
+        if principal.networks:
+            self._keys.check_address(principal, *call.origin)
         if arrival is not None:
             arrival.identify(principal)
         call.identify(principal.as_admin() if method.audience is Audience.ADMINISTRATORS else principal.as_tenant())

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
+from gateway.accounts.last_use import LastUse, RedisLastUse
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry, open_accounts
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
+from gateway.core.networks import parse_networks
 from gateway.core.space import Disk
 from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
@@ -47,7 +49,7 @@ from gateway.serve.models import (
     wait_for_engines,
     warn_of_missing_rows,
 )
-from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of
+from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, tenant_seed
 from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar
@@ -137,9 +139,16 @@ async def _open_limiter(stack: AsyncExitStack, config: Config, redis: Redis) -> 
 async def _open_accounts(
     stack: AsyncExitStack, config: Config, redis: Redis, limiter: FailoverLimiter
 ) -> AccountRegistry:
-    seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
-    stored = account_store(redis, config.redis.key_prefix)
-    return await stack.enter_async_context(open_accounts(stored, config.admins(), limiter.configure_lazily, seeds))
+    prefix = config.redis.key_prefix
+    accounts = open_accounts(
+        account_store(redis, prefix),
+        config.admins(),
+        limiter.configure_lazily,
+        list(map(tenant_seed, config.tenants.values())),
+        last_use=LastUse(RedisLastUse(redis, prefix)),
+        proxies=parse_networks(config.http.trusted_proxies),
+    )
+    return await stack.enter_async_context(accounts)
 
 
 def _operations(room: ModelRoom, metrics: Metrics) -> Operations:

@@ -508,9 +508,9 @@ async def test_the_same_in_a_terminal(gateway_app):
         assert (refused(accounts, secret), refused(accounts, other)) == (True, False)
         listed = json.loads(await run("keys", "ls", "initech", "--json"))
         assert [(one["label"], one["disabled"]) for one in listed] == [("laptop", True), ("laptop", False)]
-        await run("keys", "delete", who.key_id)
+        await run("keys", "delete", who.key_id, "--yes")
         assert [one.key_id for one in accounts.keys("initech")] == [key_id(hash_key(other))]
-        await run("tenants", "delete", "initech")
+        await run("tenants", "delete", "initech", "--yes")
         assert refused(accounts, other)
         assert accounts.records == {}
 

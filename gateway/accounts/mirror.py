@@ -70,7 +70,7 @@ class AccountMirror:
         principal = next((who for known, who in self._admins.items() if hmac.compare_digest(wanted, known)), None)
         for known, account in self._keys.get(key_id(wanted), {}).items():
             if hmac.compare_digest(wanted, known) and not account.disabled:
-                principal = principal or self._valid(account)
+                principal = principal or self._valid(known, account)
         if principal is None:
             raise invalid_api_key()
         return principal
@@ -98,10 +98,10 @@ class AccountMirror:
         """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
         return next((account.counts_as for account in self._keys.get(key_id, {}).values()), key_id)
 
-    def _valid(self, account: AccountRecord) -> Principal | None:
+    def _valid(self, key_hash: str, account: AccountRecord) -> Principal | None:
         """Return the caller with a key. None means that its tenant is disabled or gone. Raises ApiError
         (KEY_EXPIRED)."""
-        principal = self._owner(account)
+        principal = self._principals.get(key_hash) or self._owner(account)
         ends = account.key.rules.expires_at if account.key else None
         if principal is not None and ends is not None and self._clock() >= ends:
             raise key_expired()
@@ -109,8 +109,6 @@ class AccountMirror:
 
     def _owner(self, account: AccountRecord) -> Principal | None:
         """Return the caller with a key, expired or not. None means that its tenant is disabled or gone."""
-        if (known := self._principals.get(account.key_hash)) is not None:
-            return known
         owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None
         if account.key is None or owner is None or owner.tenant is None or owner.disabled:
             return None

@@ -33,8 +33,9 @@ def check(
     explain: Annotated[bool, typer.Option("--explain", help="Also print device, memory, limits and ports.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of prepared models; default: as for serve.")] = None,
 ) -> None:
-    """Validate a configuration file, and report all errors at once. Environment variables that it names must be set,
-    and the models, adapters and chat templates that it names must be on this machine; a hub is not asked.
+    """Validate a configuration file, and report all errors at once. Environment variables that it names must be set.
+
+    Models, adapters and chat templates that it names must be on this machine; a hub is not asked.
 
     - `loralane check my.yaml`
     - `loralane check my.yaml --explain` also prints the device, the memory, the limits and the ports that follow

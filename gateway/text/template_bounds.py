@@ -33,6 +33,7 @@ WIDE = re.compile(r"\d{4}")
 """What a format must not have: a width of over 999."""
 WIDENING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs"))
 WIDENING_FILTERS = frozenset(("center", "indent", "batch", "slice", "tojson", "wordwrap", "round"))
+GROWING = (str, list, tuple)
 COUNTED, CONCATENATED = "loralane_counted", "loralane_concatenated"
 """Names of the filters that stand for loops and for the operator `~` in what is compiled."""
 
@@ -91,24 +92,30 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.budget.step()
         _check_method(__self.budget, __obj, args)
-        return _noted(__self.budget, super().call(__context, __obj, *args, **kwargs))
+        value = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(value, GROWING):
+            __self.budget.write(len(value))
+        return value
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that checks widths before it runs, and counts what it makes."""
+        """Return a filter that checks its arguments before it runs, if it can widen a text, and counts what it
+        makes."""
+        budget, check = self.budget, CHECKS.get(name)
 
         @wraps(function)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            if name in WIDENING_FILTERS:
-                _check_width((*args[1:], *kwargs.values()))
-            elif name == "replace":
-                _check_replace(self.budget, [str(one) for one in args if isinstance(one, str)])
-            elif name == "format":
-                _check_format(self.budget, args[0], args[1:] or kwargs)
-            elif name == "join":
-                _check_join(self.budget, [one for one in args if isinstance(one, str | list | tuple)])
-            return _noted(self.budget, function(*args, **kwargs))
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            if isinstance(value, GROWING):
+                budget.write(len(value))
+            return value
 
-        return bounded
+        @wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            assert check is not None, "chosen below"
+            check(budget, args, kwargs)
+            return counted(*args, **kwargs)
+
+        return counted if check is None else checked
 
     def _counted(self, items: Any) -> Any:
         """Return what a loop goes through, and count its turns."""
@@ -124,13 +131,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _concatenated(self, parts: Iterable[Any]) -> str:
         """Return the parts as one text, as `~` and the writing of a template do."""
-        texts, length = [], 0
-        for part in parts:
-            texts.append(str(part))
-            length += len(texts[-1])
-            if length > MOST_TEXT:
-                break
-        self.budget.write(length)
+        texts = list(map(str, parts))
+        self.budget.write(sum(map(len, texts)))
         return "".join(texts)
 
 
@@ -175,12 +177,6 @@ def _filter(node: nodes.Node, name: str) -> nodes.Filter:
     return made
 
 
-def _noted(budget: Budget, value: Any) -> Any:
-    if isinstance(value, str | list | tuple):
-        budget.write(len(value))
-    return value
-
-
 def _bound_power(budget: Budget, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
         raise TooCostly(f"the operator ** makes a number of over {MOST_BITS} bits")
@@ -188,14 +184,14 @@ def _bound_power(budget: Budget, left: Any, right: Any) -> None:
 
 def _bound_product(budget: Budget, left: Any, right: Any) -> None:
     for many, count in ((left, right), (right, left)):
-        if isinstance(many, str | list | tuple) and isinstance(count, int):
+        if isinstance(many, GROWING) and isinstance(count, int):
             budget.write(len(many) * max(0, count))
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MOST_BITS:
         raise TooCostly(f"the operator * makes a number of over {MOST_BITS} bits")
 
 
 def _bound_sum(budget: Budget, left: Any, right: Any) -> None:
-    if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+    if isinstance(left, GROWING) and isinstance(right, GROWING):
         budget.write(len(left) + len(right))
 
 
@@ -237,6 +233,31 @@ def _check_method(budget: Budget, method: Any, args: tuple[Any, ...]) -> None:
         _check_join(budget, [text, *(one for one in args if isinstance(one, list | tuple))])
     elif name in ("format", "format_map") and (WIDE.search(text) or re.search(r"\{[^}]*\{", text)):
         raise TooCostly("it formats a text to a width of over 999 characters, or to one from elsewhere")
+
+
+def _check_filter_width(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _check_width((*args[1:], *kwargs.values()))
+
+
+def _check_filter_replace(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _check_replace(budget, [one for one in (*args, *kwargs.values()) if isinstance(one, str)])
+
+
+def _check_filter_format(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _check_format(budget, args[0], args[1:] or kwargs)
+
+
+def _check_filter_join(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    _check_join(budget, [one for one in (*args, *kwargs.values()) if isinstance(one, GROWING)])
+
+
+CHECKS: Mapping[str, Callable[[Budget, tuple[Any, ...], Mapping[str, Any]], None]] = {
+    **dict.fromkeys(WIDENING_FILTERS, _check_filter_width),
+    "replace": _check_filter_replace,
+    "format": _check_filter_format,
+    "join": _check_filter_join,
+}
+"""What bounds a filter, by its name, before it runs. Each raises TooCostly."""
 
 
 def _check_width(args: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.accounts.record import AccountRecord, KeyOwner
 from gateway.accounts.registry import AccountRegistry, IssuedKey
-from gateway.api import accounts as api
+from gateway.api_schema import accounts as api
 from gateway.core.errors import invalid_request
 from gateway.core.key_rules import KeyRules
 

@@ -14,8 +14,8 @@ import typer
 from msgspec import UNSET, UnsetType
 from rich.table import Table
 
-from gateway.api import accounts as api
-from gateway.api.limits import LimitEntry
+from gateway.api_schema import accounts as api
+from gateway.api_schema.limits import LimitEntry
 from gateway.cli.http import admin
 from gateway.cli.limits import entries_table
 from gateway.cli.options import (

@@ -11,7 +11,7 @@ from gateway.accounts.admin import AccountAdmin, shown_tenant
 from gateway.accounts.keys import KeyAdmin, shown_key
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import IssuedKey
-from gateway.api import accounts as api
+from gateway.api_schema import accounts as api
 from gateway.core.errors import invalid_request
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc

@@ -237,6 +237,8 @@ async def test_a_key_names_only_its_models_and_adapters(gateway_app, accounts):
             assert await names() == ["poet"]
             assert [await status(model) for model in ("poet", "pirate", BASE)] == [200, 404, 404]
             assert (await caller.get(f"/v1/models/{BASE}")).status_code == 404
+            assert (await caller.post("/tokenize", json={"prompt": "hi"})).status_code == 404
+            assert (await caller.post("/tokenize", json={"prompt": "hi", "model": "poet"})).status_code == 200
             changed = await admin.patch(f"{KEYS}/{key['id']}", json={"models": ["*"], "adapters": ["*"]})
             assert changed.json()["models"] == ["*"]
             assert {*await names()} == {BASE, "captain", "pirate", "poet"}

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
+from gateway.accounts.administrators import Administrators
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
+from gateway.accounts.secrets import GONE, IssuedKey, new_secret
+from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
 from gateway.core.tenants import RESERVED_NAMES, KeyLapse, Principal, Tenant, hash_key
-from gateway.registry.log import RegistryLog
+from gateway.registry.log import RegistryLog, Seeded, untold
 from gateway.registry.store import RecordStore, StoreAway
 
-KEY_BYTES = 32
 MIN_PREFIX = 6
 """Minimum number of hex digits of a key's hash with which an operator may name the key."""
 MAX_LABEL = 128
-GONE = "-"
-"""Seed (see `RecordStore.seed`) that is stored for a key when it is removed because the configuration no longer
-contains it."""
 
 log = structlog.get_logger("accounts")
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedKey:
-    """A new API key and its record. Only this object has the secret, on its way to the operator who created the key."""
-
-    secret: str
-    account: AccountRecord
-
-    def __repr__(self) -> str:
-        return f"IssuedKey({self.account.key_id})"
 
 
 class AccountRegistry:
@@ -54,22 +41,24 @@ class AccountRegistry:
     def __init__(
         self,
         store: RecordStore[AccountRecord],
-        admins: Mapping[str, Principal],
         changed: Callable[[Sequence[Tenant]], None],
         clock: Callable[[], float] = time.time,
+        seeded: Seeded[AccountRecord] = untold,
+        refused: Collection[str] = (),
     ) -> None:
         """
         Args:
             store: where the registry is stored.
-            admins: administrators by the SHA-256 of their keys in hex.
             changed: called with all tenants whenever a tenant or key changes.
             clock: returns the Unix time in seconds.
+            seeded: called after each change that the configuration made.
+            refused: SHA-256 of keys that are not accepted here, even if another gateway's configuration has them.
         """
         self._store = store
-        self._admins = frozenset(admins)
-        self._mirror = AccountMirror(admins, changed)
-        self._log = RegistryLog(store, self._mirror, "tenant")
+        self._mirror = AccountMirror(changed, refused)
+        self._log = RegistryLog(store, self._mirror, "tenant", seeded)
         self._clock = clock
+        self.administrators = Administrators(self._log, self._mirror, clock)
 
     @property
     def records(self) -> Mapping[str, AccountRecord]:
@@ -135,8 +124,9 @@ class AccountRegistry:
             raise invalid_request(f"this name belongs to {RESERVED_NAMES[tenant.name]}", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name[:80]!r} already", "name")
-        for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name
-            await self._remove(key.name)
+        # Left by a gateway that died while it deleted a tenant of this name:
+        for record in (*self.keys(tenant.name), *self._administrators_of(tenant.name)):
+            await self._remove(record.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
     async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> AccountRecord:
@@ -151,12 +141,16 @@ class AccountRegistry:
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete(self, name: str) -> int:
-        """Delete a tenant with all its keys. Return the number of keys deleted."""
+        """Delete a tenant with all its keys and its own administrators. Return the number of keys deleted."""
         await self._log.remove(self.tenant(name), None)
         keys = self.keys(name)
-        for key in keys:
-            await self._remove(key.name)
+        for record in (*keys, *self._administrators_of(name)):
+            await self._remove(record.name)
         return len(keys)
+
+    def _administrators_of(self, tenant: str) -> list[AccountRecord]:
+        found = self.administrators.records.values()
+        return [record for record in found if record.admin and record.admin.administrator.tenant == tenant]
 
     def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
@@ -216,7 +210,7 @@ class AccountRegistry:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
 
     async def _issue(self, owner: KeyOwner) -> IssuedKey:
-        secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
+        secret = new_secret()
         return IssuedKey(secret, await self._write(key_account(hash_key(secret), owner, self._clock()), None))
 
     async def _write(self, record: AccountRecord, before: AccountRecord | None) -> AccountRecord:
@@ -233,17 +227,21 @@ class AccountRegistry:
 @asynccontextmanager
 async def open_accounts(
     store: RecordStore[AccountRecord],
-    admins: Mapping[str, Principal],
     changed: Callable[[Sequence[Tenant]], None],
     seeds: Iterable[tuple[Tenant, Iterable[str]]],
+    admins: Iterable[tuple[Administrator, str]] = (),
+    seeded: Seeded[AccountRecord] = untold,
+    refused: Collection[str] = (),
 ) -> AsyncIterator[AccountRegistry]:
     """Yield a registry that follows the store until the context is left. Before, apply the configured tenants in
-    `seeds`, each with the SHA-256 of its keys. `admins` and `changed` are those of `AccountRegistry`."""
-    accounts = AccountRegistry(store, admins, changed)
+    `seeds`, each with the SHA-256 of its keys, and administrators, each with that of the key. `changed`, `seeded`
+    and `refused` are those of `AccountRegistry`."""
+    accounts = AccountRegistry(store, changed, seeded=seeded, refused=refused)
     await accounts.start()
     try:
         for tenant, key_hashes in seeds:
             await accounts.seed(tenant, key_hashes)
+        await accounts.administrators.seed(admins)
         yield accounts
     finally:
         await accounts.close()

@@ -13,6 +13,9 @@ from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry, open_accounts
 from gateway.adapters.sources import AdapterSources
+from gateway.administration.trail import recording_seeds
+from gateway.audit.log import AuditLog
+from gateway.audit.store import RedisAuditStore, Retention
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
@@ -97,7 +100,10 @@ async def built_gateway(
         grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
         redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = await _open_limiter(stack, config, redis)
-        accounts = await _open_accounts(stack, config, redis, limiter)
+        audit = AuditLog(
+            RedisAuditStore(redis, Retention(config.audit.days, config.audit.entries), config.redis.key_prefix)
+        )
+        accounts = await _open_accounts(stack, config, redis, limiter, audit)
         sources = AdapterSources(adapter_sources(config), adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
         room = await open_models(stack, config, backends, redis, sources, grammars)
@@ -113,7 +119,7 @@ async def built_gateway(
         for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        services = await _open_services(stack, launch, redis, gateway, accounts, metrics, operations, disk)
+        services = await _open_services(stack, launch, redis, gateway, accounts, audit, metrics, operations, disk)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, room.engines, limiter, room.models, metrics)
         servers = endpoint_servers(services, config, shared=backends.metrics is not None)
         yield BuiltGateway(config, gateway, room.engines, limiter, servers, reload_target)
@@ -135,11 +141,19 @@ async def _open_limiter(stack: AsyncExitStack, config: Config, redis: Redis) -> 
 
 
 async def _open_accounts(
-    stack: AsyncExitStack, config: Config, redis: Redis, limiter: FailoverLimiter
+    stack: AsyncExitStack, config: Config, redis: Redis, limiter: FailoverLimiter, audit: AuditLog
 ) -> AccountRegistry:
     seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
     stored = account_store(redis, config.redis.key_prefix)
-    return await stack.enter_async_context(open_accounts(stored, config.admins(), limiter.configure_lazily, seeds))
+    opening = open_accounts(
+        stored,
+        limiter.configure_lazily,
+        seeds,
+        config.admin.seeds(),
+        recording_seeds(audit),
+        config.foreign_demo_keys(),
+    )
+    return await stack.enter_async_context(opening)
 
 
 def _operations(room: ModelRoom, metrics: Metrics) -> Operations:
@@ -180,6 +194,7 @@ async def _open_services(
     redis: Redis,
     gateway: Gateway,
     accounts: AccountRegistry,
+    audit: AuditLog,
     metrics: Metrics,
     operations: Operations,
     disk: Disk,
@@ -195,6 +210,7 @@ async def _open_services(
     return Services(
         gateway=gateway,
         accounts=accounts,
+        audit=audit,
         metrics=metrics,
         operations=operations,
         usage=usage,

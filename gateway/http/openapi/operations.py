@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from gateway.api import accounts, adapters, batches, engines, files, limits, status, tokens, traffic, usage, vectors
+from gateway.api import (
+    accounts,
+    adapters,
+    admins,
+    batches,
+    engines,
+    files,
+    limits,
+    status,
+    tokens,
+    traffic,
+    usage,
+    vectors,
+)
 from gateway.api import generation as bodies
 from gateway.api.common import GENERATION
 from gateway.api.operation import Operation
@@ -57,6 +70,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *limits.OPERATIONS,
     *usage.OPERATIONS,
     *accounts.OPERATIONS,
+    *admins.OPERATIONS,
     *engines.OPERATIONS,
     *traffic.OPERATIONS,
     Operation("GET", CONSOLE, "Get the console's page.", "anyone", "text/html"),

@@ -93,8 +93,8 @@ def test_the_demo_is_for_this_machine_only():
     owners = owners_of(demo)
     assert owners[hash_key("sk-demo-acme")].name == "acme"
     assert owners[hash_key("sk-demo-globex")].limits == Limits(600, 200_000)
-    assert [*demo.admins()] == [hash_key("sk-demo-admin")]
-    assert not owners.keys() & demo.admins().keys()
+    assert [key for _, key in demo.admin.seeds()] == [hash_key("sk-demo-admin")]
+    assert hash_key("sk-demo-admin") not in owners
 
 
 def test_production_reads_its_keys_from_the_environment():
@@ -102,7 +102,7 @@ def test_production_reads_its_keys_from_the_environment():
     owners = owners_of(production)
     assert owners[hash_key(ENV["STOREFRONT_KEY"])] is owners[hash_key(ENV["STOREFRONT_NEXT_KEY"])]
     assert owners[hash_key(ENV["RESEARCH_KEY"])].effective_lane(Lane.INTERACTIVE) is Lane.BATCH
-    assert production.admins()[hash_key(ENV["ADMIN_KEY"])].is_admin
+    assert [(who.role, key) for who, key in production.admin.seeds()] == [("owner", hash_key(ENV["ADMIN_KEY"]))]
     assert (production.http.port, production.grpc.port) == (9000, 50051)
     assert production.redis.url == ENV["REDIS_URL"]
     assert ENV["ADMIN_KEY"] not in repr(production)

@@ -65,7 +65,7 @@ async def test_fifty_at_once_admit_exactly_what_fits(cluster):
 
 
 async def test_registries_are_kept_in_it_too(cluster):
-    registry = AccountRegistry(account_store(cluster), {}, lambda tenants: None)
+    registry = AccountRegistry(account_store(cluster), lambda tenants: None)
     await registry.start()
     await registry.create(Tenant("acme"))
     new = await registry.create_key("acme")

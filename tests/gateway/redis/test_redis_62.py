@@ -92,7 +92,7 @@ async def test_every_call_works(url):
 async def test_registries_are_kept_in_it(url):
     async with Redis.from_url(url) as client:
         await client.flushall()
-        registry = AccountRegistry(account_store(client), {}, lambda tenants: None)
+        registry = AccountRegistry(account_store(client), lambda tenants: None)
         await registry.start()
         await registry.create(Tenant("acme"))
         secret = (await registry.create_key("acme")).secret

@@ -53,7 +53,7 @@ async def use_everything(client: Redis, folder: Path) -> None:
     await limiter.drop("acme")
     await limiter.close()
     assert await EvictionWatch(client)._look() == set()
-    async with open_accounts(account_store(client), {}, lambda tenants: None, []) as accounts:
+    async with open_accounts(account_store(client), lambda tenants: None, []) as accounts:
         await accounts.create(Tenant("acme"))
         await accounts.create_key("acme")
     async with NameLocks(client).locked("poet"):

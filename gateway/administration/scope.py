@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gateway.accounts.record import AccountRecord
-from gateway.api.operation import Operation
+from gateway.api_schema.operation import Operation
 from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault, invalid_request, permission_denied, tenant_not_found
 

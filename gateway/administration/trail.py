@@ -17,9 +17,9 @@ from gateway.administration.views import (
     changed_fields,
     object_name,
 )
-from gateway.api.accounts import ROTATE_KEY
-from gateway.api.admins import AuditEntry
-from gateway.api.operation import Operation
+from gateway.api_schema.accounts import ROTATE_KEY
+from gateway.api_schema.admins import AuditEntry
+from gateway.api_schema.operation import Operation
 from gateway.audit.log import AuditLog
 from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault

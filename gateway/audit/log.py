@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from gateway.api.admins import PAGE, AuditEntry, AuditPage
+from gateway.api_schema.admins import PAGE, AuditEntry, AuditPage
 from gateway.audit.redaction import redacted, redacted_text
 from gateway.audit.store import AuditStore
 from gateway.core.administrators import CONFIGURATION

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from gateway.api import admins as api
+from gateway.api_schema import admins as api
 from gateway.cli.http import admin
 from gateway.cli.options import (
     DEMO_KEY,

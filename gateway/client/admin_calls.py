@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.api import admins as api
-from gateway.api.common import Deleted
+from gateway.api_schema import admins as api
+from gateway.api_schema.common import Deleted
 from gateway.client.call import Call
 
 

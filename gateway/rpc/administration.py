@@ -11,8 +11,8 @@ from urllib.parse import unquote
 from google.protobuf.message import Message
 
 from gateway.administration.trail import AdminCall, AdminTrail
-from gateway.api import accounts, adapters, admins, engines, limits, traffic, usage
-from gateway.api.operation import Operation
+from gateway.api_schema import accounts, adapters, admins, engines, limits, traffic, usage
+from gateway.api_schema.operation import Operation
 from gateway.core.administrators import AdminRole
 from gateway.rpc.calls import RpcCall
 

@@ -12,7 +12,7 @@ from fakes import ACME, GLOBEX, GatewayApp, build_gateway_app
 from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.administration.trail import recording_seeds
-from gateway.api.admins import AuditEntry
+from gateway.api_schema.admins import AuditEntry
 from gateway.audit.log import AuditLog, AuditQuery
 from gateway.audit.store import AuditStore, MemoryAuditStore
 from gateway.core.administrators import Administrator, AdminRole

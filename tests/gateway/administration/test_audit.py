@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.administration.trail import recording_seeds
-from gateway.api.admins import AuditEntry
+from gateway.api_schema.admins import AuditEntry
 from gateway.audit.log import AuditLog, AuditQuery
 from gateway.audit.redaction import REDACTED, redacted
 from gateway.audit.store import MemoryAuditStore, RedisAuditStore, Retention

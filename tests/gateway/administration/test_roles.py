@@ -11,7 +11,7 @@ from admin_room import AdminRoom, admin_room
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from gateway.api.operation import PLACEHOLDER, Operation, admin
+from gateway.api_schema.operation import PLACEHOLDER, Operation, admin
 from gateway.core.administrators import AdminRole
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import adapters_pb2, admins_pb2, limits_pb2, operations_pb2, tenants_pb2, usage_pb2

@@ -8,6 +8,7 @@ from gateway.accounts.record import AccountRecord
 from gateway.api_schema.operation import Operation
 from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault, invalid_request, permission_denied, tenant_not_found
+from gateway.core.limits import EACH
 
 FULL_ID = 12
 """Hex digits of a key's id. Beginnings of ids would tell which ids other tenants' keys have."""
@@ -35,8 +36,11 @@ def check_scope(who: Administrator, operation: Operation, names: Mapping[str, st
         raise invalid_request(f"name the tenant that you administer: {who.tenant}", "tenant")
     if tenant != who.tenant:
         raise tenant_not_found(tenant)
-    if operation.noun == "limits" and operation.is_change and not (names.get("key") or names.get("adapter")):
-        raise permission_denied("limits of the whole tenant need an administrator of the installation")
+    if operation.noun == "limits" and operation.is_change:
+        if not (names.get("key") or names.get("adapter")):
+            raise permission_denied("limits of the whole tenant need an administrator of the installation")
+        if names.get("key", EACH) not in ("", EACH):
+            _check_key(who, names["key"], key)
 
 
 def _check_key(who: Administrator, key_id: str, key: FindKey) -> None:

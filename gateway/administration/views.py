@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from gateway.accounts.admin import shown_admin, shown_key, shown_tenant
@@ -14,6 +15,8 @@ from gateway.accounts.record import AccountRecord
 from gateway.core.errors import ApiError
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.services import Services
+
+log = structlog.get_logger("audit")
 
 Names = Mapping[str, str]
 """Names in a call: of its path, its query and its body."""
@@ -54,11 +57,15 @@ class Views:
         }
 
     async def look(self, noun: str, names: Names) -> Fields:
-        """Return the fields of an object as they are now; none if it does not exist or cannot be asked."""
+        """Return the fields of an object as they are now; none if it does not exist or cannot be asked. Does not fail:
+        the change that is recorded may have been made already."""
         view = self._views.get(noun)
         try:
             return (await view(names) if view else None) or {}
         except ApiError:
+            return {}
+        except Exception:
+            log.exception("audit_view_failed", noun=noun)
             return {}
 
     async def _tenant(self, names: Names) -> Fields | None:

@@ -124,6 +124,12 @@ async def test_they_set_limits_below_their_tenants_own(room):
         assert refused.status_code == 403
         reached = await client.patch(LIMITS, json={**change, "adapter": "poet"})
         assert reached.status_code != 403, reached.text
+        other, own = [(await room.accounts.create_key(tenant)).account.key_id for tenant in ("globex", "acme")]
+        for key_id in (other, "0" * 12):
+            refused = await client.patch(LIMITS, json={**change, "key": key_id})
+            assert (refused.status_code, refused.json()["error"]["message"]) == (404, f"{key_id!r} is no key's")
+        for key_id in (own, "*"):
+            assert (await client.patch(LIMITS, json={**change, "key": key_id})).status_code not in (403, 404)
 
 
 async def test_a_role_of_a_tenant_is_no_more_than_that_role(room):

@@ -86,13 +86,13 @@ class Administrators:
 
     async def seed(self, seeds: Iterable[tuple[Administrator, str]]) -> None:
         """Create or update the configured administrators, each with the SHA-256 of the key in hex, and delete those
-        that only the previous configuration named. What operators changed later stands until the configuration
-        changes.
+        that only a previous configuration named, unless this one names none: a gateway for tenants alone needs none.
+        What operators changed later stands until the configuration changes.
 
         If Redis is away, the records are served here and written later.
         """
         wanted = {administrator.name: self._seeded(administrator, known) for administrator, known in seeds}
-        gone = [record for name, record in self.records.items() if record.source and name not in wanted]
+        gone = [record for name, record in self.records.items() if wanted and record.source and name not in wanted]
         for record in gone:
             await self._apply(record, self.log.remove(record, None, seed=GONE))
         for record in wanted.values():

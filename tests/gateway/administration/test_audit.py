@@ -147,10 +147,11 @@ async def test_what_the_configuration_changes_is_recorded(caplog):
     await registry.administrators.seed([(Administrator("ci", AdminRole.VIEWER), hash_key("sk-ci"))])
     await registry.seed(Tenant("acme", weight=2.0), [])
     await registry.seed(Tenant("acme", weight=2.0), [])
-    await registry.administrators.seed([])
+    await registry.administrators.seed([(Administrator("other", AdminRole.VIEWER), hash_key("sk-other"))])
     entries = (await audit.page(AuditQuery())).entries[::-1]
     key = f"keys/{hash_key('sk-one')[:12]}"
-    assert [entry.object for entry in entries] == [key, "tenants/acme", "admins/ci", key, "tenants/acme", "admins/ci"]
+    objects = [key, "tenants/acme", "admins/ci", key, "tenants/acme", "admins/ci", "admins/other"]
+    assert [entry.object for entry in entries] == objects
     assert {(entry.by, entry.action, entry.result) for entry in entries} == {
         ("configuration", "configuration.apply", "ok")
     }

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from audit_walk import walk_audit
 from file_fakes import build_files, walk
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -58,6 +59,7 @@ async def use_everything(client: Redis, folder: Path) -> None:
         await accounts.create_key("acme")
     async with NameLocks(client).locked("poet"):
         pass
+    await walk_audit(client)
     lease = Lease(client, "loralane:")
     assert await lease.hold() and await lease.hold()
     await lease.give_up()

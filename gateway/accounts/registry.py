@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -15,39 +14,27 @@ from typing import Any
 import msgspec
 import structlog
 
+from gateway.accounts.administrators import Administrators
 from gateway.accounts.last_use import LastUse
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
+from gateway.accounts.secrets import GONE, IssuedKey, new_secret
+from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault, address_not_allowed, invalid_request, tenant_not_found
 from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.networks import Network, caller_address, contains
 from gateway.core.tenants import MAX_LABEL, RESERVED_NAMES, KeyLapse, Principal, Tenant, hash_key
-from gateway.registry.log import RegistryLog
+from gateway.registry.log import RegistryLog, Seeded, untold
 from gateway.registry.store import RecordStore, StoreAway
 
-KEY_BYTES = 32
 MIN_PREFIX = 6
 """Minimum number of hex digits of a key's hash with which an operator may name the key."""
-GONE = "-"
-"""Seed (see `RecordStore.seed`) that is stored for a key when it is removed because the configuration no longer
-contains it."""
 
 Seed = tuple[Tenant, Iterable[str]] | tuple[Tenant, Iterable[str], Mapping[str, KeyOwner]]
 """A configured tenant, the SHA-256 of its keys in hex, and perhaps what the configuration says of some of them."""
 NOT_DESCRIBED: Mapping[str, KeyOwner] = MappingProxyType({})
 
 log = structlog.get_logger("accounts")
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedKey:
-    """A new API key and its record. Only this object has the secret, on its way to the operator who created the key."""
-
-    secret: str
-    account: AccountRecord
-
-    def __repr__(self) -> str:
-        return f"IssuedKey({self.account.key_id})"
 
 
 class AccountRegistry:
@@ -61,29 +48,31 @@ class AccountRegistry:
     def __init__(
         self,
         store: RecordStore[AccountRecord],
-        admins: Mapping[str, Principal],
         changed: Callable[[Sequence[Tenant]], None],
         clock: Callable[[], float] = time.time,
         *,
+        seeded: Seeded[AccountRecord] = untold,
+        refused: Collection[str] = (),
         last_use: LastUse | None = None,
         proxies: Sequence[Network] = (),
     ) -> None:
         """
         Args:
             store: where the registry is stored.
-            admins: administrators by the SHA-256 of their keys in hex.
             changed: called with all tenants whenever a tenant or key changes.
             clock: returns the Unix time in seconds.
+            seeded: called after each change that the configuration made.
+            refused: SHA-256 of keys that are not accepted here, even if another gateway's configuration has them.
             last_use: notes which keys are used; None means in this process alone.
             proxies: networks of the operator's proxies, which say in X-Forwarded-For where requests come from.
         """
         self._store = store
-        self._admins = frozenset(admins)
-        self._mirror = AccountMirror(admins, changed, clock)
+        self._mirror = AccountMirror(changed, refused, clock)
         self.last_use = last_use or LastUse(clock=clock)
         self._proxies = tuple(proxies)
-        self._log = RegistryLog(store, self._mirror, "tenant")
+        self._log = RegistryLog(store, self._mirror, "tenant", seeded)
         self._clock = clock
+        self.administrators = Administrators(self._log, self._mirror, clock)
 
     @property
     def records(self) -> Mapping[str, AccountRecord]:
@@ -171,8 +160,9 @@ class AccountRegistry:
             raise invalid_request(f"this name belongs to {RESERVED_NAMES[tenant.name]}", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name[:80]!r} already", "name")
-        for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name
-            await self._remove(key.name)
+        # Left by a gateway that died while it deleted a tenant of this name:
+        for record in (*self.keys(tenant.name), *self._administrators_of(tenant.name)):
+            await self._remove(record.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
     async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> AccountRecord:
@@ -187,13 +177,17 @@ class AccountRegistry:
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete(self, name: str) -> int:
-        """Delete a tenant with all its keys. Return the number of keys deleted."""
+        """Delete a tenant with all its keys and its own administrators. Return the number of keys deleted."""
         await self._log.remove(self.tenant(name), None)
         keys = self.keys(name)
-        for key in keys:
-            await self._remove(key.name)
+        for record in (*keys, *self._administrators_of(name)):
+            await self._remove(record.name)
         await self.last_use.forget([key.key_id for key in keys])
         return len(keys)
+
+    def _administrators_of(self, tenant: str) -> list[AccountRecord]:
+        found = self.administrators.records.values()
+        return [record for record in found if record.admin and record.admin.administrator.tenant == tenant]
 
     def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
@@ -271,7 +265,7 @@ class AccountRegistry:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
 
     async def _issue(self, owner: KeyOwner) -> IssuedKey:
-        secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
+        secret = new_secret()
         return IssuedKey(secret, await self._write(key_account(hash_key(secret), owner, self._clock()), None))
 
     async def _write(self, record: AccountRecord, before: AccountRecord | None) -> AccountRecord:
@@ -288,18 +282,20 @@ class AccountRegistry:
 @asynccontextmanager
 async def open_accounts(
     store: RecordStore[AccountRecord],
-    admins: Mapping[str, Principal],
     changed: Callable[[Sequence[Tenant]], None],
     seeds: Iterable[Seed],
+    admins: Iterable[tuple[Administrator, str]] = (),
     **more: Any,
 ) -> AsyncIterator[AccountRegistry]:
     """Yield a registry that follows the store until the context is left. Before, apply the configured tenants in
-    `seeds`. `admins`, `changed` and what follows are those of `AccountRegistry`."""
-    accounts = AccountRegistry(store, admins, changed, **more)
+    `seeds`, and administrators, each with the SHA-256 of the key. `changed` and what follows are those of
+    `AccountRegistry`."""
+    accounts = AccountRegistry(store, changed, **more)
     await accounts.start()
     try:
         for seed in seeds:
             await accounts.seed(*seed)
+        await accounts.administrators.seed(admins)
         yield accounts
     finally:
         await accounts.close()

@@ -10,7 +10,8 @@ from types import NoneType
 from typing import Any
 
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, read_each, resolve
-from gateway.config.sections import AdminConfig, KeyConfig, TenantConfig
+from gateway.config.sections import AdminConfig, ConfiguredAdmin, KeyConfig, TenantConfig
+from gateway.core.administrators import Administrator, role_named
 from gateway.core.key_rules import KeyRules
 from gateway.core.tenants import MAX_LABEL, RESERVED_NAMES, Tenant, hash_key
 from gateway.core.times import unix_time
@@ -84,8 +85,28 @@ def read_admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
     section = as_mapping(value, "admin")
     check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
     keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
-    rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
-    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
+    named = read_each(
+        as_mapping(section.get("administrators"), "admin.administrators"),
+        lambda name, item: _administrator(name, item, env),
+    )
+    known = {"keys": keys, "metrics_keys": metrics_keys, "administrators": named}
+    rest = {key: item for key, item in section.items() if key not in known}
+    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, **known)
+
+
+def _administrator(name: str, value: Any, env: Mapping[str, str]) -> ConfiguredAdmin:
+    where = f"admin.administrators.{name}"
+    section = as_mapping(value, where)
+    check_keys(section, ["key", "role", "tenant"], where)
+    for needed in ("key", "role"):
+        if needed not in section:
+            raise ConfigError(f"{where}.{needed}: is missing")
+    try:
+        role = role_named(str(resolve(section["role"], env, f"{where}.role")))
+        administrator = Administrator(name, role, str(section.get("tenant", "")))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return ConfiguredAdmin(administrator, _key_hash(section["key"], env, f"{where}.key"))
 
 
 def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:

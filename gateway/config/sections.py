@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.config.webhooks import WebhookConfig
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.limits import Policy
 from gateway.core.networks import parse_networks
 from gateway.core.safe_url import check_origins
-from gateway.core.tenants import Tenant
+from gateway.core.tenants import Tenant, key_id
 from gateway.redis.address import store_address
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")
 """Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
+MAX_AUDIT_DAYS, MAX_AUDIT_ENTRIES = 3650, 10_000_000
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
 
 
@@ -250,9 +252,20 @@ class GrpcConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredAdmin:
+    """An administrator of the configuration, with the SHA-256 of the key in hex."""
+
+    administrator: Administrator
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdminConfig:
     keys: tuple[str, ...] = ()
-    """SHA-256 of each admin key, in hex. If there are none, the admin API refuses all callers."""
+    """SHA-256, in hex, of each key of an owner without a name. If there are neither these nor `administrators`, only
+    administrators that were made live may call the admin API."""
+    administrators: Mapping[str, ConfiguredAdmin] = field(default_factory=dict)
+    """Administrators by name, each with a role."""
     metrics_keys: tuple[str, ...] = ()
     """SHA-256, in hex, of each key that may read /metrics and do nothing else."""
     open_metrics: bool | Literal["no_tenants"] = False
@@ -273,6 +286,26 @@ class AdminConfig:
             raise ValueError("port and grpc_port go together: administration would be left at a public port")
         for port in (self.port, self.grpc_port):
             _port(port or 0)
+
+    def seeds(self) -> list[tuple[Administrator, str]]:
+        """Return all configured administrators, each with the SHA-256 of the key. Owners without a name are named after
+        the key's id."""
+        owners = [(Administrator(f"key-{key_id(key)}", AdminRole.OWNER), key) for key in self.keys]
+        return owners + [(entry.administrator, entry.key) for entry in self.administrators.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditConfig:
+    """How much of the audit log is kept: what is older than `days`, or beyond `entries`, is dropped."""
+
+    days: int = 365
+    entries: int = 100_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.days <= MAX_AUDIT_DAYS:
+            raise ValueError(f"days must be from 1 to {MAX_AUDIT_DAYS}, not {self.days}")
+        if not 1 <= self.entries <= MAX_AUDIT_ENTRIES:
+            raise ValueError(f"entries must be from 1 to {MAX_AUDIT_ENTRIES}, not {self.entries}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from gateway.config.routes import check_routes, read_routes
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
+    AuditConfig,
     BatchesConfig,
     GrpcConfig,
     HttpConfig,
@@ -51,7 +52,7 @@ from gateway.config.upstreams import UpstreamConfig, check_upstreams
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import Tenant, hash_key
 from gateway.virtual_models.policy import Policy
 
 MAX_GATEWAYS = 16
@@ -89,6 +90,7 @@ class Config:
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     gateways: int = 1
@@ -156,6 +158,7 @@ class Config:
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
         owners += [("admin", key) for key in self.admin.keys]
+        owners += [(f"admin.administrators.{name}", entry.key) for name, entry in self.admin.administrators.items()]
         owners += [("admin.metrics_keys", key) for key in self.admin.metrics_keys]
         first: dict[str, str] = {}
         for owner, key in owners:
@@ -169,6 +172,12 @@ class Config:
         """Return (section, host) for each section that has listening ports."""
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
+
+    def foreign_demo_keys(self) -> frozenset[str]:
+        """Return the SHA-256 of the demo's keys that this configuration does not have: if a demo has left them in the
+        store, they open nothing here, because they are public."""
+        own = {key for entry in self.tenants.values() for key in entry.keys} | {key for _, key in self.admin.seeds()}
+        return DEMO_HASHES - own
 
     @property
     def default_model(self) -> ModelSettings:
@@ -199,10 +208,6 @@ class Config:
             return replace(self, models=changed, adapters=adapters)
         only = next(iter(changed.values()))
         return replace(self, lanes=only.lanes, adapters=replace(adapters, preload=only.preload))
-
-    def admins(self) -> dict[str, Principal]:
-        """Return a principal for each admin key, by the SHA-256 of the key."""
-        return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:

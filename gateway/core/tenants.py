@@ -13,6 +13,7 @@ from typing import Literal, Protocol, get_args
 from msgspec import Struct
 
 from engine.core.messages.requests import Lane
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.limits import NO_LIMITS, Limits
 from gateway.core.names import TENANT_NAME
@@ -153,12 +154,17 @@ class Principal(Struct, frozen=True):
     tenant: Tenant
     key_id: str
     """First 12 hex digits of the key's hash. They are safe to log and enough to tell keys apart."""
-    is_admin: bool = False
+    administrator: Administrator | None = None
+    """The administrator whose key it is. None means that the caller is a tenant."""
     counts_as: str = ""
     """Id of the key under which this key's limits and use are kept; empty means its own. Keys made by rotating one
     another share it."""
     networks: tuple[Network, ...] = ()
     """Networks that requests with this key may come from. If empty, they may come from anywhere."""
+
+    @property
+    def is_admin(self) -> bool:
+        return self.administrator is not None
 
     @property
     def limits_key(self) -> str:
@@ -171,10 +177,12 @@ class Principal(Struct, frozen=True):
             raise forbidden("an administrator's key administers; this needs a tenant's key")
         return self
 
-    def as_admin(self) -> Principal:
-        """Return this caller if it is an administrator. Raises ApiError: FORBIDDEN, for a tenant."""
-        if not self.is_admin:
+    def as_admin(self, needed: AdminRole) -> Principal:
+        """Return this caller if it is an administrator whose role includes the needed one. Raises ApiError: FORBIDDEN,
+        for a tenant; PERMISSION_DENIED, for another role."""
+        if self.administrator is None:
             raise forbidden("this needs an administrator's key")
+        self.administrator.check(needed)
         return self
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import Message
 
+from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
@@ -83,6 +84,12 @@ class RpcCall:
         """The caller, which has authenticated."""
         assert self._principal is not None, "the entrance identifies the callers of all methods that have handlers"
         return self._principal
+
+    @property
+    def administrator(self) -> Administrator:
+        """The caller of a method for administrators."""
+        assert self.principal.administrator is not None, "the entrance lets only administrators call"
+        return self.principal.administrator
 
     @property
     def tenant(self) -> str:

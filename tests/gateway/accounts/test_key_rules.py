@@ -22,11 +22,12 @@ from gateway.batches.input import CheckParameters, InputCheck
 from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import load_config
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import ApiError, Fault
 from gateway.core.key_rules import KeyRules, restricted
 from gateway.core.networks import caller_address, parse_networks
 from gateway.core.routing import Catalog
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import Principal, Tenant, hash_key
 from gateway.pb import generation_pb2, tenants_pb2
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.pb.tenants_pb2_grpc import TenantAdminStub
@@ -36,7 +37,7 @@ from gateway.rpc.api import GrpcServer
 from gateway.serve.reload_target import tenant_seed
 
 ADMIN_KEY = "sk-admin-of-these-tests"
-ADMINS = {hash_key(ADMIN_KEY): Principal(ADMIN_TENANT, key_id(hash_key(ADMIN_KEY)), is_admin=True)}
+ADMINS = [(Administrator("boss", AdminRole.OWNER), hash_key(ADMIN_KEY))]
 ACME = Tenant("acme", adapters=("p*",))
 KEYS = "/admin/v1/keys"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -58,9 +59,10 @@ def clock() -> Clock:
 @pytest.fixture
 async def accounts(clock):
     registry = AccountRegistry(
-        MemoryRecordStore(ACCOUNTS), ADMINS, lambda tenants: None, clock, proxies=parse_networks(["10.9.0.0/16"])
+        MemoryRecordStore(ACCOUNTS), lambda tenants: None, clock, proxies=parse_networks(["10.9.0.0/16"])
     )
     await registry.start()
+    await registry.administrators.seed(ADMINS)
     await registry.create(ACME)
     yield registry
     await registry.close()
@@ -408,7 +410,7 @@ async def test_the_configuration_describes_keys(tmp_path, clock):
     rules = KeyRules(1_896_048_000.0, adapters=("poet",), networks=("10.0.0.0/8",))
     assert config.tenants["acme"].described[hash_key(env["CI"])].rules == rules
     assert config.http.trusted_proxies == ("10.9.0.0/16",)
-    registry = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None, clock)
+    registry = AccountRegistry(MemoryRecordStore(ACCOUNTS), lambda tenants: None, clock)
     await registry.start()
     try:
         await registry.seed(*tenant_seed(config.tenants["acme"]))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from audit_walk import walk_audit
 from file_fakes import build_files, walk
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -55,7 +56,7 @@ async def use_everything(client: Redis, folder: Path) -> None:
     await limiter.close()
     assert await EvictionWatch(client)._look() == set()
     last_use = LastUse(RedisLastUse(client))
-    async with open_accounts(account_store(client), {}, lambda tenants: None, [], last_use=last_use) as accounts:
+    async with open_accounts(account_store(client), lambda tenants: None, [], last_use=last_use) as accounts:
         await accounts.create(Tenant("acme"))
         new = await accounts.create_key("acme")
         accounts.authenticate(new.secret)
@@ -65,6 +66,7 @@ async def use_everything(client: Redis, folder: Path) -> None:
         assert await last_use.read() == {}
     async with NameLocks(client).locked("poet"):
         pass
+    await walk_audit(client)
     lease = Lease(client, "loralane:")
     assert await lease.hold() and await lease.hold()
     await lease.give_up()

@@ -19,6 +19,7 @@ REACHED = {
     "GET /admin/v1/keys",
     "POST /admin/v1/keys",
     "GET /admin/v1/keys/{id}",
+    "PATCH /admin/v1/keys/{id}",
     "DELETE /admin/v1/keys/{id}",
     "POST /admin/v1/keys/{id}/rotate",
     "POST /admin/v1/keys/{id}/disable",
@@ -108,6 +109,8 @@ async def test_others_tenants_and_keys_look_like_none(room):
         for key_id in (other.account.key_id, other.account.key_hash, other.account.key_id[:6], "0" * 12):
             for method, verb in (("GET", ""), ("DELETE", ""), ("POST", "/rotate"), ("POST", "/disable")):
                 assert await error(method, f"{KEYS}/{key_id}{verb}") == (404, f"{key_id!r} is no key's")
+            changed = await error("PATCH", f"{KEYS}/{key_id}", json={"label": "mine"})
+            assert changed == (404, f"{key_id!r} is no key's")
         for path in (KEYS, LIMITS, f"{LIMITS}/usage", "/admin/v1/usage", "/admin/v1/batches"):
             status, message = await error("GET", path)
             assert (status, "acme" in message) == (400, True)

@@ -93,9 +93,8 @@ def draw(curves: Curves, title: str, out: Path) -> None:
 
 
 def draw_traffic(found: Mapping[str, Analysis], out: Path) -> None:
-    """Write a plot to the file `out` in the format of its suffix: the shares of prompts and of answers that are at most
-    so long, and what a prefix cache finds by its size, with a line for each trace. Raises what `check_available`
-    raises."""
+    """Write a plot to the file `out` in the format of its suffix: the distributions of prompt and answer lengths, and
+    what prefix caches find, with a line for each trace. Raises what `check_available` raises."""
     check_available(out)
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter

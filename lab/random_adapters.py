@@ -24,9 +24,8 @@ def write_adapters(
     on_written: Callable[[], None] = lambda: None,
     invocation: Sequence[int] = (),
 ) -> dict[str, Path]:
-    """Write one random PEFT adapter for each of `ranks`, or reuse its folder if that exists; call `on_written` after
-    each. They change all projections of a model except routers, and name those of experts as with transformers 4.
-    `invocation`, if given, holds token ids, and makes them activated LoRAs. Returns name (`a0000` and so on) ->
+    """Write one random PEFT adapter for each of `ranks`, unless its folder exists, calling `on_written`, for all
+    projections but routers. `invocation`, token ids, makes them activated LoRAs. Return name (`a0000` and so on) ->
     folder."""
     spec = read_spec(model_dir)
     shapes = dict(_projections(spec))

@@ -1,10 +1,5 @@
-"""The interface to the kernels: `Backend`, a protocol of five calls, with four more in `Pointwise` (pointwise.py) and
-three in `ExpertKernels` (routing.py).
-
-All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
-head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena as a flat tensor,
-[num_elements].
-"""
+"""The interface to the kernels. All tensors of a call live on one device. KV of a layer is a view of the arena,
+[num_pages, 2, block_size, kv_heads, head_dim] with 0 = K and 1 = V; adapter rows lie in the arena as a flat tensor."""
 
 from __future__ import annotations
 
@@ -21,75 +16,64 @@ from lora_kernels.segments import SegmentPlan
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """A ragged batch of chunks against paged KV. Chunks with one query row come first.
+    """A ragged batch of chunks against paged KV. Chunks with one query row come first."""
 
-    Attributes:
-        query_starts: int32 [num_seqs + 1]. Rows of sequence i are `query_starts[i]:query_starts[i + 1]`.
-        context_lens: int32 [num_seqs]. Tokens in the KV cache once this step's are written; the last query row of
-            a sequence sees all of them, the one before it one fewer.
-        block_tables: int32 [num_seqs, max_blocks]. Page of each block; padded with page 0.
-        kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written. In a captured
-            step, padding rows have a negative slot and context 0: nothing is written or read for them.
-        num_decodes: number of leading sequences with exactly one query row.
-        max_query, max_context: the largest number of query rows and the largest context length, on the host.
-        host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
-
-    In a captured step with prompts only the device knows how many rows each sequence has; padding sequences, which come
-    last, have none. On the host, every sequence is then counted in `num_decodes`, and `max_query` is the number of all
-    rows.
-    """
-
+    # In a captured step with prompts only the device knows how many rows each sequence has; on the host every sequence
+    # counts as a decode then, and `max_query` is the number of all rows. Padding sequences, which come last, have no
+    # rows.
     query_starts: Tensor
+    """int32 [num_seqs + 1]. Rows of sequence i are `query_starts[i]:query_starts[i + 1]`."""
     context_lens: Tensor
+    """int32 [num_seqs]. Tokens in the KV cache once this step's are written; the last query row of a sequence sees all
+    of them, the one before it one fewer."""
     block_tables: Tensor
+    """int32 [num_seqs, max_blocks]. Page of each block; padded with page 0."""
     kv_slots: Tensor
+    """int64 [num_rows]. `page * block_size + offset` where each row's K and V are written. In a captured step, padding
+    rows have a negative slot and context 0: nothing is written or read for them."""
     num_decodes: int
+    """Number of leading sequences with exactly one query row."""
     max_query: int
     max_context: int
+    """`max_query` and `max_context`: the largest number of query rows and the largest context length, on the host."""
     host_query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    """`host_query_starts` and `host_context_lens`: `query_starts` and `context_lens` on the host, for loops and launch
+    sizes."""
 
     @property
     def has_any_lengths(self) -> bool:
-        """Returns whether only the device knows how many rows each sequence has."""
+        """Return whether only the device knows how many rows each sequence has."""
         return self.max_query > 1 and self.num_decodes == len(self.host_context_lens)
 
 
 @dataclass(frozen=True, slots=True)
 class KvCoding:
-    """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale.
-
-    Kernels that read multiply by the scales and need no shift: it changes the scores of a query row with all keys by
-    the same amount, which softmax ignores. It is 0 for scores that are not relative (`Scores.are_relative`).
-
-    Attributes:
-        scales: fp32 [2, kv_heads], of K and of V.
-        key_shift: fp32 [kv_heads, head_dim].
-    """
+    """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale. Kernels that read
+    ignore the shift, which adds the same to the scores of a row with all keys."""
 
     scales: Tensor
+    """fp32 [2, kv_heads], of K and of V."""
     key_shift: Tensor
+    """fp32 [kv_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a layer's attention turns products of queries and keys into the weights of values.
-
-    Attributes:
-        scale: factor of the products.
-        cap: bound of the scaled products s, which become cap * tanh(s / cap) before any is masked (Gemma 2, 2024). None
-            means that they are not bounded.
-        sinks: fp32 [heads]. Each query head's further score, which takes part in every softmax and has no value
-            (Efficient Streaming Language Models with Attention Sinks, Xiao et al. 2023). None means that there is none.
-    """
+    """How a layer's attention turns products of queries and keys into the weights of values."""
 
     scale: float
+    """Factor of the products."""
     cap: float | None = None
+    """Bound of the scaled products s, which become cap * tanh(s / cap) before any is masked (Gemma 2, 2024). None means
+    that they are not bounded."""
     sinks: Tensor | None = None
+    """fp32 [heads]. Each query head's further score, which takes part in every softmax and has no value (Efficient
+    Streaming Language Models with Attention Sinks, Xiao et al. 2023). None means that there is none."""
 
     @property
     def are_relative(self) -> bool:
-        """Returns whether adding the same number to all scores of a row changes no weight."""
+        """Return whether adding the same number to all scores of a row changes no weight."""
         return self.cap is None and self.sinks is None
 
 
@@ -117,20 +101,17 @@ class Backend(Protocol):
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Performs the steps between the fused projection and attention: norms, rotary embedding, and `write_kv`.
+        """Apply norms and rotary embedding to the fused projection, and write K and V. Return the query, [num_rows,
+        heads, head_dim].
 
         Args:
-            qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be modified.
+            qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], may be modified.
             cos, sin: see `Pointwise.rotate`.
-            norms: None means that the model has no norms of queries and keys.
-            kv_coding: how the layer's K and V are stored. None means as they are. Backends for a CPU accept only None.
-
-        Returns:
-            The query, [num_rows, heads, head_dim].
+            kv_coding: None means as they are. CPU backends accept only None.
         """
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
+        """Store this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
 
     def attention(
         self,
@@ -141,18 +122,15 @@ class Backend(Protocol):
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Returns causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
-
-        GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
-        row sees only the last `window` positions up to and including its own. K and V must have been written with
-        `kv_coding`.
-        """
+        """Return causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
+        Query head h reads KV head `h // (heads // kv_heads)`. With `window`, a row sees only the last `window`
+        positions up to its own."""
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """Returns the data that `add_lora` needs in all layers of a step. None means that there is nothing to add."""
+        """Return the data that `add_lora` needs in all layers of a step. None means that there is nothing to add."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """Computes `out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.
+        """Compute `out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.
 
         Args:
             out: [num_rows, sum(group.out_features)], the base projections' result, modified in place.

@@ -1,11 +1,5 @@
-"""Applies DoRA adapters, which scale each output of the base model's projections before their delta is added.
-
-A DoRA adapter turns a projection into g (W x + s B A x) + bias, where g = magnitude / ||W + s B A|| is one number for
-each output (Liu et al. 2024, section 4.3). The factor g of the delta is folded into B when the adapter is packed. What
-remains is an affine map of the base output, out (1 + scale) + shift, where scale = g - 1, and shift = -scale * bias
-keeps the bias unscaled. The two are the rows of a *scale tile*. Storing g - 1, which is near 0, keeps g exact to a few
-thousandths even in 16 bits. `Backend` has no call for this, because it does not depend on how a backend multiplies.
-"""
+"""Applies DoRA adapters (Liu et al. 2024, section 4.3), whose projections are g (W x + s B A x) + bias. B includes g;
+the base output becomes out (1 + scale) + shift, by the rows of a *scale tile*."""
 
 from __future__ import annotations
 
@@ -20,13 +14,16 @@ from torch import Tensor
 from lora_kernels.layout import ALIGN, SCALE_ROWS, LoraTable, ProjectionGroup
 from lora_kernels.segments import SegmentPlan
 
+# scale = g - 1, which is near 0 and so keeps g exact to a few thousandths in 16 bits; shift = -scale * bias keeps the
+# bias unscaled.
+
 
 class BaseScales(Protocol):
     """Scales the base model's outputs for DoRA adapters. One object is made per step and serves all layers."""
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """Computes `out[row] = out[row] * (1 + scale) + shift` in place, in the columns of each projection for which
-        the row's own adapter has a scale tile at `layer`. `out` is the base output, [num_rows, sum(out_features)]."""
+        """Compute `out[row] = out[row] * (1 + scale) + shift` in place, in the columns of each projection for which the
+        row's own adapter has a scale tile at `layer`. `out` is the base output, [num_rows, sum(out_features)]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class ScaledRows:
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
-    """Returns the batch rows whose adapters scale a base output in any layer, or None if there are none."""
+    """Return the batch rows whose adapters scale a base output in any layer, or None if there are none."""
     scaling = table.has_scales[plan.adapter_slots]
     if not scaling.any():
         return None
@@ -50,9 +47,8 @@ def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTarget:
-    """The scale tiles of one projection, for the scaled rows of a step. `starts` holds, for each layer, the element
-    offset of each scaled row's tile in the arena, int64 [num_scaled_rows]; 0, where the arena holds zeros, if the row's
-    adapter has none; None if the layer scales no row. `columns` is the projection's slice of the group's output."""
+    """The scale tiles of one projection, whose outputs are `columns`, for a step's scaled rows. `starts` holds, by
+    layer, the int64 offsets of each row's tile in the arena, of zeros where it has none, or None."""
 
     starts: tuple[Tensor | None, ...]
     tiles: Tensor
@@ -73,7 +69,7 @@ class TorchScales:
     groups: dict[ProjectionGroup, tuple[ScaledTarget, ...]] = field(default_factory=dict)
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
+        """Scale the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         if group not in self.groups:
             self.groups[group] = self._find_tiles(group)
         for target in self.groups[group]:
@@ -97,7 +93,7 @@ class TorchScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TorchScales | None:
-    """Returns one step's `TorchScales`, for all layers, or None if no adapter of the step scales base outputs."""
+    """Return one step's `TorchScales`, for all layers, or None if no adapter of the step scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None

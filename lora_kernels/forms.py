@@ -1,9 +1,5 @@
-"""The forms of linear layers and embeddings, as two tables: `FORMS` and `EMBEDDING_FORMS`.
-
-A row says which weights it is for, what of them it keeps in memory, and how the layer is made; the class that it makes
-multiplies. The first row that fits a weight is its form, both for the engine that plans its memory and for the layer
-that is made.
-"""
+"""The forms of linear layers and embeddings, as two tables: `FORMS` and `EMBEDDING_FORMS`. The first row that fits a
+weight is its form, for the engine that plans memory and for the layer that is made."""
 
 from __future__ import annotations
 

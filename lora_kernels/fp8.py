@@ -22,15 +22,12 @@ LARGEST_FP8 = 448.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Weight:
-    """A weight [out_features, in_features] in FP8.
-
-    Attributes:
-        numbers: e4m3 [out_features, in_features].
-        scales: fp32 [out_features], by which numbers are multiplied.
-    """
+    """A weight [out_features, in_features] in FP8."""
 
     numbers: Tensor
+    """E4m3 [out_features, in_features]."""
     scales: Tensor
+    """fp32 [out_features], by which numbers are multiplied."""
 
     @property
     def coding(self) -> Fp8Coding:
@@ -47,21 +44,21 @@ class Fp8Weight:
         return self.numbers.device
 
     def to(self, device: torch.device) -> Fp8Weight:
-        """Returns the weight on a device."""
+        """Return the weight on a device."""
         return Fp8Weight(self.numbers.to(device), self.scales.to(device))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
+        """Return the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
         return self.numbers.float().mul_(self.scales[:, None]).to(dtype)
 
     def above(self, below: Fp8Weight) -> Fp8Weight:
-        """Returns both weights, which have the same inputs, as one: this weight's outputs, then those of `below`."""
+        """Return both weights, which have the same inputs, as one: this weight's outputs, then those of `below`."""
         bits = torch.cat((self.numbers.view(torch.uint8), below.numbers.view(torch.uint8)))
         return Fp8Weight(bits.view(torch.float8_e4m3fn), torch.cat((self.scales, below.scales)))
 
 
 def quantize_fp8(weight: Tensor) -> Fp8Weight:
-    """Returns a weight [out_features, in_features] of finite numbers in FP8, scaled so that the largest magnitude of
+    """Return a weight [out_features, in_features] of finite numbers in FP8, scaled so that the largest magnitude of
     each output becomes the largest of e4m3."""
     scales = weight.float().abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST_FP8
     return Fp8Weight((weight / scales[:, None]).to(torch.float8_e4m3fn), scales)

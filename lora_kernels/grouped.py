@@ -20,7 +20,7 @@ class GroupedLinear(Protocol):
     multiplied by the weights of its own expert."""
 
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
-        """Returns each entry's output of its own expert's linear, a new tensor [num_entries, out_features].
+        """Return each entry's output of its own expert's linear, a new tensor [num_entries, out_features].
 
         Args:
             x: [num_entries, in_features], sorted by expert.
@@ -35,17 +35,13 @@ def make_grouped(
     out_dtype: torch.dtype | None = None,
     biases: Tensor | None = None,
 ) -> GroupedLinear:
-    """Returns one projection of a layer's `count` experts in the fastest form available on their device.
-
-    Where weights are tensors, one kernel computes all experts: on a GPU, or on a CPU with numba, for which weights are
-    packed (cpu/numba_grouped.py). Otherwise one expert is computed after the other, and the host waits for the routing.
+    """Return one projection of a layer's `count` experts in the fastest form: one kernel where weights are tensors, on
+    a GPU or with numba, else one expert after the other.
 
     Args:
-        weights: yields, expert by expert, weights of the same inputs that lie one below the other, such as gate and up.
-            They are dropped once they are packed.
-        dtype: dtype of inputs and outputs.
-        out_dtype: dtype of outputs where the kernel can give it, such as fp32 for sums. None means `dtype`.
-        biases: [count, out_features] in `dtype`. None means that the linears have none.
+        weights: yields, expert by expert, weights that lie one below the other.
+        out_dtype: of outputs where the kernel can give it. None means `dtype`.
+        biases: [count, out_features], or None.
     """
     experts = iter(weights)
     first = next(experts)
@@ -69,7 +65,7 @@ def make_grouped(
 
 @cache
 def grouped_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
-    """Returns the bits of memory that each number of a weight takes in the result of `make_grouped`, if weights are
+    """Return the bits of memory that each number of a weight takes in the result of `make_grouped`, if weights are
     tensors. The arguments are those of `packed_bits`."""
     if device.type == "cpu" and has_numba():
         return 16 if is_bf16 else 8 * dtype.itemsize
@@ -83,7 +79,7 @@ class ExpertByExpert:
         self._linears = linears
 
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
-        """Returns each entry's output, a new tensor: see `GroupedLinear`. The host waits for `starts`."""
+        """Return each entry's output, a new tensor: see `GroupedLinear`. The host waits for `starts`."""
         bounds = pairwise(starts.tolist())
         parts = [
             linear(x[start:stop]) for linear, (start, stop) in zip(self._linears, bounds, strict=True) if start < stop

@@ -1,12 +1,5 @@
-"""Places adapter weights in arena pages, and defines the table through which kernels find them.
-
-An adapter is a set of *blocks*: for every layer and projection it touches, an A block (`rank` rows of `in_features`)
-and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
-cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
-reached by one table entry. Ranks are not padded to a maximum. Tiles may be stored in FP8 (e4m3), two numbers in each
-element of a 16-bit arena; an FP8 tile of B has a factor for each rank before its rows. A projection whose base output
-the adapter scales (DoRA) has one additional tile, before the others: see dora.py.
-"""
+"""Places adapter weights in arena pages, in *blocks* A [rank, in_features] and B [rank, out_features] for each layer
+and projection. They are cut into *tiles* of at most `RANK_TILE` rows; no tile straddles pages."""
 
 from __future__ import annotations
 
@@ -22,6 +15,10 @@ import torch
 from lora_kernels.pinned import upload_into
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.token_rows import TokenIds, TokenTable, make_token_table
+
+# B is stored transposed, with the LoRA scale folded in. Tiles in FP8 (e4m3) have two numbers in each element of a
+# 16-bit arena; one of B has a factor for each rank before its rows. A projection scaled by DoRA has one further tile
+# before the others: see dora.py.
 
 RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
@@ -49,41 +46,35 @@ SCALE_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Projections that read the same input and are served by one call. Their outputs lie side by side in one tensor.
-
-    Attributes:
-        targets: indices of the projections in the model's target list (the T axis of `LoraTable`).
-        out_features: width of each projection's slice of the output, in order.
-    """
+    """Projections that read the same input and are served by one call. Their outputs lie side by side in one tensor."""
 
     name: str
     targets: tuple[int, ...]
+    """Indices of the projections in the model's target list (the T axis of `LoraTable`)."""
     in_features: int
     out_features: tuple[int, ...]
+    """Width of each projection's slice of the output, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Positions of an adapter's tiles, relative to its own pages. They do not depend on the weights.
-
-    Attributes:
-        ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
-        offsets: int64 [layers, targets, 2, MAX_TILES]. Element offset of each tile in the adapter's blob
-            [num_pages * page_elems], on side A or B; 0 where there is no tile.
-        scales: int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none.
-        num_pages: number of pages of the blob.
-        fp8: whether A and B tiles hold e4m3 numbers.
-        tokens: tokens whose rows the adapter replaces. None means that it replaces none.
-        token_offsets: element offset in the blob of each of these rows.
-    """
+    """Positions of an adapter's tiles, relative to its own pages. They do not depend on the weights."""
 
     ranks: npt.NDArray[np.int32]
+    """int32 [layers, targets]. 0 where the adapter does not touch the projection."""
     offsets: npt.NDArray[np.int64]
+    """int64 [layers, targets, 2, MAX_TILES]. Element offset of each tile in the adapter's blob [num_pages *
+    page_elems], on side A or B; 0 where there is no tile."""
     scales: npt.NDArray[np.int64]
+    """int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none."""
     num_pages: int
+    """Number of pages of the blob."""
     fp8: bool = False
+    """True means that A and B tiles hold e4m3 numbers."""
     tokens: TokenIds | None = None
+    """Tokens whose rows the adapter replaces. None means that it replaces none."""
     token_offsets: tuple[int, ...] = ()
+    """Element offset in the blob of each of these rows."""
 
     @property
     def num_bytes(self) -> int:
@@ -99,19 +90,18 @@ def plan_layout(
     fp8: bool = False,
     tokens: TokenIds | None = None,
 ) -> AdapterLayout:
-    """Returns an adapter's layout: first the rows of tokens, then the tiles in the order of layers and, within a layer,
-    of targets. A row or tile that does not fit the current page starts a new one.
+    """Return an adapter's layout: first the rows of tokens, then the tiles by layer and target. A row or tile that does
+    not fit the current page starts a new one.
 
     Args:
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
-        widths: int32 [targets, 2]. (in_features, out_features) of each projection.
+        widths: int32 [targets, 2]. (in_features, out_features).
         page_elems: elements of one page.
-        scaled: bool [layers, targets]. Projections that have a scale tile, if their rank is above 0. None means none.
-        fp8: whether A and B are stored in e4m3, in an arena of 16-bit elements.
-        tokens: tokens whose rows the adapter replaces. None means that it replaces none.
+        scaled: bool [layers, targets]. Projections that have a scale tile. None means none.
+        tokens: tokens whose rows the adapter replaces, or None.
 
     Raises:
-        ValueError: A row or tile is larger than a page, or a rank is not 0 to MAX_RANK.
+        ValueError: A row or tile is larger than a page, or a rank is out of range.
     """
     wrong = ranks[(ranks < 0) | (ranks > MAX_RANK)]
     if len(wrong):
@@ -133,7 +123,7 @@ def plan_layout(
 
 
 def _tile_elems(numbers: int, side: int, fp8: bool) -> int:
-    """Returns the arena elements of a tile of `numbers` weights; in FP8, side B includes factors for the rows."""
+    """Return the arena elements of a tile of `numbers` weights; in FP8, side B includes factors for the rows."""
     if not fp8:
         return numbers
     return -(-numbers // 2) + (2 * FP8_SCALES if side == SIDE_B else 0)
@@ -147,9 +137,9 @@ class _Cursor:
         self.end = 0
 
     def place(self, elements: int) -> int:
-        """Allocates a tile of `elements`, rounded up to ALIGN, on the current page if it fits, or else on the next.
+        """Allocate a tile of `elements`, rounded up to ALIGN, on the current page if it fits, or else on the next.
 
-        Returns its element offset in the blob. Raises ValueError if it is larger than a page.
+        Return its element offset in the blob. Raises ValueError if it is larger than a page.
         """
         size = -(-elements // ALIGN) * ALIGN
         if size > self._page_elems:
@@ -168,17 +158,13 @@ def pack_adapter(
     scales: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
     token_rows: Iterable[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """Writes an adapter's blocks into one contiguous blob in the layout that the kernels read.
+    """Return an adapter's blocks as one blob in the layout of the kernels, [num_pages, page_elems], zero between tiles.
 
     Args:
-        layout: result of `plan_layout` for the adapter. With `layout.fp8`, A and B are quantised to e4m3.
-        blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
-        dtype: dtype of the blob, which is the arena's.
-        scales: (layer, target) -> scale tile [SCALE_ROWS, out_features], where `layout` has room for one.
-        token_rows: the rows of tokens, each [layout.tokens.width], one for each of `layout.token_offsets`.
-
-    Returns:
-        [num_pages, page_elems], zero between tiles.
+        layout: of `plan_layout`. With `layout.fp8`, A and B are quantised.
+        blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale folded in).
+        scales: (layer, target) -> scale tile [SCALE_ROWS, out_features].
+        token_rows: one row for each of `layout.token_offsets`.
     """
     blob = torch.zeros(layout.num_pages * page_elems, dtype=dtype)
     for place, (a, b) in blocks.items():
@@ -198,9 +184,8 @@ def pack_adapter(
 
 
 def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tensor, b: torch.Tensor) -> None:
-    """Writes A [rank, in_features] and B [rank, out_features] into `blob` in e4m3, each row divided by its own scale.
-    `offsets` [2, MAX_TILES] are those of the projection in `AdapterLayout`. Kernels need only the product of a rank's
-    two scales, which is stored before the rows of B."""
+    """Write A [rank, in_features] and B [rank, out_features] into `blob` in e4m3, each row divided by its own scale, at
+    `offsets` [2, MAX_TILES]. The product of a rank's two scales is stored before the rows of B."""
     memory, (bits_a, scale_a), (bits_b, scale_b) = blob.view(torch.uint8), quantise_rows(a), quantise_rows(b)
     factors = (scale_a * scale_b).view(torch.uint8).view(-1, 4)
     for tile, rows in enumerate(torch.arange(len(a)).split(RANK_TILE)):
@@ -211,7 +196,7 @@ def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tenso
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises each row of [rank, width] to e4m3, its largest to 448. Returns the bits, uint8 [rank, width], and the
+    """Quantise each row of [rank, width] to e4m3, its largest to 448. Return the bits, uint8 [rank, width], and the
     scales, fp32 [rank, 1], by which the e4m3 numbers must be multiplied to restore the rows."""
     largest = rows.float().abs().amax(dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
@@ -219,24 +204,8 @@ def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class LoraTable:
-    """Maps each adapter slot to its tiles in the arena. The tensors keep their addresses for the table's life. Raises
-    ValueError unless `page_elems` is a multiple of ALIGN.
-
-    `ranks`, `offsets` and `scales` are device tensors; each has a copy on the host, named `host_ranks` and so on.
-
-    Attributes:
-        ranks: int32 [max_adapter_slots, layers, targets].
-        offsets: int32 [max_adapter_slots, layers, targets, 2, MAX_TILES]. Element offset of each tile in the arena,
-            divided by ALIGN.
-        scales: int32 [max_adapter_slots, layers, targets]. Element offset of each scale tile, divided by ALIGN; 0,
-            where the arena holds zeros, if there is none.
-        fp8: whether all adapters are stored in e4m3; if False, none is.
-        max_ranks: int32 [max_adapter_slots], host only. The largest rank of each slot.
-        has_scales: bool [max_adapter_slots], host only. Whether a slot's adapter scales any base output.
-        tokens: adapter slot -> the rows of tokens that its adapter replaces; host only, of slots that replace any.
-        versions: int64 [max_adapter_slots], host only. Incremented with every change of a slot, so that data derived
-            from the slot can be recognised as stale.
-    """
+    """Maps each adapter slot to its tiles in the arena. Device tensors keep their addresses, and have copies on the
+    host (`host_ranks` and so on). Raises ValueError unless `page_elems` is a multiple of ALIGN."""
 
     def __init__(
         self,
@@ -251,22 +220,32 @@ class LoraTable:
             raise ValueError(f"page_elems must be a multiple of {ALIGN}, not {page_elems}")
         self.page_elems = page_elems
         self.fp8 = fp8
+        """True means that all adapters are stored in e4m3; if False, none is."""
         self.max_ranks = np.zeros(max_adapter_slots, dtype=np.int32)
+        """int32 [max_adapter_slots], host only. The largest rank of each slot."""
         self.has_scales = np.zeros(max_adapter_slots, dtype=np.bool_)
+        """bool [max_adapter_slots], host only. Whether a slot's adapter scales any base output."""
         self.host_ranks = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
         self.host_offsets = np.zeros((max_adapter_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
         self.host_scales = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
         self.tokens: dict[int, TokenTable] = {}
+        """Adapter slot -> the rows of tokens that its adapter replaces; host only, of slots that replace any."""
         self.versions = np.zeros(max_adapter_slots, dtype=np.int64)
+        """int64 [max_adapter_slots], host only. Incremented with every change of a slot, so that data derived from the
+        slot can be recognised as stale."""
         self.ranks = torch.from_numpy(self.host_ranks).to(device)
+        """int32 [max_adapter_slots, layers, targets]."""
         self.offsets = torch.from_numpy(self.host_offsets).to(device)
+        """int32 [max_adapter_slots, layers, targets, 2, MAX_TILES]. Element offset of each tile in the arena, divided
+        by ALIGN."""
         self.scales = torch.from_numpy(self.host_scales).to(device)
+        """int32 [max_adapter_slots, layers, targets]. Element offset of each scale tile, divided by ALIGN; 0, where the
+        arena holds zeros, if there is none."""
         self._by_expert: LoraTable | None = None
 
     def set(self, adapter_slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
-        """Assigns an adapter to a slot: records where its tiles are, on the host and (without waiting) on the device,
-        and increments the slot's version. `pages[i]` is the arena page that holds page i of the adapter's blob. Raises
-        ValueError if the adapter is stored in FP8 and this table's adapters are not, or the reverse."""
+        """Assign an adapter to a slot, on the host and (without waiting) on the device, and increment the slot's
+        version. `pages[i]` is the arena page of the blob's page i. Raises ValueError if only one of them is in FP8."""
         if layout.fp8 != self.fp8:
             raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
@@ -280,10 +259,10 @@ class LoraTable:
         self._upload(adapter_slot)
 
     def by_expert(self) -> LoraTable:
-        """Returns the view of this table by virtual slot, with one layer and three targets (an expert's gate, up and
-        down). The targets t, t + 1 and t + 2 of a layer of a slot, where t is a multiple of 3, are those of the virtual
-        slot (slot * layers + layer) * targets / 3 + t / 3. Later changes of this table show in the view. Raises
-        ValueError unless the number of targets is a multiple of three."""
+        """Return the view of this table by virtual slot, with one layer and three targets (an expert's gate, up and
+        down), in which later changes show. Raises ValueError unless the number of targets is a multiple of three."""
+        # The targets t, t + 1 and t + 2 of a layer of a slot, where t is a multiple of 3, are those of the virtual slot
+        # (slot * layers + layer) * targets / 3 + t / 3.
         if self._by_expert is None:
             if self.host_ranks.shape[2] % EXPERT_TARGETS:
                 raise ValueError(f"{self.host_ranks.shape[2]} targets cannot be split into threes")
@@ -299,7 +278,7 @@ class LoraTable:
         return self._by_expert
 
     def _renew_experts(self, adapter_slot: int, part: LoraTable) -> None:
-        """Updates, for one slot, the fields of `part` (the view by expert) that do not share memory with this table:
+        """Update, for one slot, the fields of `part` (the view by expert) that do not share memory with this table:
         versions, largest ranks, and whether there are scales."""
         each = len(part.host_ranks) // len(self.host_ranks)
         own = slice(adapter_slot * each, (adapter_slot + 1) * each)
@@ -308,13 +287,13 @@ class LoraTable:
         part.has_scales[own] = part.host_scales[own].max(axis=(1, 2)) > 0
 
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""
+        """Convert element offsets in a blob to element offsets in the arena, divided by ALIGN."""
         page, within = np.divmod(offsets, self.page_elems)
         absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
         return np.asarray(absolute // ALIGN)
 
     def clear(self, adapter_slot: int) -> None:
-        """Sets a slot's ranks, offsets and scales to 0, so that it changes no output, and increments its version."""
+        """Set a slot's ranks, offsets and scales to 0, so that it changes no output, and increment its version."""
         self.host_ranks[adapter_slot] = 0
         self.host_offsets[adapter_slot] = 0
         self.host_scales[adapter_slot] = 0
@@ -322,7 +301,7 @@ class LoraTable:
         self._upload(adapter_slot)
 
     def replaces_tokens(self, plan: SegmentPlan) -> bool:
-        """Returns whether any adapter of a step replaces the embedding or head rows of some tokens."""
+        """Return whether any adapter of a step replaces the embedding or head rows of some tokens."""
         return bool(self.tokens) and any(slot in self.tokens for slot in plan.adapter_slots.tolist())
 
     def _upload(self, adapter_slot: int) -> None:

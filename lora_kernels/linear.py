@@ -21,20 +21,13 @@ def make_linear(
     dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Linear:
-    """Return a linear layer of a weight [out_features, in_features] in the first of `forms.FORMS` that fits it.
-
-    On a CPU the layer holds a copy of the weight (`packed_bits`), and the caller should drop the original;
-    packing pays even where tied embeddings are then stored twice. On a GPU they are stored once. Measured on two cores
-    with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take 8 / 20 / 126 ms in panels of bf16, with
-    oneDNN 13 / 24 / 137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for
-    32 rows (fp32: 44 ms packed, 71 ms unpacked).
+    """Return a linear layer of a weight [out_features, in_features] in the first of `forms.FORMS` that fits it. On a
+    CPU the layer holds a copy, and the caller should drop the original.
 
     Args:
-        weights: the weight, or several of the same inputs, which lie one below the other. Where no form holds them
-            together, they become one tensor.
-        bias: [out_features], or None.
-        dtype: dtype of inputs and outputs. None means that of the weight, which is then a tensor.
-        out_dtype: dtype of outputs where the kernel can give it, such as fp32 for sums. None means `dtype`.
+        weights: the weight, or several that lie one below the other.
+        dtype: of inputs and outputs. None means that of the weight.
+        out_dtype: of outputs where the kernel can give it. None means `dtype`.
     """
     pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight | Fp8Weight) else weights)
     stored = [Stored.of(piece, dtype) for piece in pieces]
@@ -66,13 +59,8 @@ def kept_bits(coding: AnyCoding, device: torch.device, dtype: torch.dtype) -> fl
 
 @cache
 def packed_bits(device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int | None:
-    """Return the bits of memory that each number of a weight takes in the copy that a linear layer on a CPU makes of a
-    weight that is a tensor. None means that the layer computes with the tensor itself.
-
-    Args:
-        dtype: dtype of inputs and outputs.
-        is_bf16: whether all numbers of the weight are bf16's.
-    """
+    """Return the bits that each number of a weight takes in the copy that a linear layer on a CPU makes of it. None
+    means that the layer uses the tensor itself. `is_bf16` tells whether all numbers are bf16's."""
     stored = Stored(None, device, dtype, is_bf16)
     form = choose(forms.FORMS, stored)
     bits = form.bits(stored) if form else None

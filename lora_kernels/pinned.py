@@ -1,9 +1,5 @@
-"""Pinned host memory, which a GPU copies from and to while the host goes on.
-
-torch rounds every pinned allocation up to a power of two, and may stop the device to make one. Memory from this module
-is registered with the driver as it is (cudaHostRegister, CUDA Runtime API, section Memory Management), before the first
-step; a step's arrays then pass through a ring of it.
-"""
+"""Pinned host memory, registered with the driver as it is (cudaHostRegister) before the first step, because torch
+rounds allocations up to powers of two and may stop the device. A step's arrays pass through a ring of it."""
 
 from __future__ import annotations
 
@@ -35,13 +31,13 @@ class Mark(Protocol):
     """A point in the order of a stream's work, for example a CUDA event."""
 
     def synchronize(self) -> None:
-        """Blocks until the work before this point is done."""
+        """Block until the work before this point is done."""
 
 
 def pinned_zeros(count: int, dtype: torch.dtype) -> Tensor:
-    """Returns [count] zeros in host memory of exactly that size, registered with the CUDA driver until the tensor and
-    all its views are gone. Raises PinningError if the driver refuses, MemoryError if the system has too little memory.
-    """
+    """Return [count] zeros in host memory of exactly that size, registered with the CUDA driver until the tensor and
+    all its views are gone. Raises PinningError if the driver refuses, MemoryError if the system has too little
+    memory."""
     num_bytes = count * dtype.itemsize
     # The driver pins whole system pages, so that two registrations must not share one.
     raw = np.zeros(-(-num_bytes // SYSTEM_PAGE) * SYSTEM_PAGE + SYSTEM_PAGE, dtype=np.uint8)
@@ -52,7 +48,7 @@ def pinned_zeros(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _register(owner: npt.NDArray[np.uint8], address: int, num_bytes: int) -> None:
-    """Registers memory of `owner`, and has it unregistered when `owner` is freed. Raises PinningError."""
+    """Register memory of `owner`, and have it unregistered when `owner` is freed. Raises PinningError."""
     driver = torch.cuda.cudart()
     # Without flags, memory is also mapped for devices with unified addressing, whose kernels may then store there.
     code = driver.cudaHostRegister(address, num_bytes, 0)
@@ -66,7 +62,7 @@ def _register(owner: npt.NDArray[np.uint8], address: int, num_bytes: int) -> Non
 
 
 def _lock_limit() -> str:
-    """Returns, in words, how much memory this process may lock (RLIMIT_MEMLOCK; `ulimit -l`)."""
+    """Return, in words, how much memory this process may lock (RLIMIT_MEMLOCK; `ulimit -l`)."""
     from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, getrlimit  # Unix only
 
     limit = getrlimit(RLIMIT_MEMLOCK)[0]
@@ -83,27 +79,20 @@ class HostBlock:
         self._sent = torch.cuda.Event() if on_gpu else None
 
     def wait(self) -> None:
-        """Blocks until the last `send` has been copied: from then on, the block may be filled again."""
+        """Block until the last `send` has been copied: from then on, the block may be filled again."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def send(self, target: Tensor, count: int) -> None:
-        """Starts to copy the first `count` numbers to `target` on the device. Does not wait for a GPU."""
+        """Start to copy the first `count` numbers to `target` on the device. Does not wait for a GPU."""
         target[:count].copy_(self.numbers[:count], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
 class UploadRing:
-    """Uploads arrays to a device through host memory that is used again and again. Uploads go to the current stream,
-    which must always be the same one, and the host waits only for copies that began a whole round earlier.
-    Thread-safe.
-
-    Args:
-        memory: uint8 [segments, bytes] in host memory, pinned if the device is a GPU. At least two segments.
-        device: where uploaded arrays go.
-        mark: returns a mark in the current stream.
-    """
+    """Uploads arrays to `device` on the current stream, always the same one, through `memory`, uint8 [segments, bytes],
+    that is used again: the host waits only for copies of a whole round earlier. Thread-safe."""
 
     def __init__(self, memory: Tensor, device: torch.device, mark: Callable[[], Mark]) -> None:
         self._segments = [(segment, segment.numpy()) for segment in memory]
@@ -115,14 +104,14 @@ class UploadRing:
         self._lock = Lock()
 
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
-        """Returns an array as a tensor on the device. Does not wait for the copy; the array may be changed at once."""
+        """Return an array as a tensor on the device. Does not wait for the copy; the array may be changed at once."""
         dtype = torch.from_numpy(array[:0]).dtype
         target = torch.empty(array.shape, dtype=dtype, device=self._device)
         self.copy(target, array)
         return target
 
     def copy(self, target: Tensor, array: npt.NDArray[Any]) -> None:
-        """Starts to copy an array to `target`, a contiguous tensor of its size and dtype on the device, in pieces if it
+        """Start to copy an array to `target`, a contiguous tensor of its size and dtype on the device, in pieces if it
         is larger than a segment. The array may be changed at once."""
         source, flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8), target.view(-1).view(torch.uint8)
         with self._lock:
@@ -139,7 +128,7 @@ class UploadRing:
         target.copy_(segment[start : start + len(piece)], non_blocking=True)
 
     def _turn(self) -> None:
-        """Goes on to the next segment, once the copies from it are done."""
+        """Go on to the next segment, once the copies from it are done."""
         self._marks[self._current] = self._mark()
         self._current, self._used = (self._current + 1) % len(self._segments), 0
         mark = self._marks[self._current]
@@ -148,8 +137,8 @@ class UploadRing:
 
 
 def upload_ring(device: torch.device) -> UploadRing | None:
-    """Returns the ring for uploads to a device, which the process has once for each GPU, as torch has its pool of
-    device memory. The first call allocates it and may raise PinningError. None means that the device is the host."""
+    """Return the ring for uploads to a GPU, which the process has once for each, or None for the host. Raises
+    PinningError if the first call cannot allocate it."""
     if device.type != "cuda":
         return None
     return _cuda_ring(torch.cuda.current_device() if device.index is None else device.index)
@@ -168,15 +157,15 @@ def _cuda_ring(index: int) -> UploadRing:
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Returns an array as a tensor on the device. On a GPU it is copied in stream order, and the host does not wait; on
+    """Return an array as a tensor on the device. On a GPU it is copied in stream order, and the host does not wait; on
     a CPU the tensor shares the array's memory."""
     ring = upload_ring(device)
     return torch.from_numpy(array) if ring is None else ring.upload(array)
 
 
 def upload_into(target: Tensor, array: npt.NDArray[Any]) -> None:
-    """Copies an array to `target`, a contiguous tensor of its size and dtype: on a GPU in stream order, and the host
-    does not wait."""
+    """Copy an array to `target`, a contiguous tensor of its size and dtype: on a GPU in stream order, and the host does
+    not wait."""
     ring = upload_ring(target.device)
     if ring is None:
         target.copy_(torch.from_numpy(array))

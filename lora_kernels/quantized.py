@@ -1,9 +1,5 @@
-"""Quantised weights: integer codes, with a scale for each group of inputs, as GGUF files and checkpoints hold them.
-
-A weight is `scale * (code - zero)` where the code of 0 is the same in all groups, and otherwise
-`scale * code + minimum` or `scale * (code + minimum)`. GGUF's block types, AWQ, GPTQ and the integer schemes of
-compressed-tensors are all of these forms.
-"""
+"""Quantised weights, of GGUF, AWQ, GPTQ and compressed-tensors: integer codes with a scale for each group of inputs. A
+weight is `scale * (code - zero)`, `scale * code + minimum` or `scale * (code + minimum)`."""
 
 from __future__ import annotations
 
@@ -26,12 +22,12 @@ AT_A_TIME = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How weights are coded: in `bits` (4, 5, 6 or 8) each, in groups of `group` inputs. `zero` is the code of weight
-    0; None means that each group has a minimum, which is a multiple of its scale if `in_scales` is True. Scales and
-    minima are fp16 numbers or, if `shared` is not 0, multiples of fp16 units that so many groups share. `by_rows` means
-    that all groups of an output have one scale, and that the weights were made for activations in 8 bits with a scale
-    for each row. Raises ValueError for another number of bits or size of a group."""
+    """How weights are coded: in `bits` (4, 5, 6 or 8), in groups of `group` inputs. Raises ValueError for other bits or
+    groups."""
 
+    # `zero` is the code of weight 0; None means that each group has a minimum, a multiple of its scale with
+    # `in_scales`. Scales and minima are fp16 or, with `shared`, multiples of fp16 units that so many groups share.
+    # `by_rows` means one scale for each output, and activations in 8 bits with a scale for each row.
     bits: int
     group: int
     zero: int | None = None
@@ -60,25 +56,22 @@ INT8, INT4 = Coding(8, 32, 128), Coding(4, 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A quantised weight [out_features, in_features].
-
-    Attributes:
-        coding: how its codes are to be read.
-        codes: uint8 [out_features, in_features], one code each.
-        scales: fp16 [out_features, in_features / group]; int8 if groups share units.
-        minima: of the same shape and dtype; None if the coding has a zero.
-        units: fp16 [out_features, in_features / group / shared, 2], of scales and of minima; without minima, the last
-            axis is 1. None if groups share none.
-        order: int64 [in_features]: column c of `codes` belongs to input `order[c]`, so that inputs that share a scale
-            need not be neighbours (GPTQ's act-order). None means that columns are in the order of inputs.
-    """
+    """A quantised weight [out_features, in_features]."""
 
     coding: Coding
+    """How its codes are to be read."""
     codes: Tensor
+    """uint8 [out_features, in_features], one code each."""
     scales: Tensor
+    """fp16 [out_features, in_features / group]; int8 if groups share units."""
     minima: Tensor | None = None
+    """Minima, of the shape and dtype of `scales`; None if the coding has a zero."""
     units: Tensor | None = None
+    """fp16 [out_features, in_features / group / shared, 2], of scales and of minima; without minima, the last axis is
+    1. None if groups share none."""
     order: Tensor | None = None
+    """int64 [in_features]: column c of `codes` belongs to input `order[c]`, so that inputs that share a scale need not
+    be neighbours (GPTQ's act-order). None means that columns are in the order of inputs."""
 
     def __post_init__(self) -> None:
         features, width = self.codes.shape
@@ -108,7 +101,7 @@ class QuantizedWeight:
         return round(self.codes.numel() * self.coding.bits_per_weight / 8)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
+        """Return the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
         codes = self.codes.view(*self.scales.shape, self.coding.group).float()
         if self.minima is None:
             codes -= self.coding.zero or 0
@@ -122,13 +115,13 @@ class QuantizedWeight:
         return weights.to(dtype)
 
     def steps(self) -> Tensor:
-        """Returns the distances from each weight to the next that its code can have, fp32 [out_features,
-        in_features]. Rounding to codes changes weights by half of that, except those that were clipped."""
+        """Return the distances from each weight to the next that its code can have, fp32 [out_features, in_features].
+        Rounding to codes changes weights by half of that, except those that were clipped."""
         steps = self.fp32_scales()[0].abs().repeat_interleave(self.coding.group, dim=1)
         return steps if self.order is None else torch.empty_like(steps).index_copy_(1, self.order, steps)
 
     def fp32_scales(self) -> tuple[Tensor, Tensor | None]:
-        """Returns scales and minima in fp32, each [out_features, in_features / group], with units multiplied in (and
+        """Return scales and minima in fp32, each [out_features, in_features / group], with units multiplied in (and
         scales into minima, if these are multiples of them). Minima are None if the coding has a zero."""
         scales = self._in_units(self.scales, 0)
         if self.minima is None:
@@ -142,14 +135,14 @@ class QuantizedWeight:
         return numbers.float() * self.units[:, :, side].float().repeat_interleave(self.coding.shared, dim=1)
 
     def to(self, device: torch.device) -> QuantizedWeight:
-        """Returns the weight on a device."""
+        """Return the weight on a device."""
         minima, units, order = (
             None if tensor is None else tensor.to(device) for tensor in (self.minima, self.units, self.order)
         )
         return QuantizedWeight(self.coding, self.codes.to(device), self.scales.to(device), minima, units, order)
 
     def select(self, rows: Tensor) -> QuantizedWeight:
-        """Returns the weight of the outputs that `rows` (int64) lists, in that order."""
+        """Return the weight of the outputs that `rows` (int64) lists, in that order."""
         minima = None if self.minima is None else self.minima[rows]
         units = None if self.units is None else self.units[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, units=units)
@@ -160,7 +153,7 @@ Weight = Tensor | QuantizedWeight | Fp8Weight
 
 
 def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns a weight as a tensor, in `dtype` if it is given, else fp32 for a quantised one and unchanged for
+    """Return a weight as a tensor, in `dtype` if it is given, else fp32 for a quantised one and unchanged for
     another."""
     if isinstance(weight, Tensor):
         return weight if dtype is None else weight.to(dtype)
@@ -168,7 +161,7 @@ def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def stack(weights: Sequence[Weight]) -> list[Weight]:
-    """Concatenates weights of the same inputs along their outputs. Returns one piece for each run of weights that have
+    """Concatenate weights of the same inputs along their outputs. Return one piece for each run of weights that have
     the same coding and order of inputs."""
     stacked: list[Weight] = []
     for weight in weights:
@@ -181,7 +174,7 @@ def stack(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def _stacked(above: Weight, below: Weight) -> Weight | None:
-    """Returns two weights as one, or None if they differ in coding or in the order of inputs."""
+    """Return two weights as one, or None if they differ in coding or in the order of inputs."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         return torch.cat((above, below)) if isinstance(above, Tensor) and isinstance(below, Tensor) else None
     if isinstance(above, Fp8Weight) and isinstance(below, Fp8Weight):
@@ -208,26 +201,25 @@ def _joined(above: Tensor | None, below: Tensor | None) -> Tensor | None:
 
 
 def pack_halves(numbers: Tensor) -> Tensor:
-    """Returns numbers of 4 bits, uint8 [rows, columns], two to a byte, the first in the lower bits."""
+    """Return numbers of 4 bits, uint8 [rows, columns], two to a byte, the first in the lower bits."""
     return numbers[:, 0::2] | numbers[:, 1::2] << 4
 
 
 def unpack_halves(data: Tensor) -> Tensor:
-    """Returns the numbers that `pack_halves` packed."""
+    """Return the numbers that `pack_halves` packed."""
     return torch.stack((data & 15, data >> 4), dim=2).flatten(1)
 
 
 def find_coding(coding: Coding, width: int) -> Coding | None:
-    """Returns `coding` with the largest size of groups, up to its own, that divides `width` inputs, or None if no size
+    """Return `coding` with the largest size of groups, up to its own, that divides `width` inputs, or None if no size
     does: such a weight is not quantised."""
     group = next((size for size in reversed(GROUPS) if size <= coding.group and width % size == 0), None)
     return None if group is None else replace(coding, group=group)
 
 
 def quantize(weight: Tensor, coding: Coding) -> QuantizedWeight:
-    """Returns the quantised form of a weight [out_features, in_features] of finite numbers. Each group's scale, and its
-    minimum, are those of a few candidates that have the least squared error. Raises ValueError if groups do not divide
-    the inputs or a scale is beyond fp16."""
+    """Return the quantised form of a weight [out_features, in_features] of finite numbers, with the scales of least
+    squared error among a few. Raises ValueError if groups do not divide the inputs or a scale is beyond fp16."""
     features, width = weight.shape
     if width % coding.group:
         raise ValueError(f"{width} inputs cannot be divided into groups of {coding.group}")
@@ -240,7 +232,7 @@ def quantize(weight: Tensor, coding: Coding) -> QuantizedWeight:
 
 
 def _quantize(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns codes [rows, width], and scales and minima [rows, groups] in fp16, of fp32 rows."""
+    """Return codes [rows, width], and scales and minima [rows, groups] in fp16, of fp32 rows."""
     rows, width = weight.shape
     groups = weight.view(rows, -1, coding.group)
     codes, scales, minima = _candidate(groups, coding, 1.0)
@@ -256,7 +248,7 @@ def _quantize(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _candidate(groups: Tensor, coding: Coding, shrink: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns fp32 codes, and scales and minima as fp16 would hold them, if a group's range is made `shrink` times as
+    """Return fp32 codes, and scales and minima as fp16 would hold them, if a group's range is made `shrink` times as
     wide."""
     top = 2**coding.bits - 1
     if coding.zero is not None:

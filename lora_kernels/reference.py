@@ -1,15 +1,6 @@
-"""The kernels in plain torch: what every backend computes, to be read before them and compared with them.
-
-Each step is written as its paper says it, in fp32, for one sequence or one segment at a time. Nothing is fused, planned
-or cached, and no engine serves with it.
-
-- Paged attention: K and V lie in pages, which a block table lists for each sequence (Efficient Memory Management for
-  Large Language Model Serving with PagedAttention, Kwon et al. 2023). Query heads share KV heads (GQA, Ainslie et al.
-  2023).
-- LoRA: the delta of a projection is B A x, of which A x shrinks a row to the adapter's rank and B expands it (LoRA,
-  Hu et al. 2021). A step has rows of many adapters: they are grouped into segments of one adapter each, whose weights
-  are gathered from pages (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023).
-"""
+"""The kernels in plain torch, fp32, one sequence or segment at a time: what every backend computes. No engine serves
+with it. Sources: PagedAttention (Kwon et al. 2023), GQA (Ainslie et al. 2023), LoRA (Hu et al. 2021), Punica (Chen et
+al. 2023), S-LoRA (Sheng et al. 2023)."""
 
 from __future__ import annotations
 
@@ -59,13 +50,8 @@ def find_seen(rows: Tensor, tokens: Tensor, window: int | None) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scores: Scores) -> Tensor:
-    """Return the attention of a sequence's rows over its tokens, fp32 [num_rows, heads, head_dim].
-
-    Args:
-        query: [num_rows, heads, head_dim].
-        key, value: [num_tokens, kv_heads, head_dim]. Query head h reads KV head `h // (heads // kv_heads)`.
-        seen: bool [num_rows, num_tokens]. Every row sees a token.
-    """
+    """Return the attention of a sequence's rows [num_rows, heads, head_dim] over its tokens [num_tokens, kv_heads,
+    head_dim], fp32. `seen`, bool [num_rows, num_tokens], has a token for every row."""
     rows, heads, _ = query.shape
     key, value = (side.float().repeat_interleave(heads // side.shape[1], dim=1) for side in (key, value))
     found = torch.einsum("rhd,thd->hrt", query.float(), key) * scores.scale

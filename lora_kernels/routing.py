@@ -1,10 +1,5 @@
-"""Which experts compute which rows of a step, in one layer of a mixture of experts.
-
-An *entry* is a row at one of its experts. Entries are sorted by expert, so that an expert's weights are read once for
-all of its rows. An adapter of experts is looked up under *virtual adapter slots*: each expert of each layer of each
-slot is a slot of a table with one layer and three targets (gate, up and down), see `LoraTable.by_expert`. Entries that
-are segmented by virtual slot, which is by (adapter, expert), are what LoRA kernels take in place of rows.
-"""
+"""Which experts compute which rows, in one layer of a mixture of experts. An *entry* is a row at one of its experts;
+entries are sorted by expert. Adapters are looked up under *virtual slots*, see `LoraTable.by_expert`."""
 
 from __future__ import annotations
 
@@ -22,56 +17,45 @@ from lora_kernels.segments import SegmentPlan, plan_segments
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The entries of one layer, on the device.
-
-    Attributes:
-        rows: int32 [num_rows * top_k]. Row of each entry.
-        starts: int32 [experts + 1]. Entries of expert i are `starts[i]:starts[i + 1]`.
-        places: int32 [num_rows, top_k]. Entries of each row, that of its likeliest expert first.
-        weights: fp32 [num_rows, top_k]. Factor of each entry's result, in the order of `places`.
-    """
+    """The entries of one layer, on the device."""
 
     rows: Tensor
+    """int32 [num_rows * top_k]. Row of each entry."""
     starts: Tensor
+    """int32 [experts + 1]. Entries of expert i are `starts[i]:starts[i + 1]`."""
     places: Tensor
+    """int32 [num_rows, top_k]. Entries of each row, that of its likeliest expert first."""
     weights: Tensor
+    """fp32 [num_rows, top_k]. Factor of each entry's result, in the order of `places`."""
 
 
 class RowAdapters(NamedTuple):
-    """The adapters of a step's rows, for experts.
-
-    Attributes:
-        slots: int32 [num_rows], on the device. Adapter slot of each row, -1 for the base model.
-        order: int64 [num_rows], on the device. All rows, those of the base model first and then by adapter slot.
-        max_rank: no adapter of the step has a larger rank on an expert.
-        max_rows: no adapter of the step has more rows.
-    """
+    """The adapters of a step's rows, for experts."""
 
     slots: Tensor
+    """int32 [num_rows], on the device. Adapter slot of each row, -1 for the base model."""
     order: Tensor
+    """int64 [num_rows], on the device. All rows, those of the base model first and then by adapter slot."""
     max_rank: int
+    """No adapter of the step has a larger rank on an expert."""
     max_rows: int
+    """No adapter of the step has more rows."""
 
 
 class ExpertKernels(Protocol):
     """The operations of a mixture of experts besides matrix products (see lora_kernels/grouped.py) and LoRA."""
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
-        """Chooses the `top_k` experts of the largest logits for each row. An entry's weight is the expert's probability
-        among all (softmax in fp32) or, if `normalised`, among the chosen. Never waits for the device.
-
-        Args:
-            logits: [num_rows, experts], in any dtype of floats.
-            order: int64 [num_rows], a permutation of rows: an expert's entries follow it. None means ascending rows.
-        """
+        """Choose the `top_k` experts of the largest logits [num_rows, experts] of each row, weighted by softmax in fp32
+        over all or, if `normalised`, over the chosen. An expert's entries follow `order`, int64 [num_rows], by default
+        ascending."""
 
     def gather(self, x: Tensor, routing: Routing) -> Tensor:
-        """Returns the row of `x` [num_rows, width] of each entry: a new tensor [num_entries, width]."""
+        """Return the row of `x` [num_rows, width] of each entry: a new tensor [num_entries, width]."""
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
-        """Returns, for each row, the sum of its entries times their weights, in the order of `routing.places`: a new
-        tensor [num_rows, width] of the dtype of `entries` [num_entries, width]. Weights are rounded to that dtype, and
-        the sum is computed in fp32."""
+        """Return for each row the sum of its entries [num_entries, width] times their weights, rounded to the entries'
+        dtype, in fp32 and in the order of `routing.places`: a new tensor [num_rows, width]."""
 
     def prepare_lora(
         self,
@@ -83,14 +67,13 @@ class ExpertKernels(Protocol):
         first_target: int,
         max_features: int,
     ) -> Any:
-        """Returns the data with which `Backend.add_lora` adds the deltas of experts' adapters to entries: with layer 0
-        and groups of the targets 0 (gate), 1 (up) and 2 (down). None means that there is nothing to add.
+        """Return the data with which `Backend.add_lora` adds the deltas of experts' adapters to entries, as layer 0 and
+        targets 0 (gate), 1 (up) and 2 (down). None means that there is nothing to add.
 
         Args:
-            table: the table of the model's adapters, of which `first_target` is the gate of expert 0. The number of its
-                targets and `first_target` are multiples of 3, and an expert's three targets are neighbours.
+            first_target: the gate of expert 0 in `table`; a multiple of 3, as is the number of targets.
             routing: of this layer, made with `adapters.order`.
-            max_features: the largest number of inputs of an expert's projections.
+            max_features: the widest input of experts' projections.
         """
 
 
@@ -106,7 +89,7 @@ class TorchExperts:
         self._prepare = prepare
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
-        """Chooses the experts of each row: `ExpertKernels.route`."""
+        """Choose the experts of each row: `ExpertKernels.route`."""
         logits = logits.float()
         chosen, experts = logits.topk(top_k, dim=1)
         weights = chosen.softmax(1) if normalised else logits.softmax(1).gather(1, experts)
@@ -119,11 +102,11 @@ class TorchExperts:
         return Routing(rows[of_entry // top_k].int(), starts, by_row.int(), weights)
 
     def gather(self, x: Tensor, routing: Routing) -> Tensor:
-        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        """Return each entry's row of `x`: `ExpertKernels.gather`."""
         return x.index_select(0, routing.rows)
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
-        """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
+        """Return the weighted sum of each row's entries: `ExpertKernels.combine`."""
         parts = entries[routing.places.long()].float()
         weights = routing.weights.to(entries.dtype).float()
         return torch.einsum("rkw,rk->rw", parts, weights).to(entries.dtype)
@@ -149,12 +132,12 @@ class TorchExperts:
 
 
 def first_virtual_slot(table: LoraTable, layer: int, first_target: int) -> int:
-    """Returns the virtual slot (in `LoraTable.by_expert`) of expert 0 of a layer for adapter slot 0. `first_target` is
+    """Return the virtual slot (in `LoraTable.by_expert`) of expert 0 of a layer for adapter slot 0. `first_target` is
     the target in `table` of that expert's gate."""
     return (layer * table.host_ranks.shape[2] + first_target) // EXPERT_TARGETS
 
 
 def slots_each(table: LoraTable) -> int:
-    """Returns the number of virtual slots (in `LoraTable.by_expert`) that each adapter slot has."""
+    """Return the number of virtual slots (in `LoraTable.by_expert`) that each adapter slot has."""
     _, layers, targets = table.host_ranks.shape
     return layers * targets // EXPERT_TARGETS

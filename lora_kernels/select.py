@@ -26,22 +26,16 @@ def select_backend(
     sums: bool = False,
     experts: bool = False,
 ) -> Backend:
-    """Return the Triton backend on CUDA, otherwise the numba backend.
-
-    The backend's `name` says which one it is.
+    """Return the Triton backend on CUDA, otherwise the numba backend. Raises ValueError if triton is not installed, and
+    TuningError, which names the file, for a bad tuning.
 
     Args:
-        dtype, head_dim: the model's dtype and head dimension.
-        on_kernel: called with the number of kernels compiled so far and their total number. Only the numba backend
-            compiles kernels during this call, which takes about ten seconds once.
-        data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
+        on_kernel: called with the number of kernels compiled so far and their total; only numba compiles during this
+            call.
+        data_dir: directory of GPU tunings measured on this machine, or None.
         fp8_kv: whether K and V are stored in FP8, which only a GPU reads.
         sums: whether deltas are added to outputs in fp32, which ranks sum.
-        experts: whether the model has layers with experts.
-
-    Raises:
-        ValueError: The device is a GPU and triton is not installed.
-        TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
+        experts: whether the model has experts.
     """
     # Imported late: a machine without CUDA may have no triton, and the measurements on GPUs hide numba.
     if device.type == "cuda":
@@ -60,8 +54,8 @@ def select_backend(
 
 
 def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:
-    """Returns the object that scales base outputs for the DoRA adapters of one step, in Triton if the arena is on a
-    GPU, otherwise in torch. None means that no adapter of the step scales any."""
+    """Return the object that scales base outputs for the DoRA adapters of one step, in Triton if the arena is on a GPU,
+    otherwise in torch. None means that no adapter of the step scales any."""
     if arena.is_cuda:
         from lora_kernels.gpu import triton_dora
 

@@ -16,19 +16,16 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenIds:
-    """The tokens whose rows of the embedding and of the head an adapter replaces.
-
-    Attributes:
-        embedding, head: int64, each ascending.
-        num_rows: number of rows that are stored. The embedding's are the first of them and the head's the last, so that
-            rows that both have are stored once.
-        width: elements of a row.
-    """
+    """The tokens whose rows of the embedding and of the head an adapter replaces."""
 
     embedding: Longs
     head: Longs
+    """`embedding` and `head`: int64, each ascending."""
     num_rows: int
+    """Number of rows that are stored. The embedding's are the first of them and the head's the last, so that rows that
+    both have are stored once."""
     width: int
+    """Elements of a row."""
 
 
 class TokenRows(NamedTuple):
@@ -47,7 +44,7 @@ class TokenTable(NamedTuple):
 
 
 def make_token_table(tokens: TokenIds, starts: Longs, on: device) -> TokenTable:
-    """Returns the table of an adapter's rows on a device. `starts`, int64 [tokens.num_rows], are the elements of the
+    """Return the table of an adapter's rows on a device. `starts`, int64 [tokens.num_rows], are the elements of the
     arena at which the rows start."""
     first = tokens.num_rows - len(tokens.head)
     embedding = TokenRows(upload(tokens.embedding, on), upload(starts[: len(tokens.embedding)], on))

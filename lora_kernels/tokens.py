@@ -1,10 +1,5 @@
-"""Replaces rows of the embedding and of the head for adapters that have trained the rows of some tokens.
-
-An adapter's rows lie in its pages, in the arena's dtype. Rows of a step whose token the adapter has trained get its row
-in place of the base model's, and sampled rows get new logits of the trained tokens. Which rows have such adapters is
-known on the host, so that a step without them launches nothing; which have a trained token is found on the device,
-because the host may not know the newest tokens yet.
-"""
+"""Replaces rows of the embedding and of the head for adapters that have trained the rows of some tokens. The host knows
+which rows have such adapters, and the device finds the trained tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ class TrainedTokens:
     segments: tuple[tuple[Longs, TokenTable], ...]
 
     def embed(self, x: Tensor, token_ids: Tensor, scale: float = 1.0) -> None:
-        """Replaces the embedded rows of trained tokens in place.
+        """Replace the embedded rows of trained tokens in place.
 
         Args:
             x: [num_rows, hidden_size].
@@ -51,14 +46,9 @@ class TrainedTokens:
             x.index_copy_(0, chosen, torch.where(is_trained[:, None], trained, x.index_select(0, chosen)))
 
     def adjust(self, outputs: Tensor, hidden: Tensor, rows: Longs | None) -> None:
-        """Replaces the head's outputs for trained tokens in place. Each row is multiplied alone, so that its outputs
-        are bitwise the same whatever its batch mates.
-
-        Args:
-            outputs: [num_samples, vocab_size].
-            hidden: [num_samples, hidden_size], which the head has read.
-            rows: the batch row of each sampled row. None means that they are the batch rows.
-        """
+        """Replace the head's outputs [num_samples, vocab_size] for trained tokens in place, from `hidden` [num_samples,
+        hidden_size], which the head has read. `rows` are the batch rows of the samples, None if the same."""
+        # Each row is multiplied alone, so that its outputs are bitwise the same whatever its batch mates.
         sampled = np.arange(len(outputs)) if rows is None else rows
         for lora_rows, table in self.segments:
             places = np.flatnonzero(np.isin(sampled, lora_rows))
@@ -68,12 +58,12 @@ class TrainedTokens:
                     outputs[place].index_copy_(0, table.head.ids, (head @ hidden[place].float()).to(outputs.dtype))
 
     def _rows(self, starts: Tensor, width: int) -> Tensor:
-        """Returns the rows of `width` elements that start at these elements of the arena, [len(starts), width]."""
+        """Return the rows of `width` elements that start at these elements of the arena, [len(starts), width]."""
         return self.arena.as_strided((self.arena.numel() - width + 1, width), (1, 1)).index_select(0, starts)
 
 
 def prepare_tokens(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TrainedTokens | None:
-    """Returns the trained tokens of one step, or None if no adapter of the step has any."""
+    """Return the trained tokens of one step, or None if no adapter of the step has any."""
     if not table.replaces_tokens(plan):
         return None
     return TrainedTokens(

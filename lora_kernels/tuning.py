@@ -1,10 +1,5 @@
-"""Chooses each kernel's launch configuration: block sizes, warps and stages, as a dict of integers.
-
-There are three sources, of which the first that has an entry is used: measurements made on this machine (in a data
-directory), shipped measurements of the same kind of device (`tuned/`), and the default in the kernel's own code. A file
-holds for one device and one version of Triton, because another version compiles other machine code, which was not
-measured.
-"""
+"""Chooses each kernel's launch configuration, a dict of integers: measured on this machine, else shipped for the same
+kind of device (`tuned/`), else the kernel's default. A file holds for one device and one version of Triton."""
 
 from __future__ import annotations
 
@@ -43,17 +38,14 @@ def require_power_of_two(name: str, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """Identifies the device and Triton version for which measurements are valid.
-
-    Attributes:
-        name: device name as the driver reports it.
-        capability: compute capability, times ten: 90 for 9.0.
-        triton: Triton version.
-    """
+    """Identifies the device and Triton version for which measurements are valid."""
 
     name: str
+    """Device name as the driver reports it."""
     capability: int
+    """Compute capability, times ten: 90 for 9.0."""
     triton: str
+    """Triton version."""
 
     @property
     def file_name(self) -> str:
@@ -82,28 +74,21 @@ class Tunings:
     choices: Choices = field(default_factory=dict)
 
     def find(self, kernel: str, shape: str, default: Config) -> dict[str, int]:
-        """Returns a copy of `default`, with the values replaced that were chosen for this kernel and shape."""
+        """Return a copy of `default`, with the values replaced that were chosen for this kernel and shape."""
         choice = self.choices.get(kernel, {}).get(shape)
         return dict(default) | dict(choice.config if choice else {})
 
     def apply(self, kernel: str, shape: str, default: T) -> T:
-        """Returns a copy of `default`, whose fields are integers, with the values chosen for this kernel and shape."""
+        """Return a copy of `default`, whose fields are integers, with the values chosen for this kernel and shape."""
         return replace(default, **self.find(kernel, shape, asdict(default)))
 
 
 def load_tunings(
     device: DeviceKey, defaults: Mapping[str, Config], data_dir: Path | None = None, shipped: Path = SHIPPED
 ) -> Tunings:
-    """Returns the configurations measured for a device, from the shipped file and from that in `data_dir`, if any.
-
-    Args:
-        defaults: every kernel that can be configured, with its default configuration.
-        data_dir: directory with this machine's own measurements, which take precedence over shipped ones.
-
-    Raises:
-        TuningError: A file is damaged, belongs to another device, names a kernel that is not in `defaults`, does not
-            set exactly the kernel's parameters there, or has a value that is not an integer of at least 0.
-    """
+    """Return the configurations measured for a device, from the shipped file and, with precedence, from that in
+    `data_dir`. `defaults` has every kernel. Raises TuningError for a file that is damaged, of another device, or does
+    not fit `defaults`."""
     choices: dict[str, dict[str, Choice]] = {}
     for path in (shipped / device.file_name, *((tuned_path(data_dir, device),) if data_dir else ())):
         if path.is_file():
@@ -112,12 +97,9 @@ def load_tunings(
 
 
 def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: Mapping[str, Config]) -> Path:
-    """Adds `choices` to the device's file in `data_dir`, where they replace earlier ones of the same kernel and shape,
-    and returns the file's path. The file is replaced atomically; missing folders are created.
-
-    Raises:
-        TuningError: The existing file, or the file with `choices` added, cannot be used. Nothing is written then.
-    """
+    """Add `choices` to the device's file in `data_dir`, replacing earlier ones of the same kernel and shape,
+    atomically, and return its path. Raises TuningError, and writes nothing, if the existing or the new file cannot be
+    used."""
     path = tuned_path(data_dir, device)
     known = _read(path, device, defaults) if path.is_file() else {}
     document = {
@@ -136,12 +118,12 @@ def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: 
 
 
 def tuned_path(data_dir: Path, device: DeviceKey) -> Path:
-    """Returns the path of the file with a device's measurements, below `data_dir`. The file need not exist."""
+    """Return the path of the file with a device's measurements, below `data_dir`. The file need not exist."""
     return data_dir / "tuned" / device.file_name
 
 
 def _merge(first: Choices, second: Choices) -> dict[str, dict[str, Choice]]:
-    """Merges two sets of choices. Where both have an entry, `second` takes precedence."""
+    """Merge two sets of choices. Where both have an entry, `second` takes precedence."""
     return {kernel: {**first.get(kernel, {}), **second.get(kernel, {})} for kernel in {**first, **second}}
 
 

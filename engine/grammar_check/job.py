@@ -165,9 +165,8 @@ def read_frame(file: IO[bytes]) -> bytes | None:
 
 
 class Verdicts:
-    """LRU cache of at most `kept` verdicts by grammar hash, so that a grammar is compiled only once. Verdicts that say
-    nothing about the grammar (UNDECIDED, QUEUE) are not kept, and those in `DEATHS` expire after `DEATH_SECONDS`.
-    `clock` returns seconds. Not thread-safe."""
+    """LRU cache of at most `kept` verdicts by grammar hash. Verdicts that say nothing about the grammar (UNDECIDED,
+    QUEUE) are not kept, and those in `DEATHS` expire after `DEATH_SECONDS`. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock

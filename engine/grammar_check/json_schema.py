@@ -1,8 +1,5 @@
-"""Rewrites JSON schemas in the keywords that llguidance follows, where that changes nothing about the answers.
-
-The library refuses every keyword and format that it does not follow. Generators of schemas, such as Zod and Pydantic,
-write several of them where a schema says the same without.
-"""
+"""Rewrites JSON schemas in the keywords that llguidance follows, where answers stay the same: the library refuses
+others, some of which generators such as Zod and Pydantic write without need."""
 
 from __future__ import annotations
 
@@ -57,13 +54,10 @@ _BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProper
 
 def followable(schema: Any) -> Any:
     """Return a copy of a JSON schema without keywords that the library does not follow, where the same can be said
-    without them. Others are left for it to refuse.
-
-    `uniqueItems` goes where it demands nothing, a `format` where a pattern says the same or nothing is said, and
-    `propertyNames` where it demands nothing or where the properties can be listed or be given a pattern.
-
-    Raises ValueError where `uniqueItems` demands something, which no grammar can express; RecursionError.
-    """
+    without them. Raises ValueError where `uniqueItems` demands something, which no grammar can express;
+    RecursionError."""
+    # `uniqueItems` goes where it demands nothing, a `format` where a pattern says the same, and `propertyNames` where
+    # the properties can be listed or be given a pattern. Others are left for the library to refuse.
     if not isinstance(schema, Mapping):
         return schema
     kept = {keyword: _below(keyword, value) for keyword, value in schema.items()}

@@ -70,15 +70,13 @@ class GrammarPool:
     """Checks grammars in child processes and remembers the verdicts. Thread-safe. The creator must call `close`.
 
     Args:
-        limits: limits of the resources that one grammar may use. None means the defaults.
-        workers: number of worker processes, each owned by a thread of the pool.
-        at_once: maximum number of one tenant's grammars that are compiled at the same time; it should be less than
-            `workers`, so that one worker is left for other tenants.
-        queued: maximum number of one tenant's grammars that wait; `submit` refuses further ones.
+        limits: resources that one grammar may use. None means the defaults.
+        workers: number of worker processes.
+        at_once: maximum number of one tenant's grammars in work; less than `workers`, which leaves one for others.
+        queued: maximum number of one tenant's grammars that wait.
         kept: maximum number of verdicts to remember.
-        start_after: seconds after which the workers are started, if no grammar comes earlier; 0 starts them at once.
-            Each takes half a second of a core to start, which a server that is starting needs itself.
-        clock: monotonic time in seconds.
+        start_after: seconds after which the workers start, if no grammar comes earlier; each takes half a second of a
+            core.
     """
 
     def __init__(
@@ -121,10 +119,9 @@ class GrammarPool:
             return [worker.pid for worker in self._workers.values()]
 
     def submit(self, tenant: str, grammar: Grammar) -> Future[Verdict]:
-        """Queue the check of a grammar and return a future of its verdict at once, starting the workers if need be.
-        Never raises. A remembered verdict, a full queue of the tenant (QUEUE) or a closed pool (UNDECIDED) sets the
-        future immediately; equal grammars share one check. Cancelling the future removes the request from the tenant's
-        queue."""
+        """Queue the check of a grammar and return a future of its verdict at once, never raising: QUEUE for a full
+        queue of the tenant, UNDECIDED for a closed pool. Equal grammars share one check; cancelling the future unqueues
+        it."""
         future: Future[Verdict] = Future()
         key, now = Key.of(grammar), self._clock()
         future.add_done_callback(lambda done: self._count(done, now))
@@ -161,9 +158,8 @@ class GrammarPool:
                     thread.start()
 
     def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
-        """Queue a request, or add its future to an equal grammar's check that has begun. The lock must be held. Returns
-        None, or the verdict if the request is not queued: UNDECIDED if the pool is closing, QUEUE if the tenant's queue
-        is full."""
+        """Queue a request, or add its future to an equal grammar's check, with the lock held. Return None, or the
+        verdict if it is not queued: UNDECIDED from a closing pool, QUEUE for a full queue."""
         if self._closing:
             return _undecided("the server is stopping")
         job = self._jobs.get(key) or _Job(key, grammar)
@@ -231,8 +227,7 @@ class GrammarPool:
 
     def _check(self, number: int, worker: WorkerProcess, job: _Job) -> WorkerProcess | None:
         """Check a job's grammar and give its callers the verdict: UNDECIDED if the worker was lost in all `ATTEMPTS`.
-        Returns the worker for the next grammar, which replaces `worker` if that was lost or is spent; None means that
-        the pool closes."""
+        Return the worker for the next grammar, perhaps a new one; None means that the pool closes."""
         current: WorkerProcess | None = worker
         verdict = _undecided("its worker was ended from outside")
         for _ in range(ATTEMPTS):

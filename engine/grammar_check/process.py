@@ -86,10 +86,9 @@ class WorkerProcess:
             raise WorkerLost("a grammar worker did not start")
 
     def ask(self, grammar: Grammar) -> Reply:
-        """Have the process check one grammar and wait for its reply. A crash and an exceeded limit are verdicts, too. A
-        process that dies, hangs, grows, exceeds a limit or takes longer than `PATIENT_SECONDS`, which lowers its
-        priority, is `spent` afterwards. Raises WorkerLost if it was ended from outside, gave no reply within
-        `WALL_SECONDS` or announced one that is too long, ValueError or TypeError if the reply is malformed."""
+        """Have the process check one grammar and return its reply; crashes and exceeded limits are verdicts, after
+        which it may be `spent`. Raises WorkerLost if it was ended from outside or gave no reply, ValueError or
+        TypeError for a bad one."""
         assert self._process.stdin is not None
         try:
             write_frame(self._process.stdin, encode_grammar(grammar))

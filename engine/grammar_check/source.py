@@ -1,8 +1,5 @@
-"""Turns a grammar's text into llguidance's own format, and asks llguidance what is wrong with it.
-
-On a hostile grammar, `objection` may crash the process or take minutes and gigabytes: only the worker processes of
-`engine.grammar_check` call it with the grammars of tenants.
-"""
+"""Turns a grammar's text into llguidance's own format, and asks llguidance what is wrong with it. `objection` may crash
+the process or take gigabytes: only worker processes call it with grammars of tenants."""
 
 from __future__ import annotations
 
@@ -64,9 +61,8 @@ def told(error: str) -> str:
 
 
 def inline_schema(schema: Mapping[str, Any]) -> str:
-    """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, enforced as strictly as a schema
-    that is a grammar of its own. Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested
-    too deeply."""
+    """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, as strict as a schema by itself.
+    Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested too deeply."""
     return "%json " + json.dumps(
         {**followable(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     )
@@ -80,9 +76,8 @@ def inline_regex(regex: str) -> str:
 
 
 def _json_source(schema: str) -> str:
-    """Return a JSON schema in llguidance's format, set to refuse, when compiled, keywords that it cannot enforce, even
-    if the schema allows to ignore them. Raises ValueError if the text is no JSON object, is nested too deeply or
-    demands `uniqueItems`."""
+    """Return a JSON schema in llguidance's format, set to refuse keywords that it cannot enforce. Raises ValueError if
+    the text is no JSON object, is nested too deeply or demands `uniqueItems`."""
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:

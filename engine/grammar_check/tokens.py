@@ -12,10 +12,8 @@ from llguidance import LLTokenizer
 
 def read_tokens(file: Path, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
     """Return the tokens of a `tokenizer.json` whose ids are below `size`, the number of columns of the model's logits.
-
-    The library refuses a tokenizer with more tokens than columns. Fine-tuned models have such ones (a padding token
-    that was added to the tokenizer alone), which no answer can have. Raises ValueError: the file is damaged.
-    """
+    Raises ValueError if the file is damaged."""
+    # The library refuses tokens beyond the columns, such as a padding token that was added to a tokenizer alone.
     text, eos = file.read_text(encoding="utf-8"), list(eos_token_ids)
     try:
         return LLTokenizer(text, n_vocab=size, eos_token=eos)

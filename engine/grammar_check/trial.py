@@ -43,8 +43,7 @@ class Trial:
 
     def _walk(self, matcher: LLMatcher, rng: random.Random) -> float:
         """Have the matcher of the grammar under trial follow up to `WALK_STEPS` random allowed tokens, and return the
-        mean CPU time in seconds of a mask with its token. A matcher that fails midway is no reason to refuse the
-        grammar, because only some answers make it fail; the engine reports such failures."""
+        mean CPU time in seconds of a mask with its token. The engine reports a matcher that fails midway."""
         seconds, count = 0.0, 0
         for _ in range(WALK_STEPS):
             began = time.thread_time()

@@ -16,9 +16,8 @@ class TenantTurns(Generic[T]):
     """A queue of items that serves the tenants round robin, each tenant's oldest item first. Not thread-safe.
 
     Args:
-        at_once: maximum number of one tenant's items that may be in work at the same time.
-        most: maximum number of one tenant's items that may wait.
-        costly_at_once: maximum number of items in work, together, of tenants whose last item was costly (see `done`).
+        at_once, most: maximum numbers of one tenant's items in work, and waiting.
+        costly_at_once: maximum number of items in work of tenants whose last item was costly.
     """
 
     def __init__(self, at_once: int, most: int, costly_at_once: int) -> None:
@@ -54,9 +53,8 @@ class TenantTurns(Generic[T]):
         return None
 
     def done(self, tenant: str, was_costly: bool | None = None) -> None:
-        """Record that an item of `tenant`, returned by `take`, is no longer in work, so that the tenant may begin
-        another. `was_costly` says whether the tenant counts as costly from now on; None, for an item that was not
-        processed, changes nothing."""
+        """Record that an item of `tenant`, returned by `take`, is no longer in work. `was_costly` says whether the
+        tenant counts as costly from now on; None, for an item that was not processed, changes nothing."""
         self._in_work[tenant] -= 1
         if not self._in_work[tenant]:
             del self._in_work[tenant]
@@ -69,7 +67,7 @@ class TenantTurns(Generic[T]):
         return tenant not in self._costly or sum(self._in_work[one] for one in self._costly) < self._costly_at_once
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Remove a tenant's waiting item. Returns False, and does nothing, if the item does not wait."""
+        """Remove a tenant's waiting item. Return False, and do nothing, if the item does not wait."""
         queue = self._waiting.get(tenant)
         if queue is None or item not in queue:
             return False

@@ -1,9 +1,5 @@
-"""The child process that compiles grammars: `python -m engine.grammar_check.worker LIMITS PARENT_PID`.
-
-The parent sends one grammar at a time over standard input and reads a verdict from standard output. If a grammar
-crashes this process, computes without end or takes too much memory, the parent notices and starts another worker. The
-process ends when its standard input closes or its parent dies.
-"""
+"""The child process that compiles grammars: `python -m engine.grammar_check.worker LIMITS PARENT_PID`. It reads one
+grammar at a time from standard input, writes verdicts to standard output, and ends with its parent."""
 
 from __future__ import annotations
 

@@ -20,19 +20,16 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """The parts of this process's engine that moves of KV pages from and to other engines use.
-
-    Attributes:
-        identity: hash that two engines share only if their KV pages are interchangeable.
-        memory: the host pages.
-        report: passes a report to the engine.
-        clock: the engine's clock, in seconds.
-    """
+    """The parts of this process's engine that moves of KV pages from and to other engines use."""
 
     identity: str
+    """Hash that two engines share only if their KV pages are interchangeable."""
     memory: PageMemory
+    """The host pages."""
     report: Callable[[MoveReport], None]
+    """Passes a report to the engine."""
     clock: Clock
+    """The engine's clock, in seconds."""
 
 
 class MoveFailed(Exception):
@@ -44,9 +41,8 @@ class MoveFailed(Exception):
 
 
 class Line:
-    """A connection to another engine, for moving KV pages. All calls raise MoveFailed: LATE if they are not done by the
-    deadline, CUT if the other side has closed the connection, or it broke. Only `cut` may be called from other
-    threads."""
+    """A connection to another engine, for moving KV pages. Calls raise MoveFailed: LATE at the deadline, CUT if the
+    connection ended. Only `cut` may be called from other threads."""
 
     def __init__(self, raw: socket.socket, clock: Clock, deadline: float) -> None:
         """All calls together must be done by `deadline`, in seconds on `clock`, unless `extend` replaces it."""
@@ -162,9 +158,8 @@ def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """Listen for other engines that fetch KV pages, at `unix:PATH`, which only this user may connect to, or
-    `HOST:PORT`, where port 0 is any free one. Returns the socket and the address for other engines, without a host if
-    it listens on all interfaces. Raises OSError."""
+    """Listen for other engines at `unix:PATH`, which only this user may connect to, or `HOST:PORT`. Return the socket
+    and the address for other engines, without a host if it listens on all interfaces. Raises OSError."""
     if address.startswith(UNIX):
         path = Path(address.removeprefix(UNIX))
         server = socket.socket(socket.AF_UNIX)
@@ -193,9 +188,8 @@ def _clear(path: Path) -> None:
 
 
 def server_context(tls: EngineTls) -> ssl.SSLContext:
-    """Return the TLS context of a listener for KV pages that serves only engines with a certificate of the same
-    authority. The files are read anew for each connection, so that renewed ones need no restart. Raises ValueError if
-    they cannot be used."""
+    """Return the TLS context of a listener that serves only engines with a certificate of the same authority. Files are
+    read anew for each connection. Raises ValueError if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _filled(context, tls)

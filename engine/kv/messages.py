@@ -1,13 +1,11 @@
-"""What engines say to each other about KV pages, version 1. All integers are big-endian.
+"""What engines say to each other about KV pages, version 1. Integers are big-endian; checksums are zlib's CRC-32.
 
-    both      hello: magic, version (u16), length of the JSON (u16), JSON
-    receiver  the hello says what it wants (see `Want`), and the keys follow, 16 bytes each
-    sender    the hello says what it does (see `Answer`); then a frame for each page, in order, and one for the end:
-              kind (u8), number of the page or reason of the end (u32), checksum of the page (u32)
-    receiver  a byte for each page that it has taken
-
-A page's bytes follow its frame or are in shared memory (see transports.py). The checksum is zlib's CRC-32, which Python
-has at hand, which releases the interpreter's lock, and which is meant to find errors: TLS keeps attackers out.
+both      hello: magic, version (u16), length of the JSON (u16), JSON
+receiver  the hello says what it wants (see `Want`), and the keys follow, 16 bytes each
+sender    the hello says what it does (see `Answer`); then a frame for each page, in order, and one for the end:
+          kind (u8), number of the page or reason of the end (u32), checksum of the page (u32); its bytes follow or
+          are in shared memory (transports.py)
+receiver  a byte for each page that it has taken
 """
 
 from __future__ import annotations

@@ -10,15 +10,9 @@ from engine.rpc.target import UNIX, EngineTarget, EngineTls, check_address, is_l
 
 
 class KvMover:
-    """Fetches KV pages for an engine from other engines and, with an address, sends KV pages to other engines.
-
-    Args:
-        own: the engine of this process.
-        listen: where to give pages: `unix:PATH` or `HOST:PORT`. Empty means nowhere.
-        tls: files for mutual TLS, without which only engines on this machine are reached.
-
-    Raises ValueError if the address or the TLS files cannot be used, OSError if the address is not free.
-    """
+    """Fetches KV pages from other engines for `own` and, if `listen` (`unix:PATH` or `HOST:PORT`) is not empty, sends
+    its own. `tls` has files for mutual TLS with other machines. Raises ValueError or OSError for an address or
+    files."""
 
     def __init__(self, own: OwnEngine, listen: str = "", tls: EngineTls | None = None) -> None:
         self._receiver = Receiver(own, tls)
@@ -48,10 +42,8 @@ class KvMover:
 
 
 def listen_address(setting: str, target: EngineTarget) -> str:
-    """Return the address at which an engine gives KV pages to others, by its setting `engine.kv_listen`; empty means
-    that it gives none. `auto` means an address beside `target`, the engine's own: a socket whose name ends with `.kv`,
-    or any free port of the same host. Raises ValueError for an address that other machines reach, if there are no TLS
-    files."""
+    """Return the address at which an engine gives KV pages, by its setting `engine.kv_listen`; `auto` means one beside
+    `target`, its own, and empty none. Raises ValueError for one that other machines reach without TLS."""
     if setting and setting != "auto":
         check_address(setting, any_port=True)
         if target.tls is None and not is_local(setting):

@@ -37,13 +37,8 @@ class _Fetch:
 
 
 class Receiver:
-    """Fetches KV pages from other engines into host pages, each fetch in a thread. `begin` and `cancel` are called by
-    the step loop.
-
-    Args:
-        own: the engine that gets the pages.
-        tls: files for mutual TLS with engines on other machines; None means that only those of this machine are asked.
-    """
+    """Fetches KV pages from other engines into the host pages of `own`, each fetch in a thread. `begin` and `cancel`
+    are called by the step loop. Without `tls`, only engines on this machine are asked."""
 
     def __init__(self, own: OwnEngine, tls: EngineTls | None) -> None:
         self._own = own
@@ -108,9 +103,8 @@ class Receiver:
             transport.close()
 
     def _receive(self, line: Line, transport: Transport, number: int, fetch: _Fetch) -> None:
-        """Receive KV page `number` of a fetch from another engine into its host page, report it to this engine, and
-        acknowledge it to the sender. Raises MoveFailed if the next frame is not of this page, or its checksum is
-        wrong."""
+        """Receive KV page `number` of a fetch into its host page, report it to this engine, and acknowledge it to the
+        sender. Raises MoveFailed if the next frame or its checksum is wrong."""
         kind, value, checksum = FRAME.unpack(line.receive(FRAME.size))
         began = self._own.clock()
         if kind == Kind.END and value == Reason.GONE:

@@ -39,14 +39,8 @@ POLL_S = 0.1
 
 
 class Sender:
-    """Listens for other engines that fetch KV pages, and sends them the pages. `ready` and `over` are called by the
-    step loop.
-
-    Args:
-        own: the engine whose pages are given.
-        address: where to listen, as for `line.listen`, which raises OSError.
-        tls: files for mutual TLS; None means a connection without TLS.
-    """
+    """Listens at `address` for other engines that fetch KV pages, and sends them those of `own`. `ready` and `over` are
+    called by the step loop. Raises OSError as `line.listen` does."""
 
     def __init__(self, own: OwnEngine, address: str, tls: EngineTls | None) -> None:
         self._own = own
@@ -162,9 +156,8 @@ class Sender:
     def _next(
         self, line: Line, pages: queue.SimpleQueue[HostPageId | None], note_taken: Callable[[int], None]
     ) -> HostPageId | None:
-        """Wait for the next KV page of an export that is ready to be sent, and return its host page. None means that no
-        more pages come. Meanwhile, call `note_taken` with the number of pages that the receiver has taken. Raises
-        MoveFailed if the receiver is gone or the time is over."""
+        """Wait for the next page of an export, and return its host page, or None at the end. Calls `note_taken` with
+        the number of pages that the receiver has taken. Raises MoveFailed if it is gone or late."""
         while True:
             note_taken(line.poll())
             try:

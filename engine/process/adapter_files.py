@@ -35,12 +35,7 @@ def is_place(path: Path) -> bool:
 
 def find_gguf(path: Path) -> Path | None:
     """Return the GGUF file that an adapter's path names, whether or not it exists: the path itself, or the only such
-    file of a folder without a configuration of PEFT's. None means that there is none.
-
-    Raises:
-        ValueError: the folder has several.
-        OSError: the folder cannot be read.
-    """
+    file of a folder without PEFT's configuration; None for none. Raises ValueError for several, OSError."""
     if path.suffix == GGUF_END and not os.path.isdir(path):
         return path
     if os.path.exists(path / CONFIG_FILE) or not os.path.isdir(path):

@@ -19,12 +19,9 @@ WAIT_SETTINGS = frozenset(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
 
 
 def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
-    """Return the number of threads that can compute at once, at least one: the number of processors that the scheduler
-    may put this process on or, if lower, the CPU quota (Linux, rounded down) of its control group or of one above it.
-
-    All threads spend a quota together; once it is spent, all of them stop until the next period. With one thread more
-    than the quota allows, every step would be stopped. `cgroup` and `mounts` are Linux's files, replaced in tests.
-    """
+    """Return the number of threads that can compute at once, at least one: the processors of this process or, if lower,
+    the CPU quota of its control groups, rounded down. `cgroup` and `mounts` are Linux's files, replaced in tests."""
+    # All threads spend a quota together, and stop once it is spent: one thread more would stop every step.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(cgroup, mounts))]))
@@ -32,7 +29,7 @@ def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
 
 def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
     """Yield the CPU quotas, in processors, of this process's control groups (version 1 and 2) and of all groups above
-    them. Yields none if the file `cgroup` cannot be read."""
+    them. Yield none if the file `cgroup` cannot be read."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:

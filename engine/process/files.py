@@ -43,9 +43,8 @@ def remove_partials(data_dir: Path, pid: int) -> None:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Yield an empty folder, which becomes the folder `out` when the `with` block ends: `out` appears whole or not at
-    all. If another process has made it meanwhile, that one is kept. Removes the folders beside `out` that processes
-    left unfinished when they ended. Raises OSError if the system refuses an operation."""
+    """Yield an empty folder, which becomes `out` when the `with` block ends, whole or not at all; one that another
+    process made is kept. Removes folders that ended processes left unfinished. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out.parent)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
@@ -88,9 +87,8 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folders: Path) -> None:
-    """Remove the unfinished folders in `folders`, known by their names (see `partial_prefix`), that no process has
-    locked with `filling`: their processes have ended. Folders changed less than a minute ago are left, as they may not
-    be locked yet. Errors are ignored."""
+    """Remove the unfinished folders in `folders` (see `partial_prefix`) that no process has locked with `filling`,
+    except those changed within a minute, which may not be locked yet. Errors are ignored."""
     for folder in folders.glob(".*-*-*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > UNLOCKED_S and not _is_locked(folder):
@@ -114,9 +112,8 @@ LOCK = "lock"
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """While the `with` block runs, hold a shared lock on a folder, so that `take` fails for other processes. Creates
-    the folder; if it cannot be written to, nothing is locked. On entry, waits while another process has taken the
-    folder."""
+    """While the `with` block runs, hold a shared lock on a folder, which is created, so that `take` fails for other
+    processes. Waits on entry while another has taken it; locks nothing if it cannot write."""
     file = _lock_file(folder)
     try:
         if file is not None:
@@ -136,9 +133,8 @@ def _lock_file(folder: Path) -> TextIO | None:
 
 
 def take(folder: Path) -> TextIO | None:
-    """Try to lock a folder for this process alone, without waiting for the processes that hold it `in_use`. Returns the
-    lock file, which holds the lock until it is closed; None means that another process uses the folder. Raises
-    FileNotFoundError if the folder was never `in_use`."""
+    """Try to lock a folder for this process alone, without waiting. Return the lock file, which holds the lock until it
+    is closed, or None if another process uses it. Raises FileNotFoundError if it was never `in_use`."""
     file = (folder / LOCK).open("r")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

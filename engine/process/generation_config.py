@@ -37,13 +37,8 @@ FIELDS: Mapping[str, tuple[str, Range]] = {
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, float]:
-    """Return the sampling parameters that generation_config.json in a model folder gives, by their names in requests,
-    and `max_tokens`, the bound of every answer. Without the file there are none.
-
-    Raises:
-        ValueError: the file is not a JSON object, or a number is out of the range that requests have. The message
-            names the file and the remedy.
-    """
+    """Return the sampling parameters that generation_config.json in a model folder gives, if any, by their names in
+    requests, and `max_tokens`, the bound of answers. Raises ValueError, with the remedy, for a bad file."""
     path = folder / FILE
     if not path.is_file():
         return {}

@@ -1,10 +1,5 @@
-"""Counts in files the adapter loads that never ended, so that an adapter that kills the engine is not loaded forever.
-
-A gateway loads every adapter of its registry into a new engine. An adapter whose load kills the engine process would
-kill each new process too, and no engine would ever be ready. So a file is written before each load and removed when the
-load has ended, successfully or not. A file that exists when a process starts belongs to a load during which a process
-died: such an adapter is loaded while no other is, and refused once `MOST_LOST` of its loads have never ended.
-"""
+"""Counts in files the adapter loads that never ended, so that an adapter that kills the engine is not loaded forever: a
+file is written before each load and removed after it. `MOST_LOST` of them mean refusal."""
 
 from __future__ import annotations
 
@@ -45,9 +40,8 @@ class LoadAttempts:
 
     @contextmanager
     def counted(self, path: str) -> Iterator[None]:
-        """While the `with` block loads the adapter at `path`, keep a count file, which remains if the process dies. The
-        block first waits while an adapter with unfinished loads is being loaded; such an adapter, logged, waits for all
-        other loads to end. Raises ValueError if processes ended during `MOST_LOST` loads of the adapter's present
+        """While the `with` block loads the adapter at `path`, keep a count file, which remains if the process dies.
+        Adapters with unfinished loads are loaded alone. Raises ValueError after `MOST_LOST` loads of the present
         files."""
         if self._folder is None:
             yield

@@ -25,12 +25,8 @@ LAST_WRITE_S = 1.0
 
 
 class LossyStream:
-    """A text stream whose `write` only queues a line, which a thread writes to `stream`: a slow disk or an unread pipe
-    delays no caller (a write to a file on a busy disk took 270 ms).
-
-    Lines beyond `MOST_LINES`, and those whose write fails, are lost; the next write begins with a line with their
-    number.
-    """
+    """A text stream whose `write` only queues a line for a thread: a write to a file on a busy disk took 270 ms. Lines
+    beyond `MOST_LINES`, and those whose write fails, are lost and counted."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

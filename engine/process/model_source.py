@@ -42,14 +42,8 @@ class ModelNotFound(ValueError):
 
 
 def find_local(model: str) -> Path | None:
-    """Return the path of what `model` names: `embedded`, a Hugging Face folder (has config.json), a GGUF file that is
-    the only one of its folder (of a model in parts, the first), or any file, whose type is not checked. None means that
-    no such path exists here.
-
-    Raises:
-        ModelNotFound: the folder has no model or several GGUF files, a part of a model is missing, the home folder of
-            `~` is unknown, or the package of the embedded model is not installed. The message says which.
-    """
+    """Return the path of what `model` names: `embedded`, a Hugging Face folder, its only GGUF file (or first part), or
+    any file; None if there is none. Raises ModelNotFound, which says why, if it is incomplete or ambiguous."""
     if model == EMBEDDED:
         return _embedded_gguf()
     try:
@@ -62,8 +56,8 @@ def find_local(model: str) -> Path | None:
 
 
 def gguf_parts(file: Path) -> list[Path]:
-    """Return all parts of the model in a GGUF file, or in the file that a link of a prepared folder names, in order:
-    those that are named after it, or the file alone. Raises ModelNotFound, which names it, if a part is missing."""
+    """Return all parts, in order, of the model in a GGUF file, or in the file that a link of a prepared folder names.
+    Raises ModelNotFound, which names it, if one is missing."""
     named = Path(os.readlink(file)) if file.name == GGUF_NAME and file.is_symlink() else file
     found = PART.fullmatch(named.name)
     if found is None:
@@ -91,10 +85,9 @@ def other_tokenizer(folder: Path) -> Path | None:
 
 
 def prepared_folder(found: Path, data_dir: Path) -> Path:
-    """Return the path of the folder that the engine reads of what `find_local` found: a Hugging Face folder itself if
-    it can be used as it is; else one in `data_dir`/models, which is made of it or of a GGUF file, and named after it
-    and a digest of it. It need not exist, but what was found must. Raises ModelNotFound if a file's name does not end
-    in `.gguf`."""
+    """Return the folder that the engine reads of what `find_local` found: a usable Hugging Face folder itself, else one
+    in `data_dir`/models, which need not exist, named by a digest. Raises ModelNotFound for a file that is no
+    `.gguf`."""
     if found.is_dir():
         if other_tokenizer(found) is None:
             return found
@@ -105,9 +98,8 @@ def prepared_folder(found: Path, data_dir: Path) -> Path:
 
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
-    """Return the folder of the model that a user names, if the engine can read it as it is. None means that the model
-    must first be downloaded or converted into a folder. Raises ModelNotFound for the reasons of `find_local` and
-    `prepared_folder`."""
+    """Return the folder of the model that a user names, if the engine can read it as it is, else None. Raises
+    ModelNotFound as `find_local` and `prepared_folder` do."""
     found = find_local(model)
     if found is None:
         return None

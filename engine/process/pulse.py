@@ -1,13 +1,5 @@
-"""Small files through which an engine process shows its parent how far its start is, that its step loop is alive, and
-which requests it computes.
-
-The parent reads them: a step loop that has not written a beat within the time that it announced has hung. When the
-engine process has ended, the file still names the requests of the step under way, so that a request that makes engines
-crash can be found.
-
-Both processes map the pulse file into memory, so that a beat costs microseconds and no system call. A sequence number
-that is odd during a write tells the reader to read again (a seqlock).
-"""
+"""Small files, mapped into memory, through which an engine process shows its parent the progress of its start, beats of
+its step loop, and the requests of the step under way, which outlive a crash."""
 
 from __future__ import annotations
 
@@ -19,6 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+# A sequence number that is odd during a write tells the reader to read again (a seqlock).
+
 HEADER = struct.Struct("<QddI")
 """Header of the file: sequence number, seconds on the system's monotonic clock, patience in seconds, bytes of text."""
 FILE_BYTES = 1 << 18
@@ -28,9 +22,8 @@ MAX_READS = 1000
 
 
 class Beat(NamedTuple):
-    """Last sign of life of an engine's step loop, as read from its pulse file: the unique id of the process's life
-    (`EngineInfo.life`, not its pid), the time on the system's monotonic clock, the seconds from then within which the
-    next beat is due (`patience`), and the requests in the step under way."""
+    """Last sign of life of an engine's step loop: the id of the process's life (`EngineInfo.life`), the time on the
+    monotonic clock, the seconds until the next beat is due (`patience`), and the requests in the step under way."""
 
     life: str
     """Unique id of the engine process (`EngineInfo.life`), not its pid."""

@@ -1,8 +1,5 @@
-"""Calls a function when the process must stop: on a signal, or at the end of standard input. Reads lines from it, too.
-
-Standard input is read with `os.read` in place of `sys.stdin`: if a thread still holds the lock of `sys.stdin` when the
-interpreter ends, that is a fatal error.
-"""
+"""Calls a function when the process must stop: on a signal, or at the end of standard input. Reads lines from it, too,
+with `os.read`: a thread that holds the lock of `sys.stdin` as the interpreter ends is a fatal error."""
 
 from __future__ import annotations
 
@@ -15,12 +12,10 @@ READ_BYTES = 4096
 
 
 def stop_with_signals(stop: Callable[[], object]) -> None:
-    """Have a new thread call `stop` once, on the first SIGTERM or SIGINT; the process then no longer ends by them
-    itself. Call this in the main thread.
-
-    A signal handler alone would not do: Python runs it in the main thread, which sleeps in an idle engine. The new
-    thread waits for the byte that Python writes to a pipe when a signal arrives.
-    """
+    """Have a new thread call `stop` once, on the first SIGTERM or SIGINT, which then no longer end the process by
+    themselves. Call this in the main thread."""
+    # Python runs signal handlers in the main thread, which sleeps in an idle engine; the thread waits for the byte that
+    # Python writes to a pipe when a signal arrives.
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell)

@@ -25,8 +25,8 @@ class Holders:
             return self._now
 
     def hold(self, adapter_hash: AdapterHash, gateway: str, since: int) -> bool:
-        """Record that a gateway holds an adapter, which was loaded from the logical time `since` on. Returns False, and
-        records nothing, if the engine was told to unload the adapter after `since`; the caller must load it again."""
+        """Record that a gateway holds an adapter, which was loaded from the logical time `since` on. Return False, and
+        record nothing, if the engine was told to unload the adapter after `since`; the caller must load it again."""
         with self._lock:
             if self._dropped.get(adapter_hash, 0) > since:
                 return False
@@ -34,7 +34,7 @@ class Holders:
             return True
 
     def let_go(self, adapter_hash: AdapterHash, gateway: str) -> bool:
-        """Record that a gateway releases an adapter. Returns True if no gateway holds it any more; the caller must then
+        """Record that a gateway releases an adapter. Return True if no gateway holds it any more; the caller must then
         have the engine unload it."""
         with self._lock:
             holders = self._held.get(adapter_hash, set())

@@ -32,16 +32,12 @@ class EngineApi(Protocol):
         """Wait until `ready` is true, without a time limit."""
 
     def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> PlacedStream:
-        """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`, and drop the stream's handover unless it passes that to a later `generate`.
+        """Submit a request at once and return the stream of its events, which the caller must close, dropping its
+        handover unless it passes that on. Raises EngineUnavailable if the engine is not ready.
 
         Args:
-            session: requests with the same one, unless it is empty, go to the same engine where there are several.
-            handover: that of the stream that has ended with the request's first token. The request then continues in
-                the handover's engine, if that still takes requests. None means that the router chooses an engine.
-
-        Raises:
-            EngineUnavailable: the engine is not ready.
+            session: requests with the same one, unless empty, go to the same engine.
+            handover: of the stream that has ended with the request's first token: its engine continues, if it can.
         """
 
     def fate(self, life: str) -> pb.PreviousLife | None:
@@ -52,30 +48,23 @@ class EngineApi(Protocol):
         """Wait, without a time limit, until `fate` knows how the engine process ended, and return that."""
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
-        """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.
-
-        Raises:
-            AdapterRejected: the adapter cannot be served, or took too long to read.
-            EngineUnavailable: the engine is gone or does not answer.
-        """
+        """Load the adapter folder at `path`, so that requests may use it, and return its hash, rank and sizes. Raises
+        AdapterRejected if it cannot be served or took too long, EngineUnavailable if the engine does not answer."""
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         """Release an adapter. If no other gateway holds it, the engine unloads it once its requests have ended, and
-        aborts those left after `drain_seconds`. Returns the number of aborted ones. Raises EngineUnavailable if the
+        aborts those left after `drain_seconds`. Return the number of aborted ones. Raises EngineUnavailable if the
         engine does not answer."""
 
     async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
-        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it.
-
-        Raises:
-            AdapterRejected: there is no such adapter, or pinning it would leave too little room for others.
-            EngineUnavailable: the engine is gone or does not answer.
-        """
+        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it. Raises
+        AdapterRejected if there is none or too little room for others, EngineUnavailable if the engine does not
+        answer."""
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
-        """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
-        every page; what it finds is in `violations`. Raises EngineUnavailable if the engine is gone or does not
-        answer, with `check` also if no step ends in time."""
+        """Return the engine's statistics. `check` adds the integrity check of every page, which delays steps, as
+        `violations`. Raises EngineUnavailable if the engine does not answer, with `check` also if no step ends in
+        time."""
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
         """Return the number of live requests of all gateways, the tokens reserved by tenant, and at most `limit`

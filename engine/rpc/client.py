@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -30,28 +30,19 @@ read; the engine keeps running."""
 
 
 class EngineClient(EngineLink):
-    """An `EngineApi` over one `EngineLink`.
-
-    Args:
-        address: where the engine listens, e.g. `unix:/path/to/socket`.
-        on_connect, on_news, on_lost: see `EngineLink`.
-        tls: files for mutual TLS, without which an engine is reached on this machine only.
-        load_seconds: timeout of `load_adapter` in seconds.
-
-    Raises ValueError if the address or the TLS files cannot be used.
-    """
+    """An `EngineApi` over one `EngineLink` to `address`, e.g. `unix:/path/to/socket`. `load_seconds` bounds
+    `load_adapter`. Without `tls`, only this machine is reached. Raises ValueError for a bad address or TLS files."""
 
     def __init__(
         self,
         address: str,
-        on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
         tls: EngineTls | None = None,
         load_seconds: float = LOAD_SECONDS,
         on_news: Callable[[pb.EngineNews], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(EngineTarget(address, tls), on_connect, on_news=on_news, on_lost=on_lost)
+        super().__init__(EngineTarget(address, tls), on_news=on_news, on_lost=on_lost)
         self.load_seconds = load_seconds
 
     def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> Arrivals:

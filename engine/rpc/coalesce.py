@@ -41,9 +41,8 @@ def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
-    """Split an event into one for each token, with the token's log probabilities. The first one has those of the
-    prompt, the last one the finish reason and the refusal; all other fields are in each. An event with fewer than two
-    tokens is the only one returned."""
+    """Split an event into one for each token, with its log probabilities. The first has those of the prompt, the last
+    the finish reason and the refusal, and all the other fields. An event of fewer than two tokens stays whole."""
     if len(event.tokens) < 2:
         return (event,)
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait

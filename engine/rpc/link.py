@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from engine.core.messages.requests import Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.process.tasks import end_task
 from engine.rpc.api import EngineMismatch
 from engine.rpc.outage import OutageLog
 from engine.rpc.stream import Arrivals, EngineUnavailable
@@ -44,25 +45,17 @@ class Unreachable(Exception):
 
 
 class EngineLink:
-    """Connection to one engine. After `start`, it reconnects until it is closed. When a connection breaks, the streams
-    of all requests in flight end with EngineLost.
-
-    Each attempt to connect uses a new channel, which resolves the engine's name and reads renewed certificates.
+    """Connection to one engine, which reconnects, with a new channel, until it is closed. When it breaks, the streams
+    in flight end with EngineLost. Raises ValueError if TLS files cannot be used.
 
     Args:
-        target: where the engine listens, and the TLS files to connect to it.
-        on_connect: awaited after each connection, before the link counts as ready; it restores the adapters.
-        on_news: called with each status report of the engine (see `engine.rpc.news`). None means that the link does
-            not ask for reports.
+        on_news: called with each status report (see `engine.rpc.news`). None means that none are asked for.
         on_lost: called when a connection has ended.
-
-    Raises ValueError if the TLS files cannot be used.
     """
 
     def __init__(
         self,
         target: EngineTarget,
-        on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
         on_news: Callable[[pb.EngineNews], None] | None = None,
         on_lost: Callable[[], None] | None = None,
@@ -70,7 +63,8 @@ class EngineLink:
         self.info = pb.EngineInfo()
         self.mismatch = ""
         """Why this gateway cannot use the engine that it has reached; empty if it can, or has not reached it."""
-        self.on_connect = on_connect
+        self.on_connect: Callable[[], Awaitable[None]] | None = None
+        """Awaited after each connection, before the link is ready; restores the adapters."""
         self.on_news = on_news
         self.on_lost = on_lost
         self._target = target
@@ -99,10 +93,7 @@ class EngineLink:
         await self._ready.wait()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     @property
     def num_streams(self) -> int:
@@ -112,13 +103,8 @@ class EngineLink:
     def submit(
         self, request: Request, prefix_keys: Sequence[int] = (), on_end: Callable[[], None] | None = None
     ) -> Arrivals:
-        """Submit a request at once and return the stream of its events, which the caller must close. Raises
-        EngineUnavailable if the engine is not ready.
-
-        Args:
-            prefix_keys: keys of the prompt's prefixes, which the engine passes on to the routers of other gateways.
-            on_end: called once when the engine no longer has the request.
-        """
+        """Submit a request at once and return the stream of its events, which the caller must close. The engine passes
+        `prefix_keys` to other routers. Calls `on_end` once the engine no longer has it. Raises EngineUnavailable."""
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
         command = pb.Command(submit=request_to_pb(request))
@@ -156,9 +142,8 @@ class EngineLink:
             self._session.cancel()
 
     async def ask(self, method: str, request: Message, seconds: float, refusals: Refusals = NO_REFUSALS) -> Any:
-        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if the engine is gone or
-        does not answer within `seconds`. If it answers with a status code in `refusals`, raises the exception to which
-        that code is mapped there."""
+        """Call a unary method of the engine, and return its answer. Raises EngineUnavailable if there is none within
+        `seconds`, and the exception to which `refusals` maps a status code."""
         if self._stub is None:
             raise EngineUnavailable("the engine is not connected")
         try:
@@ -177,7 +162,7 @@ class EngineLink:
             pause = await self._stay_connected_once()
 
     async def _stay_connected_once(self) -> float:
-        """Connect and stay connected until the connection ends. Returns the seconds until the next attempt."""
+        """Connect and stay connected until the connection ends. Return the seconds until the next attempt."""
         channel = self._channels.open()
         try:
             await self._use(pb_grpc.EngineStub(channel))

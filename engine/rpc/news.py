@@ -1,9 +1,5 @@
-"""Reports to routers: how busy this engine is, which adapters it has in memory, which prompts it has computed, and
-if it is draining.
-
-The first message of a feed is complete. Later messages hold only the changes of adapters and the new prefix keys, so
-that an engine with ten thousand adapters sends a hundred bytes at a time.
-"""
+"""Reports to routers: how busy this engine is, its adapters in memory, prompts it has computed, and if it drains. After
+the first, messages hold only changes: a hundred bytes with ten thousand adapters."""
 
 from __future__ import annotations
 
@@ -99,9 +95,8 @@ class Draining:
 
 
 class NewsFeed:
-    """Makes this engine's status reports (load, adapters in memory, prefix keys, draining) to one gateway, whose router
-    chooses by them. It remembers what it has sent, so that a report lists only the adapters whose tier has changed and
-    the new prefix keys."""
+    """Makes this engine's status reports (load, adapters in memory, prefix keys, draining) to one gateway, by which its
+    router chooses. Each lists only what changed since the last."""
 
     def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog, page_bytes: int = 0) -> None:
         self._engine = engine
@@ -172,9 +167,8 @@ class NewsFeed:
 
 
 def adapter_rates(adapters: Collection[Adapter]) -> tuple[float, float]:
-    """Return the bytes per second at which adapters were copied to the device and read from disk, in this order,
-    averaged over the last copy and the last read of each adapter. A rate is 0 if there was none. Routers predict from
-    them how long an adapter takes to load."""
+    """Return the bytes per second at which adapters were copied to the device, and read from disk, averaged over each
+    one's last; 0 if there was none. Routers predict loads from them."""
     copied = [(adapter.num_bytes, adapter.load_seconds) for adapter in adapters if adapter.load_seconds]
     read = [(adapter.num_bytes, adapter.fetch_seconds) for adapter in adapters if adapter.fetch_seconds]
     return _rate(copied), _rate(read)

@@ -69,7 +69,7 @@ class OutageLog:
 
     def note(self, reason: str) -> Cause:
         """Record that an attempt to reach the engine failed, and log it unless this cause was logged before in this
-        outage. `reason` is gRPC's description of the failure. Returns the cause."""
+        outage. `reason` is gRPC's description of the failure. Return the cause."""
         cause = cause_of(reason, is_secure=self._target.is_secure)
         if cause not in self._told and not self._is_silent:
             log.warning("engine_unreachable", address=self._target.address, reason=reason, hint=cause.hint)

@@ -167,9 +167,8 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.DrainResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
-        """Load the adapter at `path`, record that `gateway` holds it, and return it. Whenever the engine was told to
-        unload it meanwhile, load it again. Raises ValueError if the adapter is not usable or its loads have killed too
-        many engine processes, OSError if its files cannot be read, TimeoutError if no step ended in time."""
+        """Load the adapter at `path`, again if it was unloaded meanwhile, record that `gateway` holds it, and return
+        it. Raises ValueError if it is refused, OSError for its files, TimeoutError if no step ended in time."""
         while True:
             began = self._holders.now()
             with self._attempts.counted(path):
@@ -215,7 +214,7 @@ class EngineService(pb_grpc.EngineServicer):
                 self._engine.inbox.put(FetchKv(request))
 
     def _admit(self, session: GatewaySession) -> bool:
-        """Record the new session of a gateway. Returns False, and records nothing, if `MAX_GATEWAYS` gateways have one
+        """Record the new session of a gateway. Return False, and record nothing, if `MAX_GATEWAYS` gateways have one
         already."""
         with self._lock:
             if len(self._sessions) >= MAX_GATEWAYS:

@@ -57,7 +57,7 @@ class GatewaySession:
             self._whole[request_id] = False
 
     def put(self, events: list[TokenEvent]) -> bool:
-        """Queue the events that one step has for this gateway; `messages` yields them. Returns False if too many are
+        """Queue the events that one step has for this gateway; `messages` yields them. Return False if too many are
         unread: all are dropped then, and the session ends."""
         size = _size(events)
         self._num_put += size
@@ -77,8 +77,8 @@ class GatewaySession:
             yield pb.StepEvents(events=map(event_to_pb, events))
 
     def steps(self) -> Iterator[list[TokenEvent]]:
-        """Yield lists of events, waiting for them, until `end` is called: one for each step, or one for several steps,
-        in which the events of each request are merged, if the reader is slow or no client waits for their tokens."""
+        """Yield lists of events until `end` is called: one for each step, or one for several, with each request's
+        events merged, if the reader is slow or no client waits for their tokens."""
         is_open = True
         while is_open:
             events, is_open = self._gathered()

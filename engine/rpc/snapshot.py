@@ -1,8 +1,5 @@
-"""Makes a snapshot of the engine for operators: EngineStats from an EngineState that no step changes meanwhile.
-
-Each function makes one group of figures and costs at most one pass over the live requests, the tenants or the adapters.
-Only the integrity check looks at every page, so it runs only on request.
-"""
+"""Makes a snapshot of the engine for operators: EngineStats from an EngineState that no step changes meanwhile, in at
+most one pass over requests, tenants or adapters; only the integrity check looks at every page."""
 
 from __future__ import annotations
 
@@ -186,10 +183,7 @@ def _kv_moves(state: EngineState) -> Figures:
 
 def live_requests(state: EngineState, now: float, limit: int) -> pb.RequestsResponse:
     """Return the number of live requests, the tokens that each tenant has reserved, and at most `limit` requests in
-    full: running ones first, then waiting ones. `now` is on the engine's clock.
-
-    One walk over all requests sums up the tokens, so that a queue of ten thousand costs a few milliseconds.
-    """
+    full, running ones first. `now` is on the engine's clock. A queue of ten thousand costs a few milliseconds."""
     reserved: Counter[str] = Counter()
     for seq in state.sequences.values():
         reserved[seq.request.tenant] += seq.request.origin.reserved_tokens

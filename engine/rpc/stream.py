@@ -90,11 +90,10 @@ class Arrivals:
     )
 
     def __init__(self, abandon: Callable[[], None], life: str = "", on_end: Callable[[], None] | None = None) -> None:
-        """
-        Args:
-            abandon: called when the reader closes the stream before it has read the final event.
-            life: id of the engine process that has the request.
-            on_end: called once when the engine no longer has the request: it has ended, was abandoned or is lost.
+        """Args:
+        abandon: called when the reader closes the stream before its final event.
+        life: id of the engine process that has the request.
+        on_end: called once when the engine no longer has the request.
         """
         self.life = life
         self.engine = ""

@@ -1,9 +1,5 @@
-"""The connection between a gateway and an engine: gRPC over a Unix socket, or over TCP, with mutual TLS where other
-machines can reach the port. Both sides ping each other over TCP, so that each of them notices a partition.
-
-A partition, unlike the end of a process, closes no connection. Without pings a gateway would wait for tokens forever,
-and the engine would compute them for no client.
-"""
+"""The connection between a gateway and an engine: gRPC over a Unix socket, or over TCP, with mutual TLS between
+machines. Both sides ping over TCP, because a partition closes no connection."""
 
 from __future__ import annotations
 
@@ -57,11 +53,8 @@ class ChannelFactory:
 
 
 def open_port(server: grpc.Server, address: str, tls: EngineTls | None) -> None:
-    """Let an engine's server, which has the options `server_options`, listen at `address` once it starts.
-
-    With `tls`, it serves only clients with a certificate of the authority in it. Raises ValueError if the files of
-    `tls` cannot be used, RuntimeError if the address is not free.
-    """
+    """Let an engine's server listen at `address` once it starts, with `tls` only for clients with a certificate of its
+    authority. Raises ValueError if files of `tls` cannot be used, RuntimeError if the address is not free."""
     if tls is None or address.startswith(UNIX):
         server.add_insecure_port(address)
     else:

@@ -111,12 +111,8 @@ def adapter_to_pb(host: HostAdapter, load_seconds: float) -> pb.AdapterInfo:
 
 
 def request_to_pb(request: Request) -> pb.Submit:
-    """Convert a request to a message. Only time differences cross the wire, because the clocks of the two processes are
-    unrelated.
-
-    `arrival` and `deadline` are on the sender's clock; the message holds the seconds from `arrival` to `deadline`. A
-    gateway leaves `arrival` at 0 and so gives `deadline` in seconds from submission.
-    """
+    """Convert a request to a message. Only time differences cross the wire, because clocks are unrelated: it holds the
+    seconds from `arrival`, which a gateway leaves at 0, to `deadline`."""
     return pb.Submit(
         request_id=request.id,
         prompt=request.prompt_ids,

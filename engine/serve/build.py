@@ -38,7 +38,7 @@ steps under way before the engine counts as hung."""
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
+    """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Return the
     core's configuration, the executor, and the description of the engine for its gateways."""
     from engine.model.memory.allocation import free_host_bytes
     from engine.model.runner.loading import load
@@ -104,28 +104,23 @@ def describe_sizes(info: pb.EngineInfo, core: CoreConfig) -> None:
 
 
 def describe_predictions(info: pb.EngineInfo, core: CoreConfig, model: StepTimeModel) -> None:
-    """Fill in what a step-time model predicts: the seconds of a full step of decodes, and the tokens of the longest
-    prompt that is computed within the TTFT goal. Both are 0 before the model has seen enough steps. Mutates `info`."""
+    """Fill in `info`, from a step-time model, the seconds of a full step of decodes, and the tokens of the longest
+    prompt within the TTFT goal; 0 before the model has seen enough steps."""
     info.outlook.decode_seconds = decode_seconds(model, core)
     info.outlook.prompt_tokens = prompt_within(model, core, core.interactive.ttft_s)
 
 
 def describe_life(info: pb.EngineInfo, previous: str) -> None:
-    """Fill in `info.life`, a new random id of this engine process, and `info.previous`, the description of its
-    predecessor, parsed from `previous`: a `PreviousLife` as JSON, empty if there was none. The supervisor of both knows
-    how the predecessor ended and, from its pulse file, which requests it was computing, so that gateways learn which of
-    their requests may have caused a crash. Mutates `info`."""
+    """Fill in `info.life`, a new random id of this engine process, and `info.previous`, its predecessor, from a
+    `PreviousLife` as JSON, or empty, so that gateways learn which requests may have caused a crash."""
     info.life = uuid.uuid4().hex
     if previous:
         json_format.Parse(previous, info.previous)
 
 
 def heart(info: pb.EngineInfo, path: Path | None) -> Callable[[EngineState], None]:
-    """Create the pulse file at `path` and return the function that the step loop calls in each iteration. It writes a
-    beat: the requests of the steps under way, and the seconds within which the next beat will follow.
-
-    If `path` is None, no process watches the engine, and the function does nothing.
-    """
+    """Create the pulse file at `path` and return the function that writes a beat in each iteration of the step loop:
+    requests under way, and the seconds to the next beat. Without `path` it does nothing."""
     if path is None:
         return lambda state: None
     pulse = Pulse(path, info.life)

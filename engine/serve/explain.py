@@ -43,16 +43,10 @@ from engine.serve.step_store import step_store
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
-    """Return the device, dtype, threads, sizes and architecture that an engine with this configuration would have, and
-    under `reasons` the reason for each size that it would derive, by the setting's name; under `capacity`, a
-    `Capacity`.
-
-    With several ranks, threads and sizes in bytes are those of each: of several stages the largest, and under `stages`
-    the layers and the bytes of weights of each rank of each stage. Unless configured, the size of the page pool
-    follows from the memory that is free now, less the weights and what steps are expected to need. Values that depend
-    on the model are left out while `config.model` is empty. Raises ValueError if the configuration cannot be served
-    here; the message says why.
-    """
+    """Return the device, dtype, threads, sizes and architecture that an engine of this configuration would have, under
+    `reasons` why, and under `capacity` a `Capacity`. Raises ValueError, which says why, if it cannot be served here."""
+    # With several ranks, threads and bytes are those of each, of stages the largest. The page pool follows from the
+    # memory that is free now. Values that depend on the model are left out while `config.model` is empty.
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     stores_fp8(config.adapter_dtype, device, dtype)

@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 class LocalEngine:
-    """An `EngineApi` over an engine that loads its model and runs its steps in a thread of this process. All methods
-    belong to the event loop in which `start` was awaited. An engine that has stopped or failed does not come back."""
+    """An `EngineApi` over an engine in a thread of this process. All methods belong to the event loop in which `start`
+    was awaited. An engine that has stopped or failed does not come back."""
 
     def __init__(self, config: EngineConfig, build: Build = build_real) -> None:
         """`config` names the folder of a prepared model. `build` makes the executor; tests pass one without a model."""

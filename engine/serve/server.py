@@ -1,9 +1,5 @@
-"""Main module of the engine process: `python -m engine.serve.server --config JSON --address unix:PATH`.
-
-The process loads the model, then serves `engine.proto` and runs steps until it is told to stop: by SIGTERM or SIGINT
-or, if `--until-stdin-closes` is given, by the end of its standard input, so that it never outlives the gateway that
-started it.
-"""
+"""Main module of the engine process: `python -m engine.serve.server --config JSON --address unix:PATH`. It serves until
+SIGTERM, SIGINT or, with `--until-stdin-closes`, the end of standard input, so that it never outlives a gateway."""
 
 from __future__ import annotations
 
@@ -63,9 +59,8 @@ reports (see engine/rpc/news.py), and some for adapter loads and other calls. Th
 
 
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:
-    """Return `config` with the path of the model folder, a line that the parent writes to standard input once the model
-    is prepared. Unless `fake`, load the CPU kernels before, and report their progress. Raises SystemExit if standard
-    input ends before the line."""
+    """Return `config` with the path of the model folder, a line of standard input. Unless `fake`, load the CPU kernels
+    before, and report their progress. Raises SystemExit if standard input ends before."""
     if not fake:
         from engine.model.runner.kernels import load_cpu_kernels
 
@@ -86,17 +81,13 @@ def serve(
     pulse: Path | None = None,
     previous: str = "",
 ) -> None:
-    """Load the model, serve gRPC at `target` and run the step loop in this thread until SIGTERM, SIGINT or the end of
-    standard input. Then close the server and the executor and, if the configuration has a `state_dir`, save the
-    step-time model, which is also saved every minute, and drop the counts of adapter loads under way.
+    """Load the model, serve gRPC at `target` and run the step loop in this thread until told to stop. Then close all,
+    and save the step-time model, which is also saved every minute, in `state_dir`.
 
     Args:
         config: if it names no model, a line of standard input does.
-        fake: run without a model.
-        until_stdin_closes: stop when standard input ends.
-        loading: file in which the start records how far it is (see `engine.process.pulse`).
-        pulse: file for the beats of the step loop (see `engine.serve.build.heart`).
-        previous: the engine process before this one, a `PreviousLife` as JSON; empty if there was none.
+        loading, pulse: files for the progress of the start, and for beats of the step loop (`engine.process.pulse`).
+        previous: the engine process before this one, a `PreviousLife` as JSON, or empty.
     """
     tell = _teller(loading)
     if not config.model:
@@ -139,9 +130,8 @@ def serve(
 def start_mover(
     engine: Engine, info: pb.EngineInfo, memory: PageMemory | None, setting: str, target: EngineTarget
 ) -> KvMover | None:
-    """Let an engine fetch KV pages from other engines and, unless `setting` (`engine.kv_listen`) is empty, serve its
-    own KV pages to them at an address, which is entered in `info`. Returns None for an engine that has no host pages.
-    Raises ValueError, which names the setting, if it cannot listen there."""
+    """Let an engine fetch KV pages and, unless `setting` (`engine.kv_listen`) is empty, serve its own at an address
+    that is entered in `info`. Return None without host pages. Raises ValueError if it cannot listen."""
     if memory is None or not engine.state.host.num_pages:
         if setting:
             raise ValueError("engine.kv_listen needs host pages, for which too little memory is free")
@@ -182,8 +172,8 @@ def _listen(service: EngineService, address: str, tls: EngineTls | None = None) 
 
 
 def _settle_memory() -> None:
-    """Exempt the objects that exist now from garbage collection and enable it again, after `main` has disabled it:
-    objects of the libraries live as long as the process. To collect once would take 0.16 s and free 4 % of them."""
+    """Exempt the objects that exist now from garbage collection and enable it again. They live as long as the process:
+    collecting once would take 0.16 s and free 4 %."""
     gc.freeze()
     gc.enable()
 
@@ -247,9 +237,8 @@ def main() -> None:
 
 @contextmanager
 def _ending_like_ranks() -> Iterator[None]:
-    """While the `with` block runs, if a signal ends the process of another rank, end this process by the same signal.
-    What is concluded from how an engine process died, such as which requests may have caused it, then also holds for a
-    rank."""
+    """While the `with` block runs, if a signal ends another rank's process, end this one by the same signal, so that
+    what is concluded from an engine's death holds for its ranks."""
     try:
         yield
     except RankDied as error:

@@ -17,13 +17,8 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """The file that keeps, from one engine process to the next, the step-time model of one LLM on one device or on
-    several. The duration of a step depends on nothing else.
-
-    Args:
-        folder: parent folder of `step_time/`, created by the first save.
-        subject: names the device, its threads, the dtype and the model; the file name is made from it.
-    """
+    """The file in `folder`/step_time, created by the first save, that keeps the step-time model of one LLM on one kind
+    of devices. `subject` names device, threads, dtype and model, and makes its name."""
 
     def __init__(self, folder: Path, subject: str) -> None:
         self._path = folder / "step_time" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject)}.json"
@@ -53,9 +48,8 @@ class StepStore:
 def step_store(
     state_dir: str, threads: int, device: str, dtype: str, model_hash: str, ranks: tuple[int, int] = (1, 1)
 ) -> StepStore | None:
-    """Return the store of the step-time model for an LLM on a device, such as `cpu` or `cuda:0`. None means that there
-    is no folder for state. `state_dir`, `threads` and `ranks` (`tensor_parallel`, `pipeline_parallel`) are those of the
-    engine's configuration: empty, 0 and 1 are the defaults."""
+    """Return the store of the step-time model for an LLM on a device, such as `cpu` or `cuda:0`, or None without
+    `state_dir`. `threads` and `ranks` (`tensor_parallel`, `pipeline_parallel`) are the configuration's."""
     if not state_dir:
         return None
     parts = "" if ranks == (1, 1) else "-{}x{}".format(*ranks)

@@ -1,10 +1,5 @@
-"""The adapters of all base models of a gateway, as operators see and change them.
-
-Each base model has a registry of its own. A name belongs to one model (`gateway.adapters.names`). Should two models
-have one name nevertheless, because it was configured while Redis was away, then every gateway serves the adapter of the
-model that comes first in the configuration (`gateway.core.routing`), and the other is listed with an error until an
-operator unloads it.
-"""
+"""The adapters of all base models of a gateway, as operators see and change them. Each base model has a registry; a
+name belongs to one model (`names.py`)."""
 
 from __future__ import annotations
 
@@ -27,6 +22,9 @@ from gateway.config.models import served_name
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import find_adapter
 
+# Two models have one name only if it was configured while Redis was away: the first in the configuration serves it, and
+# the other lists an error.
+
 
 class _PeftConfig(Struct):
     """The field of PEFT's adapter_config.json that names the base model: its path or Hugging Face id."""
@@ -44,13 +42,11 @@ class AdapterAdmin:
         origins: Mapping[str, str] | None = None,
         locks: NameLocks | None = None,
     ) -> None:
-        """
-        Args:
-            registries: one for each base model, in the order of the configuration. From now on, each refuses names that
-                another has.
-            sources: finds the files of adapters.
-            origins: configured source of each base model (a path or an id), by the model's name.
-            locks: locks of adapters' names. None means that no other gateway changes the registries.
+        """Args:
+        registries: of each base model, in order of the configuration; each then refuses names that another has.
+        sources: finds the files of adapters.
+        origins: configured source of each base model by name.
+        locks: of adapters' names. None means that no other gateway changes the registries.
         """
         self._registries = {registry.base_model: registry for registry in registries}
         self._sources = sources
@@ -66,9 +62,8 @@ class AdapterAdmin:
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry of the adapter `name` (no alias): of `base_model` if given, else the first that has the
-        name or drains an unloaded adapter of that name, else the first. Raises ApiError (INVALID_REQUEST) if there is
-        no such base model."""
+        """Return the registry of the adapter `name`: of `base_model` if given, else the first that has the name or
+        drains it, else the first. Raises ApiError (INVALID_REQUEST) for an unknown base model."""
         if base_model:
             return self._named(base_model)
         registries = list(self._registries.values())
@@ -77,12 +72,8 @@ class AdapterAdmin:
         return next(chain(has, drains, registries))
 
     async def to_load(self, name: str, source: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry to load the adapter at `source` into as `name`: that of `base_model`; if that is empty,
-        the only one, the one that has the name, or that of the base model which the adapter's own configuration names.
-
-        Raises ApiError (INVALID_REQUEST): there is no such base model, the files are not available, or they name none
-        of the base models.
-        """
+        """Return the registry to load the adapter at `source` into: `base_model`'s, the only one, the one that has the
+        name, or the one its configuration names. Raises ApiError (INVALID_REQUEST) if there is none, or no files."""
         if base_model or len(self._registries) == 1:
             return self.of(name, base_model)
         known = self.of(name)
@@ -123,9 +114,8 @@ class AdapterAdmin:
         return matches[0]
 
     def _is_named(self, base: str, wanted: str) -> bool:
-        """Return whether `wanted`, the path or id that an adapter's configuration gives for its base model, means the
-        base model named `base`: it equals that model's name or source, or a model from the source `wanted` would be
-        named `base` by default."""
+        """Return whether `wanted`, the base model of an adapter's configuration, means that named `base`: it is its
+        name or source, or would be named so by default."""
         origin = self._origins.get(base, "")
         return wanted in (base, origin) or base == served_name(wanted) or _same_folder(wanted, origin)
 

@@ -55,13 +55,9 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download an adapter's files from a repository of the Hugging Face Hub at `endpoint` and `revision` (None: the
-    defaults), and return its folder below `cache`. Blocks. Raises ApiError: INVALID_REQUEST, with the reason, or
-    INSUFFICIENT_STORAGE.
-
-    The files are PEFT's two and the small ones of its tokenizer, or else the only GGUF file. `bounds` and the disk's
-    room are checked only before the download.
-    """
+    """Download an adapter's files (PEFT's, or the only GGUF file) from the Hugging Face Hub, and return its folder
+    below `cache`. Blocks. Raises ApiError: INVALID_REQUEST or INSUFFICIENT_STORAGE; `bounds` are checked only before
+    the download."""
     from huggingface_hub import HfApi, snapshot_download  # Imported here: it takes a tenth of a gateway's start.
 
     source = repo if revision is None else f"{repo}@{revision}"
@@ -110,11 +106,8 @@ def _elsewhere(source: str, names: list[str]) -> str:
 
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
-    """Download PEFT's two files from below a URL, or the GGUF file that it names, and return their folder in `cache`.
-    Blocks. Raises ApiError (INVALID_REQUEST, with the reason, or INSUFFICIENT_STORAGE), or OSError for the folder.
-
-    The folder is named by the hash of its content and reused if it exists.
-    """
+    """Download PEFT's two files, or a GGUF file, from a URL, and return their folder in `cache`, named by its hash.
+    Blocks. Raises ApiError (INVALID_REQUEST, INSUFFICIENT_STORAGE), or OSError for the folder."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:

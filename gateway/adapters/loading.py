@@ -49,9 +49,9 @@ class AdapterLoader:
         self.clock = clock
 
     async def restore(self) -> None:
-        """Load all adapters of the registry into a new engine. Returns after one attempt for each adapter. An adapter
-        whose files have changed gets a new version. A failure is recorded for `statuses`, and the load is retried in
-        the background; if the engine was unavailable, only the next engine's `restore` retries it."""
+        """Load all adapters of the registry into a new engine, trying each once; changed files get a new version.
+        Failures are recorded for `statuses`, and retried in the background or, if the engine was away, by the next
+        `restore`."""
         self.mirror.restart()
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.mirror.records.values())))
 

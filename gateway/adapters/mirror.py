@@ -34,12 +34,8 @@ class AdapterFetcher(Protocol):
 
 
 class AdapterMirror:
-    """`Mirror` of the adapter registry, which also makes this gateway's engine follow it. Changes are applied in the
-    order of the registry's log. Permissions and aliases change at once.
-
-    Only a new version takes time: until this engine has loaded it, requests use the previous version. A new name has no
-    previous version and is not available until then.
-    """
+    """`Mirror` of the adapter registry, which also makes this gateway's engine follow it, in the order of the log.
+    Until the engine has loaded a new version, requests use the previous one; other changes apply at once."""
 
     def __init__(
         self,
@@ -100,13 +96,9 @@ class AdapterMirror:
         return hold is not None and hold.adapter_hash == record.version
 
     async def load_record(self, record: AdapterRecord) -> None:
-        """Load a record's files into the engine, from the folder where they were last found, else from the record's
-        source, and serve them if they are the version that the registry now has for the name. Waits while
-        CONCURRENT_LOADS loads run.
-
-        Raises ApiError: INVALID_REQUEST if the files are not available, are refused by the engine or are a different
-        version; ENGINE_UNAVAILABLE.
-        """
+        """Load a record's files into the engine, and serve them if they are the version that the registry has now. At
+        most CONCURRENT_LOADS run. Raises ApiError: INVALID_REQUEST for missing, refused or other files;
+        ENGINE_UNAVAILABLE."""
         async with self._loads:
             for place in (record.path, record.source):
                 try:

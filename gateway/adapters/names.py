@@ -1,9 +1,5 @@
-"""Ensures that a name of an adapter belongs to at most one base model, across all gateways that share one Redis.
-
-A registry knows its own names alone. Before a name is given to an adapter, it is looked up in the registries of the
-gateway's other base models: in this gateway's copies of them, and once more in Redis, where the name is locked until it
-is written. So of two gateways that give one name to two models at the same time, the second is refused.
-"""
+"""Ensures that a name of an adapter belongs to at most one base model, across all gateways of one Redis. A name is
+looked up in this gateway's copies of registries, and again in Redis, locked until written."""
 
 from __future__ import annotations
 
@@ -103,9 +99,8 @@ class AdapterNames:
         return [other for other in self._owners if other is not owner]
 
     def check(self, owner: NameOwner, name: str, param: str) -> None:
-        """Raise ApiError if a new adapter or alias of a registry cannot have a name: INVALID_REQUEST, it is malformed
-        or a base or virtual model's; ADAPTER_CONFLICT, an adapter of another base model has it. `param` is the request
-        field that the error names."""
+        """Raise ApiError, which names `param`, if a new adapter or alias cannot have a name: INVALID_REQUEST, it is
+        malformed or a base or virtual model's; ADAPTER_CONFLICT, another base model's adapter has it."""
         check_name(name, param)
         for other in self._owners:
             if name in other.catalog.bases or name in other.catalog.virtual:

@@ -1,9 +1,5 @@
-"""Compares the chat template and the added tokens that lie in an adapter's folder with those of its base model.
-
-Trainers save their tokenizer beside an adapter. Chats and prompts are encoded by the base model's, and chats rendered
-with its template unless an operator asks for another one (`templates.py`), so that an operator should know where the
-adapter was trained with others.
-"""
+"""Compares the chat template and the added tokens in an adapter's folder with those of its base model, which are used:
+operators should know where an adapter was trained with others."""
 
 from __future__ import annotations
 
@@ -75,9 +71,8 @@ def read_own_text(folder: Path) -> OwnText:
 
 
 def comparison_with(base: Path, template: Path | None) -> Comparison:
-    """Return a function that compares an adapter's folder with the folder of its base model, whose chat template is in
-    the file `template` if that is given, and returns a warning for each difference. It blocks. The base model's files
-    are read once, when an adapter first needs them."""
+    """Return a function that compares an adapter's folder with that of its base model, whose chat template is
+    `template` if given, and returns a warning for each difference. It blocks."""
 
     @cache
     def theirs() -> OwnText:

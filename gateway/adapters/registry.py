@@ -1,11 +1,5 @@
-"""Registry of the adapters that are served, with their names and versions. Operators change it, and requests look up
-names.
-
-The registry is in Redis, shared by all gateways of a base model; this module is one gateway's access to it. A change is
-first written to Redis, unless another gateway has changed the same name meanwhile. It takes effect when it comes back
-with the registry's log, here as on every other gateway. So there is one order of changes, and one way in which they
-take effect.
-"""
+"""Registry of served adapters, with their names and versions, in Redis, shared by all gateways of a base model.
+Operators' changes are written there first, and take effect in the order of its log on every gateway."""
 
 from __future__ import annotations
 
@@ -55,16 +49,12 @@ class AdapterRegistry:
         compare: Comparison = lambda folder, template: (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            engine: the engine of this gateway.
-            store: where the registry is stored.
-            sources: finds the files of adapters.
-            base_names: names of the base model that the adapters belong to, the canonical one first.
-            virtual_names: names of the virtual models that the base model stands for.
-            drain_seconds: how long requests may continue with a version that is replaced or unloaded.
-            compare: tells what operators should know of the other files in an adapter's folder.
-            clock: returns the Unix time in seconds.
+        """Args:
+        base_names: of the base model, the canonical one first.
+        virtual_names: of virtual models that the base model stands for.
+        drain_seconds: how long requests may continue with a version that is replaced or unloaded.
+        compare: tells what operators should know of other files in an adapter's folder.
+        clock: returns the Unix time in seconds.
         """
         self._store = store
         self.base_model = base_names[0]
@@ -154,11 +144,8 @@ class AdapterRegistry:
         await self._mirror.wait_until_released()
 
     def pick(self, name: str) -> AdapterRecord:
-        """Return the record for a new request that names the adapter `name` (no alias). Its `version` is the one that
-        the engine serves now, which may be the previous one. Enter `using` with that version before the next await.
-
-        Raises ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have the adapter.
-        """
+        """Return the record for a new request that names an adapter, with the `version` that the engine serves now;
+        enter `using` with it before the next await. Raises ApiError: MODEL_NOT_FOUND, ENGINE_UNAVAILABLE."""
         record = self.records.get(name)
         if record is None:
             raise model_not_found(name)
@@ -183,17 +170,13 @@ class AdapterRegistry:
         tenants: Collection[str] = (),
         chat_template: str | None = None,
     ) -> AdapterRecord:
-        """Serve the adapter at `source` under `name`, for `tenants` only if any are given. Return its record once that
-        is in effect here. `replace` allows replacing the adapter of this name.
-
-        Running requests of a replaced version finish in the background. Aliases and pins are kept, and so are tenants
-        and the `chat_template` (see `with_template`) if none are given. If the configuration lists the name and was not
-        applied yet, it counts as applied.
+        """Serve the adapter at `source` under `name`, perhaps for `tenants` only, and return its record once that is in
+        effect here. `replace` allows a new version; aliases, pins and what is not given are kept.
 
         Raises:
-            ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
-                is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
-                ADAPTER_UNLOADED, it was unloaded at once; REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
+            ApiError: INVALID_REQUEST, name, source or adapter are refused; ADAPTER_EXISTS without `replace`;
+                ADAPTER_CONFLICT, another change is under way or was faster; ADAPTER_UNLOADED at once;
+                REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
         self._loader.names.check(self, name, "lora_name")
         allowed = tenant_list(tenants)
@@ -227,11 +210,9 @@ class AdapterRegistry:
         return await self._amend(name, lambda record: replace(record, pinned=pinned))
 
     async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
-        """Add an alias to an adapter, or remove it. Return the adapter's record.
-
-        Raises ApiError: INVALID_REQUEST for an invalid alias or too many; ADAPTER_CONFLICT if it is taken or another
-        change is under way; MODEL_NOT_FOUND for an unknown adapter or alias to remove; REGISTRY_UNAVAILABLE.
-        """
+        """Add or remove an alias, and return the adapter's record. Raises ApiError: INVALID_REQUEST, it is invalid or
+        one too many; ADAPTER_CONFLICT, it is taken or another change is under way; MODEL_NOT_FOUND;
+        REGISTRY_UNAVAILABLE."""
         if remove:
             check_name(alias, "alias")
         else:

@@ -29,15 +29,8 @@ class AdapterRemoval:
         return name in self._draining
 
     async def unload(self, name: str, drain_seconds: float | None = None) -> int:
-        """Remove an adapter from the registry, so that new requests are refused, wait for its running requests here,
-        and return how many were aborted when the drain time ended. A call while an earlier one still drains returns
-        that one's result.
-
-        A configured source that was not applied yet counts as applied, so that no gateway loads it later.
-
-        Args:
-            name: name of the adapter.
-            drain_seconds: 0 to MAX_DRAIN_SECONDS. None means the time configured for all adapters.
+        """Remove an adapter, wait up to `drain_seconds` for its requests here, and return how many were aborted. A
+        second call gets the result of the first.
 
         Raises:
             ApiError: INVALID_REQUEST (for `drain_seconds`), MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.

@@ -1,9 +1,5 @@
-"""Serves the adapters that the configuration lists, until operators change them.
-
-The registry remembers, for each name, the source that a configuration gave it last (its seed). A gateway applies what
-its configuration lists only if that differs from the seed, so that what operators change lasts until the configuration
-changes. What operators load or unload before the configured source could be applied makes this source the seed, too.
-"""
+"""Serves the adapters that the configuration lists, until operators change them. The registry remembers the last
+configured source of each name (its seed); a gateway applies only one that differs."""
 
 from __future__ import annotations
 
@@ -50,15 +46,11 @@ class AdapterSeeding:
         adapter's folder."""
 
     async def seed(self, name: str, source: str) -> str:
-        """Serve an adapter that the configuration lists, from the configured `source`. If the configuration listed it
-        with the same source before, changes that operators have made since are kept. If it listed the adapter for
-        another base model before, the adapter moves to this one. If Redis is away, this gateway serves the adapter and
-        writes it to the registry later. If a gateway with another configuration changes the adapter meanwhile, this
-        starts anew.
-
-        Return why the adapter cannot be served, and then list it with that error and try again in the background; empty
-        means that it is served. Raises ApiError if it cannot have the name: INVALID_REQUEST, ADAPTER_CONFLICT.
-        """
+        """Serve a configured adapter from `source`, unless operators have changed it since. Return why it cannot be
+        served, then listed and tried again in the background, or an empty text. Raises ApiError for its name:
+        INVALID_REQUEST, ADAPTER_CONFLICT."""
+        # If another base model had it, the adapter moves. If Redis is away, it is served, and written later. If a
+        # gateway with another configuration changes it meanwhile, this starts anew.
         self._configured[name] = source
         while True:
             reason = await self._try(name, source)
@@ -106,9 +98,9 @@ class AdapterSeeding:
         return lambda: state() == before
 
     async def _seed(self, name: str, source: str, is_unchanged: Callable[[], bool]) -> None:
-        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises
-        ApiError: INVALID_REQUEST, also if the registry has the adapter from this source but this gateway's engine could
-        not load it; otherwise as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE."""
+        """Serve a configured adapter as `seed` does, if the name `is_unchanged` once it is loaded. Raises ApiError as
+        `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if this engine failed to load
+        it."""
         check_name(name, "lora_name")
         template = await self._template(name)
         seed = seed_of(source, template)
@@ -136,9 +128,8 @@ class AdapterSeeding:
             await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
 
     def configure(self, sources: Mapping[str, str], templates: Mapping[str, Path | None] = NO_TEMPLATES) -> None:
-        """Learn the source, by name, of each adapter that the configuration lists, and the file of its chat template if
-        that is configured, or None for the template in its folder. New ones are expected to be applied, by this gateway
-        or another; those that the configuration no longer lists are forgotten."""
+        """Learn the source of each configured adapter by name, and the file of its chat template, or None for that of
+        its folder. New ones are expected to be applied; those no longer listed are forgotten."""
         for name in self.waiting.expected.keys() - sources.keys():
             self.waiting.drop(name)
         for name, source in sources.items():
@@ -187,9 +178,9 @@ class AdapterSeeding:
         template: str | None,
         seed: str,
     ) -> None:
-        """Load an adapter that the configuration lists from `folder`, with `template` (see `with_template`), and write
-        its record and `seed` if the name `is_unchanged`. An adapter that moved here keeps its aliases, tenants, pin and
-        template, and leaves the other base model."""
+        """Load a configured adapter from `folder`, with `template` (see `with_template`), and write its record and
+        `seed` if the name `is_unchanged`. One that moved here keeps what operators set, and leaves its other base
+        model."""
         previous, former = self._mirror.records.get(name), await self._former(name)
         theirs = former.records[name] if former else None
         if template is None and theirs is not None:

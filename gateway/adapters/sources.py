@@ -44,9 +44,8 @@ class LocalSources:
         self._folders = frozenset(folder.resolve() for folder in folders)
 
     async def fetch(self, source: str) -> Path:
-        """Return the folder or file of an adapter after resolving symbolic links. `source` is absolute, or relative to
-        a root. Raises ApiError (INVALID_REQUEST) if it is neither below a root nor one of the listed ones, or is
-        relative and missing."""
+        """Return the folder or file of an adapter, without symbolic links. `source` is absolute, or relative to a root.
+        Raises ApiError (INVALID_REQUEST) if it is neither below a root nor listed, or is missing."""
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
@@ -63,11 +62,8 @@ class LocalSources:
 
 
 class AdapterSources:
-    """Makes adapters in folders and files, on the Hugging Face Hub and at URLs available. Concurrent requests for a
-    source share a fetch.
-
-    Local folders are served from where they are. Everything else is fetched anew for each load or reload.
-    """
+    """Makes adapters in folders and files, on the Hugging Face Hub and at URLs available. Local ones are served in
+    place; others are fetched anew for each load, in one fetch for concurrent requests."""
 
     def __init__(self, config: AdaptersConfig, cache: Path, hub_endpoint: str | None = None) -> None:
         """
@@ -91,13 +87,9 @@ class AdapterSources:
         self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:
-        """Return a local folder or GGUF file that holds the adapter at `source`: such a place, absolute or relative to
-        a root; a hub id, `org/name` or `org/name@revision`; or a URL. Hub ids and URLs are downloaded. If the caller is
-        cancelled, the download goes on.
-
-        Raises ApiError: INVALID_REQUEST, the source is not allowed, does not exist, is too large or takes too long;
-        INSUFFICIENT_STORAGE.
-        """
+        """Return a local folder or GGUF file of the adapter at `source`: a path, a hub id, `org/name` or
+        `org/name@revision`, or a URL. Downloads outlive a cancelled caller. Raises ApiError: INVALID_REQUEST;
+        INSUFFICIENT_STORAGE."""
         work = self._work(source)
         if work is None:
             return await self._local.fetch(source.removeprefix(FILE_URL))

@@ -1,8 +1,5 @@
-"""The chat templates of adapters that were trained with another one than their base model's.
-
-Only operators choose them, with a load or in the configuration. The text is part of the adapter's record, so that all
-gateways render with the same one.
-"""
+"""The chat templates of adapters that were trained with another one than their base model's. Only operators choose
+them; the text is part of the adapter's record, for all gateways."""
 
 from __future__ import annotations
 
@@ -27,9 +24,8 @@ MOST_CHARACTERS = 131_072
 
 
 async def with_template(record: AdapterRecord, folder: Path, choice: str | None) -> AdapterRecord:
-    """Return an adapter's record with the chat template of an operator's `choice`: AUTO means the one in the adapter's
-    `folder`, BASE that of the base model, another text is the template itself, and None what the record says, read
-    again if that is AUTO. Raises ApiError (INVALID_REQUEST): there is no such template, or it cannot be used."""
+    """Return an adapter's record with a chat template: AUTO means the one in `folder`, BASE the base model's, None what
+    the record says, and other text is the template itself. Raises ApiError (INVALID_REQUEST) if it cannot be used."""
     is_own = record.own_template if choice is None else choice == AUTO
     if choice == BASE or (choice is None and not is_own):
         return replace(record, own_template=False, chat_template="" if choice else record.chat_template)

@@ -65,9 +65,8 @@ class AdapterVersions:
         return VersionHold(adapter_hash, self._engine_number)
 
     async def release(self, hold: VersionHold, drain_seconds: float) -> int:
-        """Release a hold. After the last hold, wait up to `drain_seconds` for the version's requests, then unload the
-        version from every tier, unless it got a new hold. Return the number of requests that were aborted; 0 if this
-        call unloaded nothing."""
+        """Release a hold. After the last, wait up to `drain_seconds` for the version's requests, and unload it from
+        every tier, unless it got a new hold. Return the number of aborted requests."""
         adapter_hash = hold.adapter_hash
         if hold.engine != self._engine_number:
             return 0
@@ -89,9 +88,8 @@ class AdapterVersions:
 
     @asynccontextmanager
     async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
-        """Load the adapter in `folder` into the engine, yield what the engine says of it, and hold the version until
-        exit. On exit the version is unloaded, without drain time, if nothing else holds it. Raises ApiError:
-        INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE."""
+        """Load the adapter in `folder` into the engine, yield what the engine says of it, and on exit unload it if
+        nothing else holds it. Raises ApiError: INVALID_REQUEST, ENGINE_UNAVAILABLE."""
         info = await self._load(folder)
         self._holds[info.adapter] += 1
         hold = VersionHold(info.adapter, self._engine_number)

@@ -54,18 +54,10 @@ BLOCKS = TEXT | {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 
 
 def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
-    """Parse a JSON request body into a struct, which is returned.
-
-    Args:
-        body: the body as received.
-        kind: `MessagesRequest` or `CountTokensRequest`.
-        unknown: policy for unknown fields that are not misspellings of known ones; misspellings are always refused.
-
-    Raises:
-        ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
-            there are too many or too deeply nested values; UNSUPPORTED_PARAMETER, the body asks for tools that a server
-            runs or, outside results of tools, has images, documents or other blocks that are not text.
-    """
+    """Return a JSON request body as a struct of `kind`, with the policy `unknown` for unknown fields; misspellings are
+    always refused. Raises ApiError: INVALID_JSON, INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    # The body asks for tools that a server runs, or has images, documents or other blocks outside results of tools:
+    # unsupported.
     document = decode_json(body, kind)
     if isinstance(document, dict):
         _refuse_tools(document)

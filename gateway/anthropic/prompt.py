@@ -62,9 +62,8 @@ def _variables(body: Prompted) -> dict[str, Any]:
 
 
 def _told_effort(body: Prompted) -> str | None:
-    """Return the reasoning effort that an upstream is told. Without thinking it is none, because Anthropic's efforts
-    have no value for that; `max` is `high`, which all servers know that know efforts. Whether thinking is on is not
-    told, because OpenAI's API has no field for it."""
+    """Return the reasoning effort that an upstream is told: none without thinking, and `high` for `max`, which fewer
+    servers know. Whether thinking is on is not told, for lack of a field in OpenAI's API."""
     effort = body.output_config.effort if body.output_config else None
     if body.thinking is not None and body.thinking.type == "disabled":
         return None
@@ -83,9 +82,8 @@ def _template_messages(body: Prompted) -> tuple[Message, ...]:
 
 
 class _Conversation:
-    """Collects messages for a chat template. Neighbouring turns of one role become one, as in Anthropic's API, because
-    many templates require that roles alternate. Texts are joined once, at the end: joined one by one, 10,000 blocks
-    after a text of 7 MB would hold up the event loop for a minute."""
+    """Collects messages for a chat template. Neighbouring turns of one role become one, as in Anthropic's API. Texts
+    are joined at the end: one by one, 10,000 blocks after 7 MB would take a minute."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

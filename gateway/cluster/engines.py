@@ -1,8 +1,5 @@
-"""Runs the engines of a deployment on a Ray cluster: as many as the load needs, found by all gateways in the directory.
-
-Of several `loralane serve` with one Redis, one has Ray start the engines; the others use what the directory names. The
-owner watches its engines over connections of its own, because it need not be a process that serves requests.
-"""
+"""Runs the engines of a deployment on a Ray cluster: as many as the load needs, started by one of several `loralane
+serve` with one Redis, and found by all gateways in the directory."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ import structlog
 
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane
+from engine.process.tasks import end_task
 from gateway.cluster.lease import Lease
 from gateway.cluster.model import ModelOnRay
 from gateway.cluster.ray_process import RayProcess
@@ -58,10 +56,7 @@ class RayEngines:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         if self._is_owner:
             with suppress(ApiError, *FAILURES):
                 for name in self._models:
@@ -98,9 +93,8 @@ class RayEngines:
             await self._publish(name, model.addresses)
 
     async def _publish(self, model: str, addresses: Mapping[str, str]) -> None:
-        """Update the directory so that the engines which Ray runs for a base model are those at `addresses`, and remove
-        others that an earlier process left. Raises ApiError if Redis is away, or if an operator's engine has the name
-        or address of one."""
+        """Update the directory so that a base model's engines on Ray are those at `addresses`, and remove what an
+        earlier process left. Raises ApiError if Redis is away or an operator's engine conflicts."""
         ours = [member for member in self._directory.members if member.model == model and member.added_by == "ray"]
         known = {member.engine: member.address for member in ours}
         for name in (name for name, address in known.items() if addresses.get(name) != address):

@@ -97,12 +97,10 @@ class ModelOnRay:
         orders: Callable[[str], str],
         tls: EngineTls | None,
     ) -> None:
-        """
-        Args:
-            name: name of the base model.
-            goals: the goals of the model's lanes, which the number of engines is to keep.
-            orders: returns the instructions for the actor that hosts an engine, given the engine's name.
-            tls: files for the connections to the engines.
+        """Args:
+        goals: of the model's lanes, which the number of engines is to keep.
+        orders: returns the instructions for the actor that hosts an engine, given the engine's name.
+        tls: files for the connections to the engines.
         """
         self.name = name
         self.scaler = Scaler(config.min, config.max, goals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -11,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 import structlog
 
+from engine.process.tasks import end_task
 from gateway.cluster.reports import Reports, Wanted
 
 log = structlog.get_logger("cluster")
@@ -74,10 +74,7 @@ class RayProcess:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -1,10 +1,5 @@
-"""The process that uses Ray: `python -m gateway.cluster.ray_worker ADDRESS HOST`. Its parent names the engines that
-Ray should run, in lines on standard input, and the process reports their state in lines on standard output.
-
-It is a process of its own because Ray's library ends the process that uses it some 60 s after the cluster's head is
-gone, and because its threads would compete with those of a gateway. The actors belong to its job: if the process ends,
-for any reason, Ray ends them, so that no engine runs without a gateway.
-"""
+"""The process that uses Ray: `python -m gateway.cluster.ray_worker ADDRESS HOST`. It reads the engines to run from
+standard input, and reports their states. Ray ends them with it."""
 
 from __future__ import annotations
 
@@ -20,6 +15,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gateway.cluster.reports import EngineReport, Reports, Wanted, WantedEngine
+
+# It is a process of its own because Ray's library ends it some 60 s after the head of the cluster is gone.
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the actors."""

@@ -1,9 +1,5 @@
-"""Decides how many engines a base model should have. Pure: it sees figures and a clock, and starts nothing.
-
-The measure is each lane's predicted delay divided by its goal, from the engines' own models of their step times. It
-shows a shortage before requests are late. Utilisation does not: an engine that is full of batch work is fully used, and
-may still answer every chat at once.
-"""
+"""Decides, purely, how many engines a base model should have, by each lane's predicted delay over its goal: it shows a
+shortage before requests are late, which utilisation by batch work does not."""
 
 from __future__ import annotations
 
@@ -54,16 +50,10 @@ class Scaler:
         self._idle_since: float | None = None
 
     def wanted(self, loads: Sequence[EngineLoad], now: float, drained: int = 0) -> int:
-        """Return how many engines there should be. Call this about once a second.
-
-        While engines that were asked for have not begun to serve, no more are asked for: their effect is not known yet.
-        An engine that finds no room is no longer wanted once the others are idle.
-
-        Args:
-            loads: the engines that serve.
-            now: seconds on a monotonic clock.
-            drained: number of engines that run and get no requests, because an operator drains them.
-        """
+        """Return how many engines there should be. Call this about once a second, with `now` in seconds. `drained`
+        engines run and get no requests, because an operator drains them."""
+        # While engines that were asked for do not serve yet, no more are asked for. One that finds no room is no longer
+        # wanted once the others are idle.
         pressure = self.pressure(loads)
         is_short = pressure > GROW_AT and len(loads) + drained >= self._wanted
         self._short_since = self._since(self._short_since, is_short, now)

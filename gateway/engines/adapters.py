@@ -44,14 +44,9 @@ class PoolAdapters:
         self._pinned.clear()
 
     async def load(self, reachable: Callable[[], Sequence[PooledEngine]], path: str) -> pb.AdapterInfo:
-        """Load the adapter folder at `path` into all engines that `reachable` returns, and return the description that
-        the first of them gives. If an engine refuses the adapter, or finds other content at `path`, this is logged, and
-        the engine gets no requests with the adapter. Engines that become reachable meanwhile load it, too.
-
-        Raises:
-            AdapterRejected: no engine took the adapter, and one refused it.
-            EngineUnavailable: no engine answered.
-        """
+        """Load the adapter at `path` into all engines that `reachable` returns, now or later, and return the first
+        description. Engines that refuse it get no requests for it. Raises AdapterRejected or EngineUnavailable if none
+        took it."""
         engines = [(engine, engine.client.info.life) for engine in reachable()]
         results = await asyncio.gather(*(one.client.load_adapter(path) for one, _ in engines), return_exceptions=True)
         loaded = [result for result in results if isinstance(result, pb.AdapterInfo)]
@@ -101,9 +96,8 @@ class PoolAdapters:
         (self._pinned.add if pinned else self._pinned.discard)(adapter_hash)
 
     async def fill(self, engine: PooledEngine) -> None:
-        """Load all adapters of the pool into an engine that joins, and pin those that are pinned; adapters that the
-        engine refuses are logged. Adapters that are added to the pool meanwhile reach the engine through `load`. Raises
-        EngineUnavailable if the engine is gone."""
+        """Load all adapters of the pool into an engine that joins, and pin pinned ones; refused ones are logged, and
+        those added meanwhile come through `load`. Raises EngineUnavailable if the engine is gone."""
         turns = asyncio.Semaphore(CONCURRENT_LOADS)
 
         async def load(adapter_hash: AdapterHash, path: str) -> None:

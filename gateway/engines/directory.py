@@ -1,8 +1,5 @@
-"""The engines that join while gateways run: operators add and remove them on one gateway, and every gateway follows.
-
-The directory is a registry in Redis, so that it also holds for gateways that start later. Engines that the
-configuration names are not in it: they join at the start, and only another configuration removes them.
-"""
+"""The engines that operators add and remove while gateways run: a registry in Redis that every gateway follows, without
+those that the configuration names."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from engine.process.tasks import end_task
 from engine.rpc.target import EngineTarget, EngineTls
 from gateway.core.errors import invalid_request
 from gateway.engines.member import AddedBy, EngineMember, check_member, check_role, engine_conflict, member_name
@@ -60,13 +58,10 @@ class EngineDirectory:
         tls: Mapping[str, EngineTls | None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            store: where the directory is stored.
-            pools: this gateway's engines by base model. Members of other models stay in the directory, unused here.
-            tls: the files with which this gateway connects to engines, by base model; None or a model that is missing
-                means that it connects to this machine only.
-            clock: returns the Unix time in seconds.
+        """Args:
+        pools: this gateway's engines by base model; members of other models are unused here.
+        tls: files for connections to engines, by base model; None or a missing one means this machine only.
+        clock: returns the Unix time in seconds.
         """
         self._mirror = MemberMirror()
         self._log = RegistryLog(store, self._mirror, "engine")
@@ -97,23 +92,15 @@ class EngineDirectory:
 
     async def close(self) -> None:
         """Stop following the directory. The pools stay as they are."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await self._log.close()
 
     async def add(
         self, model: str, engine: str, address: str, added_by: AddedBy = "operator", role: str = ""
     ) -> EngineMember:
-        """Add an engine of a base model for all gateways, and return its record. It gets requests as soon as it is
-        reachable and has the adapters.
-
-        Raises:
-            ApiError: INVALID_REQUEST, the name, address or role is malformed, the address needs TLS files that the
-                configuration lacks, or there are too many engines; ENGINE_CONFLICT, the name or the address is taken;
-                REGISTRY_UNAVAILABLE, Redis is away.
-        """
+        """Add an engine of a base model for all gateways, and return its record. Raises ApiError: INVALID_REQUEST, an
+        argument is malformed, TLS files are missing or there are too many engines; ENGINE_CONFLICT, name or address are
+        taken; REGISTRY_UNAVAILABLE."""
         check_member(engine, address)
         self._check_room(model, engine, address)
         member = EngineMember(model, engine, address, added_by, self._clock(), role=check_role(role))
@@ -128,9 +115,8 @@ class EngineDirectory:
         return self._mirror.records.get(member.name, member)
 
     async def remove(self, model: str, engine: str, by: AddedBy = "operator") -> None:
-        """Remove an engine for all gateways. Its requests move to other engines; its process keeps running. Raises
-        ApiError: INVALID_REQUEST, the engine is not in the directory; ENGINE_CONFLICT, another gateway changed it
-        meanwhile, or Ray runs it and `by` is an operator; REGISTRY_UNAVAILABLE, Redis is away."""
+        """Remove an engine for all gateways; its requests move, its process runs on. Raises ApiError: INVALID_REQUEST,
+        there is none; ENGINE_CONFLICT, it was changed meanwhile or Ray runs it; REGISTRY_UNAVAILABLE."""
         member = self.member(model, engine)
         if by == "operator" and member.added_by == "ray" and self._is_connected(member):
             raise engine_conflict(f"Ray runs {engine!r} and would add it again: drain it, or lower cluster.ray.max")
@@ -194,7 +180,7 @@ class EngineDirectory:
             self._problems = problems
 
     async def _join(self, pool: EnginePool, member: EngineMember) -> str:
-        """Add a member to its pool. Returns the reason if this gateway cannot use it, for example because the
+        """Add a member to its pool. Return the reason if this gateway cannot use it, for example because the
         configuration names an engine with the same name or address by now; empty if it was added."""
         if member.address in pool.addresses.values():
             return f"the engine at {member.address} has another name in the configuration"

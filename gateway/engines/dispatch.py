@@ -1,6 +1,5 @@
-"""Routes each request of a pool to an engine, and submits it there. A request may be split between two engines: the
-first computes only the prompt and the first token; the second fetches the prompt's KV meanwhile and continues the
-answer."""
+"""Routes each request of a pool to an engine, and submits it there, or splits it between two: the first computes the
+prompt and the first token; the second fetches the KV meanwhile and continues."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ class Dispatch:
         return arrivals
 
     def go_on(self, request: Request, rest: Handover) -> Arrivals | None:
-        """Submit the rest of a split request to its second engine. Returns None if that engine takes no requests any
+        """Submit the rest of a split request to its second engine. Return None if that engine takes no requests any
         more, or if the rest was dropped."""
         assert isinstance(rest, Rest), "handovers come from `submit`"
         engine = rest.engine
@@ -146,7 +145,7 @@ class Dispatch:
         return arrivals
 
     def _prepare_split(self, request: Request, engine: PooledEngine, decision: Decision) -> Rest | None:
-        """Let the second engine of a decision begin to fetch the KV that `engine` will compute. Returns the handover to
+        """Let the second engine of a decision begin to fetch the KV that `engine` will compute. Return the handover to
         it, or None if the request is not split."""
         second = None if decision.decode is None else self._engines[decision.decode.name]
         if second is None or decision.decode is None or not _can_continue(second, engine, request):
@@ -189,9 +188,8 @@ class Dispatch:
         return self._split if Role.PREFILL in roles or Role.BOTH in roles else SplitMode.NEVER
 
     def choose(self, ask: Ask) -> tuple[PooledEngine, Decision]:
-        """Return the engine for a request, and the decision. This is the router's choice or, if that engine lacks the
-        request's adapter, one that has it, preferably one that does not drain. Raises EngineUnavailable if no engine
-        takes requests, or none of those has the adapter."""
+        """Return the engine for a request, and the decision: the router's choice or, if that lacks the adapter, one
+        that has it, preferably not draining. Raises EngineUnavailable if there is none."""
         try:
             decision = self._router.decide(ask, self._clock())
         except NoReplica as error:

@@ -36,10 +36,10 @@ class Fates:
         self._note(pb.PreviousLife(life=life))
 
     def note_successor(self, info: pb.EngineInfo, last_life: str) -> None:
-        """Record how the previous process ended, as its successor reports in `info`. `last_life` is the process that
-        was reached at the same place before; empty means none. If it is neither the reporting process nor the one that
-        the report is about, no process will ever report how it ended, because its supervisor or pod was replaced, too.
-        It is then recorded as not crashed, so that its requests are not blamed."""
+        """Record how the previous process ended, as its successor reports in `info`. `last_life` is the process reached
+        at the same place before, or empty."""
+        # If it is neither the reporting process nor the reported one, its supervisor was replaced, too, and no process
+        # will report its end: its requests are not blamed.
         if info.previous.life:
             self._note(info.previous)
         if last_life != info.life:

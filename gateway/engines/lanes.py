@@ -13,8 +13,8 @@ from engine.rpc.wire import lane_mode_from_pb
 
 
 class PoolLanes:
-    """Remembers the modes and goals of the lanes that were set through this pool, and the modes that other gateways
-    have set, as the engines report them. An engine that joins gets them even if no other engine can be asked."""
+    """Remembers the modes and goals of lanes that were set through this pool, and modes that other gateways set, so
+    that an engine that joins gets them even if no other can be asked."""
 
     def __init__(self) -> None:
         self.changes = 0

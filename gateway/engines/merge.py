@@ -23,9 +23,8 @@ TIERS = ("disk", "fetching", "host", "resident")
 
 
 def merge_info(infos: Sequence[pb.EngineInfo]) -> pb.EngineInfo:
-    """Return the description of several engines as one. Maximum sequences, pages and adapter memory are summed; the
-    shortest context and the slowest predicted speed are taken; all other fields are those of the first engine. Raises
-    IndexError if `infos` is empty."""
+    """Return the description of several engines as one: sums of sequences, pages and adapter memory, the shortest
+    context, the slowest speed, and the other fields of the first. Raises IndexError if `infos` is empty."""
     merged = pb.EngineInfo()
     merged.CopyFrom(infos[0])
     merged.max_model_len = min(info.max_model_len for info in infos)

@@ -13,6 +13,7 @@ import structlog
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
+from engine.process.tasks import end_task
 from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, Handover
@@ -38,33 +39,18 @@ ECHO_SECONDS = 2.0
 """Maximum seconds to wait until the news of an engine confirm that it began or ended to drain."""
 
 
-async def _nothing() -> None:
-    """Do nothing: the default of `on_first` in `EnginePool`."""
-
-
 class EnginePool:
-    """An `EngineApi` over several engines. Engines may join and leave while requests run.
+    """An `EngineApi` over several engines, which may join and leave while requests run. Adapters are loaded into every
+    engine, also into later ones."""
 
-    Adapters that are loaded into the pool are loaded into every engine, also into those that join later. The first
-    engine that joins while no other one serves is filled by `on_first` instead.
-    """
-
-    def __init__(
-        self,
-        on_first: Callable[[], Awaitable[None]] = _nothing,
-        *,
-        load_seconds: float = LOAD_SECONDS,
-        split: SplitMode = SplitMode.AUTO,
-    ) -> None:
-        """
-        Args:
-            on_first: awaited when an engine joins while no other one serves, before it gets requests; it loads the
-                adapters again, as none is in memory any more.
-            load_seconds: timeout of `load_adapter` in seconds, for each engine.
-            split: which requests are split between engines that exchange KV.
+    def __init__(self, *, load_seconds: float = LOAD_SECONDS, split: SplitMode = SplitMode.AUTO) -> None:
+        """Args:
+        load_seconds: timeout of `load_adapter` for each engine.
+        split: which requests are split between engines that exchange KV.
         """
         self.info = pb.EngineInfo()
-        self.on_first = on_first
+        self.on_first: Callable[[], Awaitable[None]] | None = None
+        """Awaited when an engine joins while no other serves, before it gets requests; loads the adapters again."""
         self._load_seconds = load_seconds
         self._engines: dict[str, PooledEngine] = {}
         self._serving = asyncio.Event()
@@ -114,10 +100,7 @@ class EnginePool:
 
     async def close(self) -> None:
         """Close the connections to all engines. The engines go on."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end_task(self._task)
         await asyncio.gather(*(self.remove(name) for name in tuple(self._engines)))
 
     @property
@@ -151,11 +134,9 @@ class EnginePool:
         return [engine.overview() for engine in self._engines.values()]
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
-        """Begin or end draining an engine, for all gateways. An engine that drains gets no new requests, and its
-        requests move to other engines if there are any. Returns when the engine's news confirm the change, or after
-        ECHO_SECONDS. `restart` also ends the engine's process, once it has no requests left or after `seconds`, so that
-        its supervisor starts another. Raises KeyError if there is no such engine, EngineUnavailable if it does not
-        answer."""
+        """Begin or end draining an engine for all gateways, until its news confirm it, or for ECHO_SECONDS. `restart`
+        ends its process once it is empty or after `seconds`. Raises KeyError for an unknown engine,
+        EngineUnavailable."""
         engine = self._engines[name]
         await engine.client.drain(draining, stop=restart, seconds=seconds)
         with contextlib.suppress(TimeoutError):
@@ -232,9 +213,8 @@ class EnginePool:
             self._refresh()
 
     async def _prepare(self, engine: PooledEngine, others: Sequence[PooledEngine]) -> None:
-        """Make an engine ready to join: load the pool's adapters into it (`on_first` loads them if there are no
-        `others` that serve), and set the lanes' modes and goals, which the others are asked for. Raises
-        EngineUnavailable if the engine is gone again, so that it does not join with only a part of the adapters."""
+        """Make an engine ready to join: load the pool's adapters (`on_first` does without `others`), and set the lanes'
+        modes and goals. Raises EngineUnavailable if it is gone again, so that it never joins in part."""
         if others:
             await self._adapters.fill(engine)
             changes = self._lanes.changes
@@ -242,7 +222,8 @@ class EnginePool:
             self._lanes.learn((report for report in reports if isinstance(report, pb.EngineStats)), changes)
         else:
             self._adapters.clear()
-            await self.on_first()
+            if self.on_first is not None:
+                await self.on_first()
         if engine.life != engine.known_life:  # one that was only out of reach may have been set by another gateway
             await self._lanes.apply(engine.client)
             engine.known_life = engine.life

@@ -1,10 +1,5 @@
-"""Detects over the connection that an engine makes no progress. Two who need this look once a second:
-
-- the pool, so that the requests of an engine that hangs move to others (`Progress`), from the news that engines send;
-- the gateway's readiness (`gateway.requests.heartbeat`), from the counters for which it asks all engines of a model.
-
-Neither can end the engine's process. Its supervisor does, which reads the pulse of the process (`gateway.serve.watch`).
-"""
+"""Detects over the connection that an engine makes no progress, once a second, for the pool (`Progress`) and for
+readiness (`gateway.requests.heartbeat`). Only its supervisor can end its process."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ kernels are compiled takes up to half a minute."""
 
 
 class StillLooks:
-    """Counts the looks in a row, one a second, that found no progress: nothing was heard, or requests ran and no step
-    ended. It counts looks and not seconds, so that a stall of the gateway itself counts as one look."""
+    """Counts the looks in a row, one a second, without progress: nothing was heard, or requests ran and no step ended.
+    A stall of the gateway itself counts as one look."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,7 +57,7 @@ class Progress:
             self._hung_life = ""
 
     def look(self, is_ready: bool) -> bool:
-        """Look once; call this every second. Returns True if `MAX_STILL_LOOKS` looks in a row found no progress."""
+        """Look once; call this every second. Return True if `MAX_STILL_LOOKS` looks in a row found no progress."""
         return self._still.look(is_ready=is_ready) >= MAX_STILL_LOOKS
 
     def give_up(self, life: str) -> None:

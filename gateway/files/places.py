@@ -1,9 +1,5 @@
 """Places where objects are stored: a local folder, or an object store behind fsspec. All calls block and run in
-threads.
-
-Names are paths with slashes that the gateway makes; they never contain a caller's text. An object appears under its
-name only when it is complete.
-"""
+threads. Names are the gateway's; an object appears only when complete."""
 
 from __future__ import annotations
 

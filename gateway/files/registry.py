@@ -1,7 +1,5 @@
 """Records of files and the charges of tenants, in Redis. One script has all operations (books.lua); each call runs one
-of them.
-
-Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
+of them. Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
 
     *file-records:{tenant}  hash  id -> record as JSON
     *file-order:{tenant}    zset  id, scored by the time when its upload began; also of the last files that ended
@@ -111,9 +109,8 @@ class FileRegistry:
         await self._do("drop", tenant, batch_id)
 
     async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
-        """Make a file of the upload with the record's token, charged by the record's size. `began_ms` is the result of
-        `reserve`. Return the stored record. If the id has a file already, refund the upload and return that file's
-        record. None means that the lease ran out."""
+        """Make a file of the upload with the record's token, and return its record, or that of the file that has the id
+        already. `began_ms` is from `reserve`. None means that the lease ran out."""
         ends = "" if record.expires_at is None else record.expires_at * 1000
         kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), began_ms, ends)
         return None if kept is None else decode(kept)
@@ -126,9 +123,8 @@ class FileRegistry:
         return decode(reply[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
-        """Return the ids of a tenant's files, perhaps expired or deleted, that follow the file `after` (all if it is
-        empty), sorted by when their uploads began: `newest_first` or oldest first. None means that there is no file
-        `after`, nor was it among the last 1,000 that ended."""
+        """Return the ids of a tenant's files, perhaps ended ones, after the file `after` (all if empty), sorted by
+        their uploads. None means that `after` is unknown, also among the last 1,000 that ended."""
         reply = await self._do("ids", tenant, after, int(newest_first))
         return None if reply is None else [item.decode() for item in reply]
 
@@ -159,9 +155,8 @@ class FileRegistry:
         await self._do("unpin", tenant, file_id, holder)
 
     async def sweep(self, tenant: str, tokens: Sequence[str]) -> tuple[list[FileRecord], set[str]]:
-        """Remove a tenant's expired files (but pinned ones) and refund uploads whose lease ran out. Return the records
-        of the removed files, whose objects remain to be deleted, and those of `tokens` (at most AT_ONCE) that belong to
-        a file or an upload."""
+        """Remove a tenant's expired, unpinned files and refund uploads whose lease ran out. Return the removed records,
+        whose objects remain, and those of `tokens` (at most AT_ONCE) that are in use."""
         gone, known = await self._do("sweep", tenant, *tokens)
         return [decode(text) for text in gone], {token.decode() for token in known}
 

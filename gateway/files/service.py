@@ -59,11 +59,8 @@ class FilePage:
 
 
 class Files:
-    """Operations on files, one object per gateway process. Every method raises ApiError: REGISTRY_UNAVAILABLE if Redis
-    is away, STORAGE_UNAVAILABLE if the storage is.
-
-    Callers see only the files of their own `tenant`: others give the same FILE_NOT_FOUND as files that do not exist.
-    """
+    """Operations on the files of a caller's own `tenant`; others are FILE_NOT_FOUND. Every method raises ApiError:
+    REGISTRY_UNAVAILABLE if Redis is away, STORAGE_UNAVAILABLE if the storage is."""
 
     def __init__(self, storage: Storage, registry: FileRegistry, limits: FileLimits) -> None:
         self.storage, self.registry, self.limits = storage, registry, limits
@@ -77,10 +74,9 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record. `purpose`
-        must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises
-        ApiError: INVALID_REQUEST (an argument, or no content), REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA,
-        INSUFFICIENT_STORAGE; neither bytes nor charges remain then."""
+        """Store `chunks` as a new file of the tenant, of purpose BATCH, and return its record; it expires after
+        `expires_after` seconds (None: MAX_EXPIRY). Raises ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE,
+        INSUFFICIENT_QUOTA, INSUFFICIENT_STORAGE."""
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
             return await keep_upload(upload, filename, purpose, expires_after)
@@ -109,12 +105,9 @@ class Files:
         *,
         expected: int = 0,
     ) -> FileRecord:
-        """Store a result file of a batch under a given id, and return its record. It is charged, but not refused for
-        its size or the quota. It expires `expires_after` seconds after the beginning of the upload (None: MAX_EXPIRY).
-        `expected` is a minimum of its size in bytes. Raises ApiError: INSUFFICIENT_STORAGE.
-
-        The first upload with an id makes the file; later ones return that file's record. `chunks` are read in any case.
-        """
+        """Store a batch's result file under a given id, charged but not refused for quotas, and return its record;
+        later uploads get the first's. `expected` is its minimum size in bytes. Raises ApiError:
+        INSUFFICIENT_STORAGE."""
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
         upload = Upload(
             self.storage, self.registry, Reservation(tenant, file_id, token, UNBOUNDED), use=SpaceUse.RESULT
@@ -161,9 +154,8 @@ class Files:
         await self.storage.discard([record.object_name])
 
     async def _delete_content_first(self, tenant: str, file_id: str) -> FileRecord:
-        """Delete a file while Redis refuses writes: first its content, so that a full disk has room again, and then its
-        record, as soon as Redis accepts that. Return the record. Raises ApiError: what `delete` raises, or
-        REGISTRY_UNAVAILABLE if Redis still refuses after RECOVERY_SECONDS. The record is then left for another try."""
+        """Delete a file while Redis refuses writes: its content first, so that a full disk has room, then its record,
+        which is returned. Raises ApiError as `delete` does, or REGISTRY_UNAVAILABLE after RECOVERY_SECONDS."""
         record = await self.registry.find_removable(tenant, file_id)
         await self.storage.discard([record.object_name])
         for _ in range(RECOVERY_TRIES - 1):
@@ -225,9 +217,8 @@ class Files:
 
 
 async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
-    """Make a file of a caller's upload, named `filename`, and return its record. `purpose` must be BATCH. The file
-    expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises ApiError: INVALID_REQUEST for an
-    invalid argument or an empty upload; REGISTRY_UNAVAILABLE like `Upload.keep`."""
+    """Make a file of a caller's upload, of purpose BATCH, and return its record. It expires `expires_after` seconds
+    after the upload began. Raises ApiError: INVALID_REQUEST, REGISTRY_UNAVAILABLE as `Upload.keep` does."""
     check_purpose(purpose)
     if not upload.bytes:
         raise invalid_request("the file is empty", "file")

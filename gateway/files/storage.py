@@ -56,9 +56,8 @@ class Storage:
     async def write(
         self, name: str, chunks: AsyncIterator[bytes], use: SpaceUse = SpaceUse.UPLOAD, expected: int = 0
     ) -> int:
-        """Write an object and return its number of bytes. An exception, including one of `chunks`, leaves nothing under
-        `name`. A cancellation during the final rename may leave the complete object. `expected` is a minimum of the
-        number of bytes, so that an object without room fails early. Raises ApiError: INSUFFICIENT_STORAGE."""
+        """Write an object of at least `expected` bytes and return its size. An exception leaves nothing under `name`; a
+        cancellation during the final rename may leave the whole. Raises ApiError: INSUFFICIENT_STORAGE."""
         partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
         try:
             await self._run(self._check_room, use, expected)
@@ -139,9 +138,8 @@ class Storage:
         return opened[0]
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work` in a thread and return its result. A cancelled caller still waits for the end of `work`, because a
-        file may be closed only when no thread writes to it. An ApiError is raised unchanged. Any other exception is
-        logged and raised as ApiError: INSUFFICIENT_STORAGE, there is no room; STORAGE_UNAVAILABLE."""
+        """Run `work` in a thread to its end, even if cancelled, because it writes to a file, and return its result.
+        Raises its ApiError, or for other exceptions, logged, INSUFFICIENT_STORAGE or STORAGE_UNAVAILABLE."""
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(job)

@@ -55,9 +55,8 @@ class Upload:
         await self._storage.write(self._object, self._charged(chunks, most), self._use, expected)
 
     async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
-        """Make a file of the content and return its record. If a file with this id exists already, return that file's
-        record. `expires_after` is in seconds from the beginning of the upload; None means that the file does not
-        expire. Raises ApiError (REGISTRY_UNAVAILABLE), also if the lease ran out."""
+        """Make a file of the content and return its record, or that of the file with its id. It expires `expires_after`
+        seconds after the upload began, or never. Raises ApiError (REGISTRY_UNAVAILABLE), also if the lease ran out."""
         reserved = self._reservation
         created = self._began_ms // 1000
         ends = None if expires_after is None else created + expires_after

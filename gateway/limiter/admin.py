@@ -32,7 +32,7 @@ class LimitAdmin:
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> StoredLimits:
         """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts a limit), from the next
-        request on every gateway. Returns the scope's limits after the change."""
+        request on every gateway. Return the scope's limits after the change."""
         scope = self._counted(scope)
         if not changes:
             raise invalid_request("there is nothing to change: name a limit")
@@ -44,7 +44,7 @@ class LimitAdmin:
 
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
         """Restore a scope's configured limits or, with `used` (INVALID_REQUEST for a scope with EACH), set its counted
-        use to zero and keep the limits. Returns the limits that are then in force."""
+        use to zero and keep the limits. Return the limits that are then in force."""
         scope = self._counted(scope)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
@@ -61,9 +61,8 @@ class LimitAdmin:
     async def watch(
         self, tenant: str, interval_seconds: float, stopping: asyncio.Event
     ) -> AsyncGenerator[list[ScopeUsage], None]:
-        """Yield the usage of all scopes of a tenant (empty: of all tenants); the list is empty if there are none. Then
-        poll every `interval_seconds`, and yield the usage of those scopes that have changed, if any, until `stopping`
-        is set."""
+        """Yield the usage of all scopes of a tenant (empty: of all), then, polled every `interval_seconds`, of those
+        that have changed, until `stopping` is set."""
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():

@@ -131,13 +131,9 @@ class StoredLimits:
 
 
 class Limiter(Protocol):
-    """Reserves capacity for requests and settles what they used.
-
-    All methods may be called concurrently. Settling is exact and idempotent: the first call takes effect. A reservation
-    occupies one slot for concurrent requests until it is settled or, if its gateway dies, until its lease expires. The
-    step that settles a request also counts its usage. A request that was admitted counts in the requests per minute
-    however it ends, so that repeating one that fails is limited, too.
-    """
+    """Reserves capacity for requests and settles what they used. Settling is exact and idempotent. A reservation
+    occupies a concurrent slot until it is settled or its lease expires, and counts in requests per minute however it
+    ends."""
 
     @property
     def mode(self) -> Mode:
@@ -152,17 +148,17 @@ class Limiter(Protocol):
         but may begin to work on the request meanwhile; that work is wasted if the reservation is refused."""
 
     async def check_requests(self, request: ReserveRequest) -> None:
-        """Raise the ApiError (RATE_LIMIT_EXCEEDED) with which `reserve` would refuse a request now because of requests
-        per minute or concurrent requests, whatever tokens it needs; charge nothing. A limiter that must ask Redis does
-        so only if these scopes had no room for another request at its last answer."""
+        """Raise the ApiError (RATE_LIMIT_EXCEEDED) with which `reserve` would refuse a request now for requests per
+        minute or at once, whatever its tokens; charge nothing. Redis is asked only if it last answered that there was
+        no room."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Charge one request and its tokens to the scopes of tenant, key and adapter, or to none of them, and return
-        the grant, which the caller must settle. If the call is cancelled, nothing stays charged in the end.
+        """Charge a request and its tokens to the scopes of tenant, key and adapter, or to none, and return the grant,
+        which the caller must settle. A cancelled call charges nothing.
 
         Raises:
-            ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help, as for
-                tokens per day; LIMITER_UNAVAILABLE if a limit cannot be checked because Redis is unavailable.
+            ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help;
+                LIMITER_UNAVAILABLE if Redis is needed and away.
         """
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -192,11 +188,8 @@ class Limiter(Protocol):
         """Return all limits stored for a tenant: first the tenant's, then its keys' and then its adapters'."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts a limit) from the next
-        request on, and return the limits then in force.
-
-        A scope without limits of its own starts from the limits in force for it. The change survives restarts.
-        """
+        """Change the limits of a scope that `changes` names (fields of `Limits`; None lifts one) from the next request
+        on, and return those in force. A scope without its own starts from those in force."""
 
     async def restore_limits(self, scope: Scope) -> None:
         """Undo live changes of a scope's limits. A key or adapter gets its tenant's limits for each key or adapter."""

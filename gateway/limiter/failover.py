@@ -23,13 +23,11 @@ log = structlog.get_logger("limiter")
 
 
 class FailoverLimiter:
-    """A `Limiter` that does not fail because Redis is unavailable, unless the policy of a limit demands it.
+    """A `Limiter` that does not fail because Redis is away, unless a limit's policy demands it: `degraded`, each
+    gateway enforces its share; `closed`, requests are refused with 503; `open`, the limit is lifted."""
 
-    The policies are: `degraded`, each gateway enforces its share of the limit; `closed`, requests that the limit
-    applies to are refused with 503; `open`, the limit is lifted. A limit may name its policy; the local limiter holds
-    the default for the others. A grant is settled in the limiter that made it, even if the mode has changed.
-    """
-
+    # A limit may name its policy; the local limiter holds the default for the others. A grant is settled in the limiter
+    # that made it, even if the mode has changed.
     def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
         self._shared = shared
         self._local = local
@@ -45,9 +43,8 @@ class FailoverLimiter:
         """Leases that the local limiter granted, which Redis does not know."""
 
     def set_default_policy(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
-        """Set the policy that applies, while Redis is unavailable, to limits that name none, the number of gateways
-        that share Redis, and the seconds after which a lease expires unless it is renewed. All three apply from the
-        next reservation on."""
+        """Set, from the next reservation on, the policy of limits that name none while Redis is away, the number of
+        gateways that share Redis, and the seconds of a lease."""
         self._local.policy, self._local.replicas = policy, replicas
         self._shared.lease_seconds = lease_seconds
 
@@ -60,13 +57,9 @@ class FailoverLimiter:
         return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
     def likely_to_grant(self, request: ReserveRequest) -> bool:
-        """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
-
-        It is True only if Redis is available, no other reservation of this gateway waits for Redis, Redis granted this
-        gateway's last reservation in each of the request's scopes, and this reservation would leave at most half of
-        every enforced limit in use. Otherwise a client that sends requests and disconnects could make the engine work
-        for nothing.
-        """
+        """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`."""
+        # Redis is available and not waited for, granted the last reservation in each scope, and this one would leave
+        # half of every limit free. Otherwise a client that disconnects could make the engine work for nothing.
         return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
     async def check_requests(self, request: ReserveRequest) -> None:

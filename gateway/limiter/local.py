@@ -29,12 +29,7 @@ def unix_us() -> int:
 
 class LocalLimiter:
     """A `Limiter` in memory that enforces this gateway's share, one of `replicas`, of every limit whose policy is not
-    `open`; a limit whose policy is `open` is lifted.
-
-    Each scope starts from the bucket that Redis returned with its last grant to this gateway. This gateway's share of
-    the use at that time counts as used here. Of the requests that were running then, this gateway's own fill its share
-    of the slots first. A scope in which Redis never granted this gateway a request starts unused.
-    """
+    `open`. Each scope starts from the bucket of Redis's last grant here, else unused."""
 
     mode: Mode = "degraded"
     modes: frozenset[Mode] = frozenset(("degraded",))
@@ -85,9 +80,8 @@ class LocalLimiter:
             raise self._refusal(bare, decision.buckets)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Reserve within this gateway's share of the limits, and count each limit that the request does not fit. Raises
-        ApiError: a 429 if the request does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's
-        share is used up."""
+        """Reserve within this gateway's share of the limits, and count each that does not fit. Raises ApiError: a 429
+        if the whole limits do not fit either, else LIMITER_UNAVAILABLE."""
         scopes, now = request.scopes, self._clock()
         decision = self._decide(request, now)
         self._count_misses(scopes, decision, now)
@@ -226,9 +220,8 @@ class LocalLimiter:
         return self._buckets[scope].with_limits(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:
-        """Return the bucket with which this gateway starts to count in a scope. It has the limits `share`, this
-        gateway's share of the use that Redis last reported, and the charges of running requests that this limiter
-        admitted, because Redis does not know these."""
+        """Return the bucket with which this gateway starts to count in a scope: the limits `share`, its share of the
+        use that Redis last reported, and the charges of requests that this limiter admitted."""
         now = self._clock()
         bucket = self._share_of_known(scope).with_limits(share).drained(now)
         for charges in self._leases.values():
@@ -258,13 +251,10 @@ class LocalLimiter:
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Return a copy of `bucket` whose number of running requests is raised (`sign` 1) before a reservation, or
-        lowered again (-1) after it, by the slots that requests admitted by Redis occupy in this gateway's share.
-
-        These requests are this gateway's own. If its share of the running requests that Redis last reported exceeded
-        its own requests at that time, the excess is added. The excess stays, because the end of other gateways'
-        requests is not known while Redis is unavailable.
-        """
+        """Return a copy of `bucket` with its running requests raised (`sign` 1) before a reservation, or lowered (-1)
+        after it, by the slots that requests admitted by Redis take of this share."""
+        # These are this gateway's own; what its share exceeded them by when Redis last answered stays added, because
+        # the end of other gateways' requests is not known.
         known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)
         if isinstance(known, Bucket):
             slots += max(0, self._rounded_share(known.running.used) - self._own_counts[scope])

@@ -44,11 +44,8 @@ class Correction(Struct, frozen=True):
 
 
 class PendingSettlements:
-    """Queue of settlements for Redis, and of usage of requests that were admitted without Redis. Its tasks retry until
-    everything is delivered; beyond MAX_PENDING settlements the oldest is lost. Methods do not raise if Redis is away.
-
-    `send` sends one correction to Redis and raises StoreError if that fails.
-    """
+    """Queue of settlements for Redis, and of usage admitted without it, retried until delivered by `send`, which raises
+    StoreError; beyond MAX_PENDING the oldest is lost. Other methods do not raise."""
 
     def __init__(
         self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction, Attempts], Awaitable[int]]

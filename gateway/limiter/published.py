@@ -124,9 +124,8 @@ class PublishedLimits:
         ]
 
     async def _scopes(self, tenant: str) -> list[Scope]:
-        """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant itself, and the
-        keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter (EACH)
-        are left out, because nothing is counted under them."""
+        """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant, and keys and
+        adapters with limits of their own or a bucket, but not the defaults (EACH)."""
         own_scopes = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))
@@ -145,7 +144,7 @@ def encode_limits(limits: Limits, source: str) -> bytes:
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:
-    """Parse the JSON of `encode_limits`. Returns the limits and their source, `config` or `live`."""
+    """Parse the JSON of `encode_limits`. Return the limits and their source, `config` or `live`."""
     fields = msgspec.json.decode(text)
     source = fields.pop("source")
     return Limits().changed(fields), source
@@ -162,7 +161,7 @@ def decode_buckets(reply: bytes) -> tuple[Bucket, ...]:
 
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
     """Parse the last refusal in a script's reply: its time in microseconds since 1970, and the limits that the request
-    did not fit. Returns None if there was no refusal."""
+    did not fit. Return None if there was no refusal."""
     if not text:
         return None
     flags, at = text.decode().split()

@@ -1,7 +1,5 @@
-"""Limits in Redis or Valkey, shared by all gateways. One script makes each decision, which is therefore atomic.
-
-Keys of one tenant share the hash tag {tenant}. `*` is the configured prefix; SCOPE is one of `tenant`, `key:ID` and
-`adapter:NAME`:
+"""Limits in Redis or Valkey, shared by all gateways. One script makes each decision, which is therefore atomic. Keys of
+one tenant share the hash tag {tenant}. `*` is the configured prefix; SCOPE is `tenant`, `key:ID` or `adapter:NAME`:
 
     *limits:{tenant}          hash   scope name -> limits as JSON; `key:*` and `adapter:*` hold those of all others
     *bucket:{tenant}:SCOPE    hash   current use of the scope
@@ -57,12 +55,8 @@ RENEWALS = 3
 
 
 class RedisLimiter:
-    """A `Limiter` in Redis, shared by all gateways. Methods whose callers need an answer raise StoreError if Redis
-    gives none.
-
-    Settlements never raise: those that cannot be delivered are queued and sent once Redis answers again. A
-    task renews the leases of running requests, which are short so that those of a gateway that died expire soon.
-    """
+    """A `Limiter` in Redis, shared by all gateways. Methods whose callers need an answer raise StoreError; settlements
+    are queued until Redis answers. A task renews the short leases of running requests."""
 
     def __init__(
         self,
@@ -76,15 +70,11 @@ class RedisLimiter:
         clock: Callable[[], float] = time.monotonic,
         retention_days: int = 400,
     ) -> None:
-        """
-        Args:
-            timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
-            lease_seconds: seconds after which a lease expires unless it is renewed.
-            prefix: beginning of all keys.
-            threshold: consecutive failures that open the circuit breaker.
-            cooldown: seconds between two attempts while the circuit breaker is open.
-            clock: seconds on a monotonic clock.
-            retention_days: days for which a day's usage is kept.
+        """Args:
+        timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
+        lease_seconds: seconds after which a lease expires unless it is renewed.
+        threshold, cooldown: failures that open the circuit breaker, and seconds between attempts then.
+        retention_days: days for which a day's usage is kept.
         """
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
@@ -152,9 +142,8 @@ class RedisLimiter:
         await self._pending.send_or_queue(correction)
 
     async def renew(self, grant: Grant) -> int | None:
-        """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
-        time in milliseconds at which the request's slots in the limits of concurrent requests expire. None means that
-        the reservation is settled or expired. Raises StoreError."""
+        """Extend the lease of a running request, and count its use so far. Return the Unix time in milliseconds at
+        which its slots expire; None if it is settled or expired. Raises StoreError."""
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
@@ -259,12 +248,10 @@ class RedisLimiter:
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction, attempts: Attempts | None = None) -> int:
-        """Send a correction to Redis. Returns the time of Redis in microseconds since 1970. Of repeated corrections the
-        first takes effect. Raises StoreError. `attempts` learns whether the call was repeated.
-
-        If Redis has lost the reservation, as a server does that ended before it had written its file, the request's
-        usage is queued to be counted by itself. If the reservation has expired, its tokens are recorded as lost.
-        """
+        """Send a correction to Redis, once however often it is repeated, and return Redis's time in microseconds since
+        1970. `attempts` learns of repeats. Raises StoreError."""
+        # If Redis has lost the reservation, its usage is queued to be counted by itself; if it has expired, its tokens
+        # are recorded as lost.
         grant, request, attempts = correction.grant, correction.grant.request, attempts or Attempts()
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
@@ -308,7 +295,7 @@ class RedisLimiter:
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:
     """Parse the misses in a script's reply, one character for each limit of each scope, '1' for a limit that the
-    request did not fit. Returns the names of these limits for each scope."""
+    request did not fit. Return the names of these limits for each scope."""
     text, width = flags.decode(), len(LIMIT_NAMES)
     if "1" not in text:
         return ((),) * (len(text) // width)

@@ -23,12 +23,11 @@ class ScopeUsage:
 def usage_of(
     scope: Scope, bucket: Bucket, refused: Sequence[int], last: tuple[int, tuple[LimitName, ...]] | None
 ) -> ScopeUsage:
-    """Return the usage of a scope, computed from its bucket: one entry for each limit that is set or in use.
+    """Return the usage of a scope from its bucket, one entry for each limit that is set or in use.
 
     Args:
-        refused: number of requests that did not fit each limit today, in the order of LIMIT_NAMES.
-        last: time of the last refusal in microseconds since 1970, with the limits that the request did not fit; None
-            means that there was none. Limits in shadow are left out, as they did not refuse it.
+        refused: requests that did not fit each limit today, in the order of LIMIT_NAMES.
+        last: time of the last refusal in microseconds since 1970, with its limits but those in shadow, or None.
     """
     uses = zip(bucket.meters(), refused, strict=True)
     limits = (_usage(name, meter, bucket.at, count) for (name, meter), count in uses)

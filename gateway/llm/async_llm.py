@@ -37,13 +37,8 @@ MakeRequest = Callable[..., GenerateRequest]
 
 
 class AsyncLLM:
-    """A model with its engine in a thread of this process, with the same scheduler, kernels and sampling as when it is
-    served.
-
-    `async with AsyncLLM(...) as llm` loads the model, and frees it and ends all requests at the end; without the block,
-    the first call loads the model, and `close` frees it. All methods belong to one event loop, and raise ApiError for
-    what cannot be served, and EngineFailed, whose cause is the exception, if the engine failed.
-    """
+    """A model with its engine in a thread of this process. `async with` or the first call loads it; the end of the
+    block, or `close`, frees it. All methods belong to one event loop, and raise ApiError and EngineFailed."""
 
     def __init__(self, model: str | Path = EMBEDDED, **options: Unpack[ModelOptions]) -> None:
         """Create the model, which is not loaded yet.
@@ -128,7 +123,7 @@ class AsyncLLM:
 
     async def add_adapter(self, name: str, place: str | Path) -> AdapterRecord:
         """Load an adapter from a folder or the Hugging Face hub under a name, in place of the former one of that name,
-        whose running requests end with the weights that they began with. Returns its record."""
+        whose running requests end with the weights that they began with. Return its record."""
         return await self._adapters(lambda parts: parts.adapters.load(name, adapter_source(place), replace=True))
 
     async def remove_adapter(self, adapter: str | Path, drain_seconds: float = 30.0) -> int:

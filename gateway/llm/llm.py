@@ -32,12 +32,8 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A model with its engine in threads of this process, with the same scheduler, kernels and sampling as when it is
-    served.
-
-    It is a context manager, whose end, like `close` or the end of the program, ends all requests and frees the model.
-    Methods may be called from any thread, and raise what those of `AsyncLLM` raise.
-    """
+    """A model with its engine in threads of this process, with the scheduler, kernels and sampling of a server. A
+    context manager, whose end, like `close`, ends all requests. Thread-safe; raises what `AsyncLLM` raises."""
 
     def __init__(self, model: str | Path = EMBEDDED, **options: Unpack[ModelOptions]) -> None:
         """Load a model, which takes seconds or minutes. The arguments, and what is raised, are those of `AsyncLLM` and
@@ -249,7 +245,7 @@ async def _gathered(streams: Sequence[AnswerStream], advance: Callable[[], None]
 @contextmanager
 def _bar(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
     """Show a progress bar during the block, if `shown`, there are several requests, and standard error is a terminal.
-    Yields the function that advances it by one."""
+    Yield the function that advances it by one."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with Progress(*columns, console=console, disable=not (shown and total > 1 and console.is_terminal)) as bar:

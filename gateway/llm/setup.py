@@ -102,15 +102,9 @@ class Parts:
 
 @asynccontextmanager
 async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
-    """Load a model, and yield the parts that serve its requests; at the end, stop them and free the model.
-
-    Args:
-        source: a Hugging Face folder or id, a GGUF file, or `embedded`, as `loralane serve --model` takes it.
-
-    Raises:
-        ApiError: an adapter cannot be used.
-        ValueError, OSError, TypeError: the model or an option cannot be used.
-    """
+    """Load the model `source`, as `loralane serve --model` takes it, and yield the parts that serve its requests; at
+    the end, free it. Raises ApiError for an adapter, and ValueError, OSError or TypeError for the model or an
+    option."""
     _quiet_logs()
     data_dir = Path(options.get("data_dir") or default_data_dir(os.environ))
     await asyncio.to_thread(load_torch)

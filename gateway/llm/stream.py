@@ -28,12 +28,8 @@ Item = Opened | GenerationChunk | BaseException | None
 
 
 class AnswerStream:
-    """A request that starts when it is first awaited or iterated, which can be done once.
-
-    `await stream` returns the `Result`. `async for` yields an `Answer` for each piece that comes. Closing the stream,
-    leaving its `async with` block, cancelling the task that awaits it or dropping the last reference to it ends the
-    request, which frees its memory in the engine at once.
-    """
+    """A request that starts when it is first awaited, for its `Result`, or iterated, for an `Answer` for each piece,
+    once. Closing, cancelling or dropping it ends the request and frees its memory at once."""
 
     def __init__(self, open_request: Open) -> None:
         self._open = open_request
@@ -109,9 +105,8 @@ class AnswerStream:
 
 
 async def _pump(request: AbstractAsyncContextManager[Opened], items: asyncio.Queue[Item]) -> None:
-    """Run a request to its end in a task of its own, which a deadline may cancel, and queue its `Opened`, its chunks
-    and, at the end, its exception or None. It holds no reference to the `AnswerStream`, which would otherwise never be
-    garbage-collected."""
+    """Run a request to its end in a task, which a deadline may cancel, and queue its `Opened`, its chunks and its
+    exception or None. It holds no reference to the `AnswerStream`, which can so be garbage-collected."""
     end: BaseException | None = None
     try:
         async with request as opened:

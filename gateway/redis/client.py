@@ -74,12 +74,11 @@ PROBE = Script.load("probe.lua", package="gateway.redis")
 
 
 class RedisCalls:
-    """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`. Calls
-    report their outcomes to the circuit breaker; only `allowed` and `check_allowed` ask whether it is open.
+    """Calls of one component of the gateway to one Redis server or cluster, with keys below `prefix`. They report
+    outcomes to the circuit breaker; only `allowed` and `check_allowed` ask whether it is open."""
 
-    After a failure, the success of one call does not mean that Redis serves: a replica, or a server without memory,
-    answers what only reads. So the breaker hears of a success only once a probe has succeeded too."""
-
+    # After a failure, one success does not mean that Redis serves: a replica, or a server without memory, answers what
+    # only reads. So the breaker hears of a success only once a probe has succeeded too.
     def __init__(
         self,
         client: Redis | RedisCluster,
@@ -89,12 +88,11 @@ class RedisCalls:
         answered: Callable[[], None] = lambda: None,
         timeout_factor: int = TIMEOUT_FACTOR,
     ) -> None:
-        """
-        Args:
-            timeout: seconds for a call while the breaker is open; such a call probes whether Redis is back.
-            breaker: None means that no call is ever stopped.
-            answered: called without arguments after every call that succeeds, unless Redis is in doubt.
-            timeout_factor: factor on `timeout` while the breaker is closed.
+        """Args:
+        timeout: seconds for a call while the breaker is open, which probes whether Redis is back.
+        breaker: None means that no call is ever stopped.
+        answered: called after every success, unless Redis is in doubt.
+        timeout_factor: factor on `timeout` while the breaker is closed.
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
@@ -142,9 +140,8 @@ class RedisCalls:
     async def run(
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], attempts: Attempts | None = None
     ) -> Any:
-        """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
-        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before. `attempts`
-        learns whether the call was repeated."""
+        """Run a Lua script, sent only if Redis does not know its digest, and return the reply. The breaker is told and
+        not asked; `attempts` learns of repeats. Raises StoreError."""
         try:
             reply = await self._run(script, keys, args, attempts or Attempts())
         except FAILURES as error:
@@ -173,9 +170,8 @@ class RedisCalls:
 
     @asynccontextmanager
     async def guard(self, timeout_factor: int = 1) -> AsyncGenerator[Any, None]:
-        """Yield the Redis client for any commands, with a time limit on the body: `timeout` times the larger of
-        `timeout_factor` and the present factor of other calls. On exit, report the outcome to the breaker. Raises
-        StoreError if the body takes longer or raises one of FAILURES."""
+        """Yield the Redis client for any commands, within `timeout` times the larger of `timeout_factor` and that of
+        other calls, and report to the breaker. Raises StoreError if the body is late or raises one of FAILURES."""
         try:
             async with loop_timeout(self._timeout, max(timeout_factor, self._timeout_factor())):
                 yield self._client

@@ -37,11 +37,8 @@ def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextMana
 
 @asynccontextmanager
 async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of one server, or of the primary that the Sentinels at `url` name. At most MAX_CONNECTIONS calls
-    run at once; others wait up to 20 s.
-
-    A call that loses its connection, or is refused in a state of ELSEWHERE, is retried once on a new one.
-    """
+    """Yield a client of one server, or of the primary that Sentinels name. At most MAX_CONNECTIONS calls run at once;
+    others wait up to 20 s. A lost connection, or one in ELSEWHERE, is retried once."""
     address = store_address(url)
     options: dict[str, Any] = {"socket_connect_timeout": CONNECT_SECONDS, "max_connections": MAX_CONNECTIONS}
     options |= parse_url(address.server)
@@ -65,12 +62,9 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
 
 @asynccontextmanager
 async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of all nodes of a cluster, typed like a single-server client, and closed on exit. The cluster is
-    discovered from the first node of `url` that answers; if none does, the calls fail until one does.
-
-    The interface of a single-server client suffices because the keys of each call share one hash tag. The connection
-    pools are not bounded: a cluster's full pool raises an error where a single server's full pool waits.
-    """
+    """Yield a client of all nodes of a cluster, found from the first node of `url` that answers, typed like a
+    single-server client, which suffices because each call's keys share a hash tag."""
+    # The connection pools are not bounded: a cluster's full pool raises an error where a single server's waits.
     address = store_address(url)
     options: dict[str, Any] = {"socket_connect_timeout": CONNECT_SECONDS, **parse_url(address.server)}
     options["ssl"] = options.pop("connection_class", None) is SSLConnection
@@ -89,13 +83,10 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 
 def with_connection_errors(kind: type[C], leave: Callable[[], Awaitable[None]] | None = None) -> type[C]:
     """Return a subclass of the connection class `kind` that raises redis.ConnectionError, so that the client retries,
-    on a broken connection or if the server is in a state of ELSEWHERE.
+    on a broken connection or in a state of ELSEWHERE, in which it also calls `leave` to close others to the server."""
 
-    In that state it is closed, and calls `leave`, which closes others to the same server: they may only read.
-
-    With uvloop, writing to a connection that the server has reset raises RuntimeError, which redis-py does not convert.
-    """
-
+    # With uvloop, writing to a connection that the server has reset raises RuntimeError, which redis-py does not
+    # convert.
     class WithConnectionErrors(kind):  # type: ignore[valid-type, misc]
         async def send_packed_command(self, *args: Any, **options: Any) -> None:
             try:

@@ -47,16 +47,8 @@ class DataDirInUseError(StoreStartError):
 
 @asynccontextmanager
 async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) -> AsyncGenerator[Redis, None]:
-    """Yield a client of the server at `url` or, if `url` is empty, of an embedded server in `data_dir` that runs while
-    the context is entered. On exit the client is closed.
-
-    `cluster` says that the servers at `url` are nodes of a cluster, whose other nodes the client discovers. An external
-    server is not waited for: the code that uses the client decides what to do if it is unavailable.
-
-    Raises:
-        DataDirInUseError: another process runs its embedded server in the same `data_dir`.
-        StoreStartError: the embedded server does not start, or the path of `data_dir` has white space.
-    """
+    """Yield a client of the server or `cluster` at `url`, not waited for, or of an embedded server in `data_dir` that
+    runs meanwhile. Raises DataDirInUseError, and StoreStartError if it does not start."""
     async with store_url(data_dir, url) as address, redis_client(address, cluster=cluster) as client:
         yield client
 
@@ -74,12 +66,8 @@ async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
 
 @asynccontextmanager
 async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
-    """Run a Valkey server with an append-only file in `folder`, and yield the path of its unix socket, the only way to
-    reach it. The folder is locked meanwhile. Raises StoreStartError (DataDirInUseError if another process holds it).
-
-    A server that a killed gateway left in the folder is stopped first, and a server that stops answering is restarted.
-    On exit the server is stopped; if the gateway process is killed, a guard process ends the server.
-    """
+    """Run a Valkey server with an append-only file in `folder`, locked meanwhile, and yield the path of its unix
+    socket. One that hangs is restarted. Raises StoreStartError (DataDirInUseError for a held lock)."""
     folder = created_folder(folder)
     with locked_folder(folder):
         socket_path = socket_for(folder)
@@ -146,9 +134,8 @@ def created_folder(folder: Path) -> Path:
 
 @contextmanager
 def locked_folder(folder: Path) -> Generator[None, None, None]:
-    """Hold a lock on the file `lock` in `folder` while the context is entered, and write this process's id to the file.
-    The kernel releases the lock when the process ends for any reason. Raises DataDirInUseError if another process holds
-    it."""
+    """Hold a lock on the file `lock` in `folder`, with this process's id, while the context is entered; the kernel
+    releases it when the process ends. Raises DataDirInUseError."""
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,9 +151,8 @@ def locked_folder(folder: Path) -> Generator[None, None, None]:
 
 
 def socket_for(folder: Path) -> Path:
-    """Return the path for the unix socket of the server in `folder`: inside the folder or, if that path exceeds
-    MAX_SOCKET_PATH bytes, in a private folder below the temporary folder, which is created. Raises StoreStartError if
-    that folder is not private."""
+    """Return the path for the unix socket of the server in `folder`, or beyond MAX_SOCKET_PATH bytes one in a private
+    temporary folder. Raises StoreStartError if that is not private."""
     inside = folder / "valkey.sock"
     if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
         return inside
@@ -175,11 +161,8 @@ def socket_for(folder: Path) -> Path:
 
 
 def _own_folder() -> Path:
-    """Create, if necessary, and return a folder below the temporary folder that only this user can access.
-
-    Another user could create the folder first and pose as the server. Raises StoreStartError if the folder is another
-    user's or others may access it.
-    """
+    """Return, and perhaps create, a folder below the temporary folder that only this user can access: another user's
+    could pose as the server. Raises StoreStartError if others may access it."""
     folder = Path(tempfile.gettempdir()) / f"loralane-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -189,11 +172,8 @@ def _own_folder() -> Path:
 
 
 class OrphanGuard:
-    """Ends the embedded server if the gateway process ends without stopping it, even by SIGKILL.
-
-    A guard process reads a pipe that only the gateway process can write to; when the gateway ends, the pipe closes and
-    the guard terminates the server. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server.)
-    """
+    """Ends the embedded server if the gateway process ends without stopping it, even by SIGKILL: a guard process reads
+    a pipe that closes then. (Linux's PR_SET_PDEATHSIG would follow the starting thread.)"""
 
     SCRIPT = 'cat >/dev/null; kill -TERM "$1" 2>/dev/null'
 

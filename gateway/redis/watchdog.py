@@ -81,8 +81,7 @@ class Pulse:
 
 
 class Ballast:
-    """A file that keeps some of the store's disk occupied while there is room, and is deleted when there is none. If
-    programs other than the gateway, or more writes than it checked at once, fill the disk, the store can so go on to
+    """A file that occupies some of the store's disk, and is deleted when there is no room, so that the store can still
     write, and with it what tenants delete. Methods block."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -90,8 +89,8 @@ class Ballast:
         self._had_room = True
 
     def look(self) -> None:
-        """Delete the file if the disk is almost full; make it if it is missing and the disk has a whole reserve free
-        beside it. Log it when uploads begin or cease to be refused. Does nothing if the disk fails."""
+        """Delete the file if the disk is almost full; make it if there is a whole reserve of room beside it. Log when
+        uploads begin or cease to be refused. Does nothing if the disk fails."""
         with suppress(OSError):
             self._tell(self._disk.has_room(SpaceUse.UPLOAD))
             if self._path.exists():
@@ -138,9 +137,8 @@ class Watchdog:
     """What was logged last; empty means that the server is well."""
 
     async def keep_running(self) -> None:
-        """Check the server every CHECK_SECONDS, forever. After CHECKS checks in a row without an answer, restart it. A
-        server that answers with an error is only logged, once for each error: a restart would lose what it has not
-        written. Clients reconnect on their own, because the socket's path stays the same."""
+        """Check the server every CHECK_SECONDS, and restart it after CHECKS checks without an answer. One that answers
+        with an error is logged, once for each: a restart would lose what it has not written."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             checking = asyncio.ensure_future(asyncio.to_thread(self.check))

@@ -37,13 +37,9 @@ class EventFeed:
         self._start, self._known = start, known
 
     async def pages(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events as they come, several together, until the response has ended. The first item, which may be
-        empty, comes at once. While Redis is away, later ones wait for it.
-
-        Raises ApiError: RESPONSE_NOT_FOUND, also if the response is deleted meanwhile; INVALID_REQUEST, its events are
-        not kept; REGISTRY_UNAVAILABLE and RATE_LIMIT_EXCEEDED (the tenant has too many open streams), before the first
-        item only.
-        """
+        """Yield the events as they come, several together, until the response has ended; the first item, perhaps empty,
+        comes at once. Raises ApiError: RESPONSE_NOT_FOUND, INVALID_REQUEST, and at first REGISTRY_UNAVAILABLE,
+        RATE_LIMIT_EXCEEDED."""
         with self._watches.taken(self._response[0]):
             page = EventPage(self._known, self._start) if self._known else await self._next()
             pause = POLL_SECONDS

@@ -50,11 +50,8 @@ OWN_NAMES = (
 
 
 def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
-    """Parse a JSON body. `unknown` decides about unknown fields that are not misspellings of known ones.
-
-    Raises ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown, of a wrong type or out of range;
-    UNSUPPORTED_PARAMETER, a field is set that is not supported. The last two name the field.
-    """
+    """Parse a JSON body; `unknown` decides about unknown fields that are not misspellings. Raises ApiError:
+    INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, which name the field."""
     document = decode_json(text, ResponsesRequest)
     if isinstance(document, dict):
         tools = document.get("tools")
@@ -66,8 +63,8 @@ def parse(text: bytes, unknown: UnknownFields = "ignore") -> ResponsesRequest:
 
 
 def _skipped(tool: Any, place: str) -> dict[str, Any] | None:
-    """Return what is kept of a tool that the model cannot call, because the caller expects the server to run it: its
-    type and its name. None means that it is no such tool. Raises ApiError: INVALID_REQUEST, its type is misspelled."""
+    """Return the type and name of a tool that the model cannot call, because the caller expects the server to run it,
+    or None. Raises ApiError (INVALID_REQUEST) for a misspelled type."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind == FUNCTION:
         return None

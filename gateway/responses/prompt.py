@@ -24,9 +24,8 @@ REASONING = "reasoning_content"
 
 
 def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
-    """Return the chat of a request. Instructions come first, as a message of the role `system`, then `history`, the
-    items of the conversation that the request continues. Raises ApiError: INVALID_REQUEST, an item, a tool or the
-    choice of a tool is invalid; UNSUPPORTED_PARAMETER, it is of an unsupported kind."""
+    """Return the chat of a request: its instructions as a `system` message, then `history`, the continued conversation,
+    then its items. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()) if tool.is_function]
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)

@@ -72,13 +72,12 @@ class Responses:
     async def call(
         self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
     ) -> ResponseCall:
-        """Parse `text`, the JSON body of /v1/responses, and read the conversation that it continues and the items of
-        stored responses to which its input refers. The tenant's settings decide about unknown fields.
+        """Parse `text`, the JSON body of /v1/responses, by the tenant's settings, and read what it refers to. A
+        response that would be stored only by default is not stored if there is no room for it or Redis is away.
 
-        Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
-        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows; RATE_LIMIT_EXCEEDED, the
-        conversations that the tenant's running requests continue take too much memory; INSUFFICIENT_STORAGE. A response
-        that would be stored only by default is not stored if there is no room for it or Redis is away.
+        Raises:
+            ApiError: as `response_call` and `ResponseStore.history` raise, and INVALID_JSON; UNSUPPORTED_PARAMETER;
+                RATE_LIMIT_EXCEEDED, running conversations take too much memory; INSUFFICIENT_STORAGE.
         """
         body = await gateway.parsing.run(tenant.name, len(text), partial(parse, text, tenant.unknown_fields))
         stores, before = await self._before(tenant.name, body, len(text))
@@ -123,10 +122,9 @@ class Responses:
     async def begin(
         self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest
     ) -> tuple[Json, EventFeed]:
-        """Store the response to a background request as queued, run it in a task, and return its response object and,
-        for a request with `stream`, its events. `request` is that of the call, with its time limits. Raises ApiError:
-        MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE, RATE_LIMIT_EXCEEDED (the tenant has too many open
-        streams); later errors become the response's."""
+        """Store a background response as queued, run it in a task, and return its object and, with `stream`, its
+        events. Raises ApiError: MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE, RATE_LIMIT_EXCEEDED for open
+        streams."""
         speech = gateway.models.speech(principal.tenant, request.model)
         sampled = gateway.models.sampled(principal.tenant, request)
         unique, tenant = new_id(), principal.tenant

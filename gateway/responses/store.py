@@ -1,14 +1,12 @@
-"""Stored responses of tenants in Redis. One script has all operations (stored.lua); each call runs one of them.
-
-Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
+"""Stored responses of tenants in Redis. One script has all operations (stored.lua); each call runs one of them. Keys of
+one tenant share the hash tag {tenant}; `*` is the configured prefix
 
     *response:{tenant}:ID       hash  the response; Redis deletes it when it expires
     *response:{tenant}:ID:events  list  the events of a background response that is streamed
     *response-ends:{tenant}     zset  ID or ID:events, scored by the time when it expires
     *response-charges:{tenant}  hash  ID or ID:events -> bytes that the tenant is charged for, and their sum as `total`
 
-A response keeps its own input and output and the id of the one before it. A conversation is read along these ids, in
-one call; to store the whole conversation with each response would take memory that grows with the square of its length.
+A response keeps its own input and output and the id of the one before it; whole conversations would take square memory.
 """
 
 from __future__ import annotations
@@ -106,13 +104,12 @@ class ResponseStore:
         self._events_ms = int(self.limits.events_seconds * 1000)
 
     async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> Conversation:
-        """Return the conversation that ends with the response `previous` (None: an empty one). If the response that
-        continues it will be stored, check that the tenant has room for it: `num_bytes` is its minimum size. None means
-        that it will not be stored.
+        """Return the conversation that ends with the response `previous`, or an empty one. Unless `num_bytes` is None,
+        check that the tenant has room for a response of at least that size.
 
-        Raises ApiError: INSUFFICIENT_QUOTA, the tenant has no room for the new response; PREVIOUS_RESPONSE_NOT_FOUND,
-        also if an earlier response of the conversation was deleted or has expired; INVALID_REQUEST, the conversation is
-        too long, or one of its responses has no answer.
+        Raises:
+            ApiError: INSUFFICIENT_QUOTA; PREVIOUS_RESPONSE_NOT_FOUND, also for an earlier one; INVALID_REQUEST, it is
+                too long or lacks an answer.
         """
         if previous is not None and not RESPONSE_ID.fullmatch(previous):
             raise _broken("absent", previous, previous)
@@ -158,13 +155,8 @@ class ResponseStore:
     async def renew(
         self, tenant: str, response_id: str, state: State, start: int = 0, events: Sequence[bytes] = ()
     ) -> bool:
-        """Renew the lease of a background response, set its state, `queued` or `in_progress`, and append at most
-        MAX_EVENTS events, of which the first has the number `start`. Events that are there already are not repeated,
-        and those for which the tenant has no room are dropped.
-
-        Return False if the response has ended, because it was cancelled or its lease ran out, or was deleted; nothing
-        is changed then.
-        """
+        """Renew the lease of a background response, set its `state`, and append at most MAX_EVENTS events from number
+        `start`, each once and as room allows. Return False, without change, if it has ended or was deleted."""
         bounds = (self._lease_ms, state, self._events_ms, self.limits.events_bytes, self.limits.tenant_bytes)
         return bool(await self._do("renew", tenant, response_id, *bounds, start, *events))
 

@@ -102,14 +102,12 @@ class GrpcServer:
         """Create the server without starting it.
 
         Args:
-            services: what the server exposes.
-            host: the address to listen on.
-            port: the port to listen on; 0 takes any free one.
-            certificate: the TLS certificate. None means that the server does not use TLS.
-            shared: other gateway processes may listen on the same port; the kernel then distributes connections.
-            max_message_bytes: maximum size of one request; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
+            port: 0 takes any free one.
+            certificate: None means that the server does not use TLS.
+            shared: other gateway processes may listen on the same port; the kernel distributes connections.
+            max_message_bytes: larger requests end with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may continue when the server stops.
-            surface: the part of the API that this port serves: all, public (all but administration) or admin.
+            surface: the part of the API: all, public (all but administration) or admin.
         """
         gateway, accounts = services.gateway, services.accounts
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,5 @@
-"""Bounds the messages that are arriving over gRPC at the same time, by tenant and in all, and the time that each has.
-
-The size of a message is known only when it is complete: gRPC hands it over as a whole, and buffers up to
-`max_message_bytes` of it from the moment on at which the gateway begins to read it. So what is bounded is the number of
-messages that are being read. Of a call whose message is not being read, gRPC takes LOOKAHEAD_BYTES and no more.
-"""
+"""Bounds the messages that arrive over gRPC at the same time, by tenant and in all, and their time. Sizes are known
+only at the end, so their number is bounded; unread calls buffer LOOKAHEAD_BYTES."""
 
 from __future__ import annotations
 
@@ -83,9 +79,9 @@ class ArrivingMessages:
         self._look_handle: asyncio.TimerHandle | None = None
 
     async def read(self, owner: str, receive: Callable[[], Awaitable[T]]) -> T:
-        """Wait until a message of `owner`, a tenant's name or STRANGERS, may be read, receive it and return it. Raises
-        ApiError: DEADLINE_EXCEEDED, the message did not arrive in time; RATE_LIMIT_EXCEEDED, too many of the tenant's
-        calls send their messages; OVERLOADED, a stranger gave way to others."""
+        """Wait until a message of `owner`, a tenant's name or STRANGERS, may be read, receive and return it. Raises
+        ApiError: DEADLINE_EXCEEDED; RATE_LIMIT_EXCEEDED, too many of the tenant's; OVERLOADED, a stranger's that gave
+        way."""
         arrival = Arrival(owner)
         try:
             async with arrival.timeout:

@@ -158,8 +158,8 @@ def _files_limit(limit: int) -> int:
 
 
 def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
-    """Return the start and the length, in bytes, of the requested part of a file of `size` bytes. A longer or absent
-    limit ends at the file's end. Raises ApiError: INVALID_REQUEST for a negative limit or an offset beyond the file."""
+    """Return the start and the length, in bytes, of the requested part of a file of `size` bytes, at most to its end.
+    Raises ApiError (INVALID_REQUEST) for a negative limit or an offset beyond the file."""
     if not 0 <= request.offset <= size:
         raise invalid_request(f"offset must be within the file's {size} bytes", "offset")
     left = size - request.offset

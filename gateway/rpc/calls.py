@@ -130,8 +130,8 @@ class RpcCall:
                 await self.context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
-        """Send one message of a stream. Returns when the transport's buffer has space for more. Raises CancelledError
-        if the caller has disconnected, or has not read for `write_seconds`."""
+        """Send one message of a stream. Return when the transport's buffer has space for more. Raises CancelledError if
+        the caller has disconnected, or has not read for `write_seconds`."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
                 await self.context.write(message)
@@ -140,12 +140,9 @@ class RpcCall:
         self.context.set_trailing_metadata(tuple(metadata.items()))
 
     def refusal(self, error: ApiError) -> Refusal:
-        """Return how to refuse the call for an error.
-
-        The request id and the error's x-ratelimit and x-lora headers are sent as initial metadata, except for
-        UNAVAILABLE: with them a call counts as begun, and a client's retry policy would never retry it (measured: 1
-        attempt with, 5 without). The request id is also in RequestInfo.
-        """
+        """Return how to refuse the call for an error."""
+        # The request id and x-ratelimit and x-lora headers are initial metadata, except for UNAVAILABLE: with them a
+        # call counts as begun, and a client's retry policy never retries it.
         status = status_of(error, self.request_id, self.field_of)
         if error.grpc_status == "UNAVAILABLE":
             return Refusal(status, None)
@@ -172,11 +169,8 @@ def watch_interval(seconds: float) -> float:
 
 @contextmanager
 def _caller_present() -> Iterator[None]:
-    """Raise CancelledError in place of an InternalError of gRPC or a TimeoutError that the block's write raises.
-
-    A write that fails means that the caller has disconnected; gRPC will cancel the task for that anyway. A write that
-    takes too long means that the caller has stopped reading, which gRPC does not report.
-    """
+    """Raise CancelledError in place of gRPC's InternalError or a TimeoutError of the block's write: the caller has
+    disconnected, or has stopped reading, which gRPC does not report."""
     try:
         yield
     except (grpc.aio.InternalError, TimeoutError) as error:

@@ -1,10 +1,5 @@
-"""The entrance of all RPCs, an interceptor: authenticates the caller before any of its message is read, receives the
-message within bounds of time and memory, runs the method's handler, and ends refused calls with their status.
-
-gRPC's own way in is the reverse: it reads and parses the message of a unary call before any code of the gateway runs,
-for as long as the message takes. So that it does not, every method is served as one that reads a stream of messages.
-Its refusals of malformed messages are UNKNOWN with the name of a Python exception; here they are INVALID_ARGUMENT.
-"""
+"""The entrance of all RPCs, an interceptor: authenticates the caller before its message is read, receives that within
+bounds, runs the handler, and ends refused calls with their status."""
 
 from __future__ import annotations
 
@@ -34,6 +29,9 @@ from gateway.rpc.calls import RpcCall
 from gateway.rpc.message_bounds import check_message
 
 log = structlog.get_logger("grpc")
+
+# gRPC itself reads and parses a unary call's message before any code of the gateway runs. So every method is served as
+# one that reads a stream. A malformed message is INVALID_ARGUMENT in place of UNKNOWN.
 
 PACKAGE = "loralane.v1"
 """The gRPC package whose services need an API key. The others, health and reflection, need none."""
@@ -104,7 +102,7 @@ class Method:
 
 
 def _discards_unknown(request: Message) -> bool:
-    """Remove the unknown fields of a message and of those in it. Returns whether there were any."""
+    """Remove the unknown fields of a message and of those in it. Return whether there were any."""
     num_bytes = request.ByteSize()
     request.DiscardUnknownFields()
     return request.ByteSize() != num_bytes
@@ -127,9 +125,8 @@ class Messages:
 
 
 class Entrance(grpc.aio.ServerInterceptor):
-    """Interceptor that stands before every method. Handlers of the gateway's services get the parsed request message
-    and the `RpcCall`, whose caller is known to be a tenant or, for services that end with Admin, an administrator. A
-    handler may return its response encoded."""
+    """Interceptor before every method. Handlers get the parsed request and the `RpcCall` of a tenant or, for services
+    that end with Admin, an administrator; they may return encoded responses."""
 
     def __init__(self, gateway: Gateway, keys: Authenticator, requests: Collection[str], trail: AdminTrail) -> None:
         """`requests` are the names of the methods that the observers of requests hear of, even if they are refused.
@@ -159,12 +156,10 @@ class Entrance(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(answer, response_serializer=found.response_serializer)
 
     async def _answer(self, method: Method, _: object, context: grpc.aio.ServicerContext) -> bytes | None:
-        """Answer one call: return the only response, or send a stream of them and return None.
-
-        An ApiError ends the call with its gRPC status. Any other exception is a bug: it is logged, and the caller
-        receives INTERNAL without details. The exception is let go before the status is sent, which takes as long as the
-        caller likes, because its traceback keeps the message in memory.
-        """
+        """Answer one call: return the only response, or send a stream and return None. An ApiError ends it with its
+        status; any other exception is logged as a bug, and the caller receives INTERNAL."""
+        # The exception is let go before the status is sent, which takes as long as the caller likes, because its
+        # traceback keeps the message in memory.
         call = RpcCall(context, method.name)
         try:
             return await self._served(method, call)
@@ -288,11 +283,8 @@ def _audience(service: str) -> Audience:
 
 
 def _let_go(ended: grpc.aio.AbortError) -> None:
-    """Clear the traceback of the exception with which a call ends, once gRPC has handled it.
-
-    gRPC keeps the exception in the call's state, to which the frames of the traceback refer: the cycle would keep their
-    messages in memory until the next full garbage collection.
-    """
+    """Clear the traceback of the exception with which a call ends, once gRPC has handled it: gRPC keeps it in the
+    call's state, a cycle that would keep messages in memory."""
     asyncio.get_running_loop().call_soon(_clear, ended)
 
 

@@ -30,9 +30,8 @@ FIELDS = {
 
 
 def status_of(error: ApiError, request_id: str, field_of: Callable[[str], str]) -> grpc.Status:
-    """Return the gRPC status of an error: its code, its message cut to MAX_MESSAGE, and the details ErrorInfo and
-    RequestInfo; also RetryInfo if a retry delay is set, QuotaFailure for a 429, and BadRequest if a field is named.
-    `field_of` returns what the method calls a field of the HTTP API."""
+    """Return the gRPC status of an error: code, message cut to MAX_MESSAGE, ErrorInfo and RequestInfo, and RetryInfo,
+    QuotaFailure for a 429 or BadRequest where they apply. `field_of` renames fields of the HTTP API."""
     message = clip(error.message, MAX_MESSAGE)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
     for detail in _details(error, message, request_id, field_of):

@@ -123,13 +123,10 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def _admitted(
         self, request: pb.GenerateRequest, call: RpcCall, *, coalesce: bool = False
     ) -> AsyncIterator[tuple[Generation, Read, TokenText]]:
-        """Admit a request; yield its generation, the function that separates the tool calls of its chunks from text,
-        and the one that returns the text of a token of its model. Initial metadata are sent on admission, not before,
-        so that a refusal can be a status alone. On exit the request is settled, or aborted if it has not ended.
-
-        The message is let go when it has been understood. An answer may take minutes, and a message can have 8 MiB that
-        no limit of tokens knows of, such as unknown fields.
-        """
+        """Admit a request; yield its generation, what separates tool calls from text, and what returns a token's text.
+        Initial metadata are sent on admission. On exit the request is settled, or aborted."""
+        # The message is let go when it has been understood: an answer may take minutes, and a message can have 8 MiB
+        # that no limit of tokens knows of.
         with call.arriving(self._gateway) as arrival:
             read = partial(generate_request, request, call.request_id, call.time_remaining)
             wanted = await self._parsed(call, read)

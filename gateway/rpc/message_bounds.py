@@ -38,9 +38,9 @@ Inner = Mapping[int, Descriptor | Literal["key"] | None]
 
 
 def check_message(data: bytes, kind: Descriptor) -> None:
-    """Check the encoded message of a type before it is parsed. Raises ApiError (INVALID_REQUEST): it has more than
-    `MOST_FIELDS` fields, `MOST_NUMBERS` numbers in lists, or a map with a key of more than `MOST_KEY_BYTES`. A
-    malformed message passes if its valid beginning does."""
+    """Check the encoded message of a type before it is parsed. Raises ApiError (INVALID_REQUEST) beyond `MOST_FIELDS`
+    fields, `MOST_NUMBERS` numbers in lists, or `MOST_KEY_BYTES` of a key; malformed ones pass if their beginning
+    does."""
     if len(data) > FEW_BYTES:
         with suppress(IndexError):  # it is cut off, which the parser refuses
             _walk(data, kind)

@@ -96,9 +96,8 @@ def score_call(message: pb.ScoreRequest, request_id: str) -> PooledCall:
 
 
 def _body(message: Any, kind: type[Any], lists: Mapping[str, Sequence[Any]], *names: str) -> Any:
-    """Convert a message to the equivalent HTTP body, a struct of the type `kind`, which checks the fields. `lists` has
-    the message's lists of texts or TokenIds, by field. Of the fields `names`, the body gets those that the message
-    sets. Raises ApiError: INVALID_REQUEST."""
+    """Convert a message to the HTTP body `kind`, a struct that checks fields, with those of `names` that the message
+    sets and its lists of texts or TokenIds, `lists`. Raises ApiError: INVALID_REQUEST."""
     if message.pooling not in POOLINGS:
         kinds = ", ".join(pb.EmbedRequest.Pooling.keys())
         raise invalid_request(f"pooling {message.pooling} is none of {kinds}", "pooling")

@@ -21,9 +21,8 @@ MOST_WATCHES = 1000
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """Health service. All `services` and the server as a whole, under the empty name, share one status; each base model
-    has a status of its own, under the model's name: SERVING while `serves` returns True, until `stop_serving`. Each
-    Check and List computes it; it is polled once for all Watch calls. Other names are unknown services."""
+    """Health service: one status of all `services` and the empty name, and one of each base model, SERVING while
+    `serves` returns True, until `stop_serving`. It is polled once for all Watch calls."""
 
     def __init__(self, services: Sequence[str], models: Sequence[str], serves: Callable[[str], bool]) -> None:
         """`serves` returns whether requests for a base model can be served, or for any if the name is empty."""
@@ -55,13 +54,10 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Send the status now and whenever a poll finds that it has changed. The call ends, after a last status, when
-        the server begins to stop, so that it does not delay the shutdown.
-
-        Beyond MOST_WATCHES calls, further ones end with UNIMPLEMENTED. Clients that check a server's health by
-        themselves then go on without these checks; after any other status they would take the server for unhealthy, and
-        strangers could make it so.
-        """
+        """Send the status now and whenever a poll finds that it has changed, until the server begins to stop. Beyond
+        MOST_WATCHES calls, further ones end with UNIMPLEMENTED."""
+        # Clients then go on without these checks; after any other status they would take the server for unhealthy, and
+        # strangers could make it so.
         if self._num_watches >= MOST_WATCHES:
             full = f"this server has {self._num_watches} Watch calls, its maximum; use Check"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, full)

@@ -76,12 +76,8 @@ _FINISH: Mapping[str | None, pb.FinishReason] = {
 
 
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
-    """Convert a request message to the gateway's request, with the same checks of ranges as over HTTP.
-
-    `deadline` is how many seconds the caller will wait for the whole answer. None means that it set no deadline.
-
-    Raises ApiError: INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a role is `function`.
-    """
+    """Convert a request message to the gateway's request, with HTTP's checks. `deadline` is how many seconds the caller
+    waits, or None. Raises ApiError: INVALID_REQUEST; UNSUPPORTED_PARAMETER, a role is `function`."""
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
     if given.get("max_tokens") == 0 and "prompt_logprobs" not in given:  # unlike HTTP, gRPC has no `echo`
@@ -149,14 +145,10 @@ def chunk_to_pb(
 
 
 def response_bytes(admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText) -> bytes:
-    """Return the complete response to the `admitted` request, an encoded GenerateResponse. `chunks` holds all chunks of
-    all answers, each answer's in order; the last has the usage. `read` separates tool calls; `token_text` returns a
-    token's text.
-
-    Each answer is encoded by itself, because a thread lets others run only between two calls into protobuf: 128 answers
-    with log probabilities took 0.1 s at once. A message's parts may follow each other (the encoding's "last one wins"
-    and "repeated fields are concatenated").
-    """
+    """Return the encoded GenerateResponse to the `admitted` request from all chunks, each answer's in order; the last
+    has the usage. `read` separates tool calls; `token_text` returns a token's text."""
+    # Each answer is encoded by itself, because a thread lets others run only between calls into protobuf: 128 answers
+    # with log probabilities took 0.1 s at once. An encoding's parts may follow each other.
     head = pb.GenerateResponse(usage=usage_to_pb(chunks[-1].usage), **head_fields(admitted))
     choices = (_choice(answer, read(answer), token_text) for answer in join_answers(chunks))
     parts = [pb.GenerateResponse(choices=[choice]).SerializeToString() for choice in choices]

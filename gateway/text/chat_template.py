@@ -86,15 +86,9 @@ def template_options(
     implied: Mapping[str, Any] = MappingProxyType({}),
     effort: str | None = None,
 ) -> TemplateOptions:
-    """Build the options from the fields `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`
-    (`own`), and from what other fields imply: variables, which `own` overrides, and the `effort` for upstreams.
-
-    By default, a generation prompt is added unless the last message is continued.
-
-    Raises:
-        ApiError: INVALID_REQUEST, both booleans are true, or a variable's name is not allowed, or the variables are too
-            large or nested too deep.
-    """
+    """Build the options from `add_generation_prompt`, by default on unless the last message is continued,
+    `continue_final_message`, `chat_template_kwargs` (`own`), and `implied` variables, which `own` overrides. Raises
+    ApiError (INVALID_REQUEST)."""
     if add and resume:
         message = "add_generation_prompt and continue_final_message exclude each other"
         raise invalid_request(message, "continue_final_message")
@@ -111,9 +105,9 @@ def parameters_of(tool: ToolSchema) -> Mapping[str, Any]:
 
 
 def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
-    """Return the template variables for a reasoning effort: `reasoning_effort`, which gpt-oss's template reads, and the
-    switches of `thinking_variables`, which are off only for the effort `none`. If `effort` is None, return no
-    variables. Raises ApiError (INVALID_REQUEST, naming `param`) if the effort is unknown."""
+    """Return the template variables for a reasoning effort: `reasoning_effort`, and the switches of
+    `thinking_variables`, off only for `none`; nothing for None. Raises ApiError (INVALID_REQUEST, naming `param`) if it
+    is unknown."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
@@ -150,15 +144,10 @@ def render(
     tools: Sequence[ToolSchema] = (),
     options: TemplateOptions = DEFAULT_OPTIONS,
 ) -> str:
-    """Return the text of messages rendered with a template, which runs in Jinja's sandbox.
-
-    Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
-    run again with tools that all have a description and parameters, and with other forms of the tool calls, because
-    templates differ in what they can read.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the template refuses these messages.
-    """
+    """Return the text of messages rendered with a template in Jinja's sandbox. Raises ApiError (INVALID_REQUEST) if the
+    template refuses them."""
+    # Arguments that are no JSON object are passed as a string. A template that fails is run again with tools that all
+    # have description and parameters, and other forms of calls.
     try:
         return template(messages, tools, options)
     except REFUSALS as error:

@@ -1,8 +1,5 @@
-"""Compiles chat templates, which run in the sandbox that transformers makes for them, and renders chats with them.
-
-transformers keeps 128 compiled templates for a whole process, and compiles one that it has dropped when it renders: in
-8 ms if it has 1,800 characters, and in 70 ms if it has 14,000. Here each model keeps its own.
-"""
+"""Compiles chat templates, which run in transformers' sandbox, and renders chats with them. Each model keeps its own:
+transformers drops some of many and compiles them anew, in 8 to 70 ms."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Cache of the token ids of earlier turns of a conversation, so that only the new part of a turn has to be encoded.
-
-Every turn sends the whole conversation. Encoding all of it each time takes work that grows with the square of the
-number of turns (1 us per token measured), and texts up to some length are encoded on the event loop, which does nothing
-else meanwhile. Special tokens cut a text into pieces that can be encoded separately: the library splits a text at
-special tokens first, and encodes the parts between them independently. So the token ids of a text are the concatenated
-ids of its pieces.
-"""
+"""Cache of the token ids of earlier turns of a conversation, so that only the new part of a turn is encoded. Special
+tokens cut a text into pieces that the library encodes independently."""
 
 from __future__ import annotations
 
@@ -87,10 +81,8 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 
 def _cuts(token: Any, added: Iterable[Any]) -> bool:
-    """Return whether a text may be cut before every occurrence of a special token without changing the ids on either
-    side. `added` are all added tokens. False for a token that is not special, is matched in normalized text or only as
-    a single word, absorbs white space before it, may overlap another added token, begins with a letter, digit or `_`,
-    or begins or ends with white space."""
+    """Return whether a text may be cut before every occurrence of a special token without changing ids: not if it
+    absorbs white space, needs or touches words, or may overlap another of `added`, all added tokens."""
     stays = token.special and not (token.lstrip or token.single_word or token.normalized)
     firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
     return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))

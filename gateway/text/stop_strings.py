@@ -64,8 +64,8 @@ class StopMatcher:
         """The stop string that ended the text. None means that none has ended it."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Append a piece of text. Return the text that can be shown now, and whether a stop string was found, which
-        ends the text. A possible beginning of a stop string is held back; text after a stop string is dropped."""
+        """Append a piece of text. Return the text to show now, and whether a stop string was found, which ends it. A
+        possible beginning of one is held back; text after one is dropped."""
         known = self._held + text
         for position in range(len(self._held), len(known)):
             self._state = self._stops.step(self._state, known[position])

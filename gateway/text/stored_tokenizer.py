@@ -1,9 +1,5 @@
-"""Makes a tokenizer of the transformers library encode as its folder's tokenizer.json says.
-
-transformers 5 builds the tokenizers of many classes anew from their vocabulary, and drops what tokenizer.json says of
-white space and splitting: Llama's normalizer `Prepend`, or the byte-level tokenizer of a Qwen that names Llama's class,
-as DeepSeek's distillations do. transformers 4, the tokenizers library and the engine's grammars follow the file.
-"""
+"""Makes a tokenizer of the transformers library encode as its folder's tokenizer.json says: transformers 5 builds many
+anew from their vocabulary and drops normalizers or splitting, which the engine's grammars follow."""
 
 from __future__ import annotations
 
@@ -20,9 +16,8 @@ CHOSEN = ("add_prefix_space", "trim_offsets")
 
 
 def follow_file(hf_tokenizer: Any, folder: Path) -> None:
-    """Give a fast tokenizer of the transformers library the model, the normalizer, the pre-tokenizer and the decoder of
-    the tokenizer.json in its folder, if there is one and any of them differs. Added tokens and the post-processor stay:
-    tokenizer_config.json may choose them."""
+    """Give a fast tokenizer of transformers the model, normalizer, pre-tokenizer and decoder of the tokenizer.json in
+    its folder, if any differs. Added tokens and the post-processor stay as tokenizer_config.json says."""
     from tokenizers import Tokenizer  # Imported here: transformers is, too.
 
     if not (folder / FILE).is_file():

@@ -1,9 +1,5 @@
-"""Refuses chat templates whose constants would take too long to compile.
-
-Jinja computes constant expressions while it compiles a template. It holds Python's lock meanwhile, and no time limit of
-a rendering applies: `{{ 9 ** 9 ** 9 }}` never ends, and `{{ 'a' * 100000000 }}` takes 11 s. transformers creates the
-environment that compiles, and has no option to turn that off.
-"""
+"""Refuses chat templates whose constants would take too long: Jinja computes them as it compiles a template, holding
+Python's lock, without any time limit. An example that never ends is `{{ 9 ** 9 ** 9 }}`."""
 
 from __future__ import annotations
 
@@ -66,9 +62,8 @@ class Size(NamedTuple):
 
 
 def check_constants(environment: Environment, template: str) -> None:
-    """Parse a chat template without compiling it. Raises ValueError, which names the line and the operation, if Jinja
-    would compute a large constant, many of them, or one whose size is not known; and TemplateSyntaxError if the
-    template is no valid Jinja."""
+    """Parse a chat template without compiling it. Raises ValueError, which names line and operation, for large, many or
+    unbounded constants, and TemplateSyntaxError if it is no valid Jinja."""
     _Check().size(environment.parse(template))
 
 

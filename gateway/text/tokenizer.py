@@ -114,16 +114,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:
-        """Load the tokenizer of a model folder.
-
-        Args:
-            folder: the prepared model.
-            chat_template: a file that replaces the model's own chat template; None means that the model's own is used.
-
-        Raises:
-            OSError: the folder has no tokenizer, or the template's file cannot be read.
-            ValueError: the tokenizer or the template cannot be used.
-        """
+        """Load the tokenizer of a prepared model folder, with the file `chat_template` in place of the model's own if
+        given. Raises OSError if a file is missing, ValueError if tokenizer or template cannot be used."""
         from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
@@ -173,14 +165,12 @@ class Tokenizer:
         *,
         special: bool = False,
     ) -> tuple[int, ...]:
-        """Return the token ids of a chat, up to where the answer begins. Pieces that the tenant has sent before with
-        the same salt are taken from a cache, which keeps the new ones. `special` adds the special tokens that a text
-        would get, beside those of the template.
+        """Return the token ids of a chat, up to where the answer begins; pieces that the tenant sent before with the
+        same salt are cached. `special` adds the special tokens of a text.
 
         Raises:
-            ApiError: INVALID_REQUEST, the template refuses these messages, cannot be used or is missing;
-                UNSUPPORTED_PARAMETER, the template does not support tools; CONTEXT_LENGTH_EXCEEDED, it is long and has
-                more than `most` tokens.
+            ApiError: INVALID_REQUEST, the template fails; UNSUPPORTED_PARAMETER, it has no tools;
+                CONTEXT_LENGTH_EXCEEDED, it has more than `most` tokens.
         """
         if (source := self._source(tools)) not in self._compiled and source:
             await self._in_thread(tenant, partial(self._compile, source))
@@ -283,12 +273,8 @@ class Tokenizer:
         return token_id in self._special
 
     def detokenizer(self, prompt_ids: Sequence[int] = (), marks: Sequence[str] = ()) -> Detokenizer:
-        """Return a new detokenizer for one answer.
-
-        Args:
-            prompt_ids: the token ids that the answer's text continues; empty if the text starts anew, as in a chat.
-            marks: texts of tokens that are kept in the answer's text even if they are special tokens.
-        """
+        """Return a new detokenizer for one answer that continues the text of `prompt_ids`, empty in a chat. `marks` are
+        texts of special tokens that are kept."""
         at_once = self._byte_level and not prompt_ids
         return Detokenizer(self._backend, prompt_ids, at_once=at_once, kept=self._silent(marks))
 
@@ -350,14 +336,11 @@ class Detokenizer:
         at_once: bool = False,
         kept: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Initialize the detokenizer.
-
-        Args:
-            backend: a tokenizer of the `tokenizers` library.
-            prompt_ids: the tokens that the text continues.
-            at_once: whether tokens that are pushed together may be decoded together with the same result, which holds
-                for byte-level tokens if the prompt has not left a character unfinished.
-            kept: the texts of special tokens that are kept, by their ids.
+        """Args:
+        backend: a tokenizer of the `tokenizers` library.
+        at_once: whether tokens pushed together may be decoded together, which holds for byte-level tokens if the
+            prompt has left no character unfinished.
+        kept: texts of special tokens that are kept, by their ids.
         """
         self._backend = backend
         self._at_once = at_once

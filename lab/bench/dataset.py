@@ -30,12 +30,11 @@ class Sample(NamedTuple):
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return the prompts of a file, in its order. Raises OSError if the file cannot be read, and ValueError, whose
-    message names the file, if its format is unknown, it is malformed or it holds no prompts.
-
-    Formats: ShareGPT (a JSON list or lines, each with `conversations`), lines with `messages` (as for fine-tuning; the
-    first answer gives its length), input files of OpenAI's Batch API, lines with `prompt` and `output_tokens` (as
-    vLLM's custom data sets), and what `read_trace` reads, for its lengths."""
+    """Return the prompts of a file, in its order. Raises OSError, or ValueError, which names the file, if it has no
+    known format or no prompts."""
+    # Formats: ShareGPT (`conversations`), lines with `messages` (the first answer gives its length), input files of
+    # OpenAI's Batch API, lines with `prompt` and `output_tokens` (vLLM's custom data sets), and what `read_trace`
+    # reads, for its lengths.
     with path.open(encoding="utf-8-sig") as file:
         head = file.readline().strip()
         if not head.startswith(("{", "[")) or (head.startswith("{") and _is_trace(head)):

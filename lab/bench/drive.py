@@ -26,20 +26,14 @@ async def drive(
     stop_after: str | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:
-    """Send `items`, which are in order of arrival, wait for their ends, and return their outcomes in the order of
-    `items`. A failed request is an outcome. Garbage collection is disabled meanwhile.
+    """Send `items`, in order of arrival, and return their outcomes, failures too, in that order, without garbage
+    collection meanwhile. Raises OSError, ValueError or TlsFileError as `Client` does.
 
     Args:
-        concurrency: maximum number of requests at once. A request over it waits, and its latencies count from when it
-            is sent. None means that every request is sent at its arrival time.
-        timeout_s: seconds from sending, connecting included, after which a request fails.
-        stop_after: a lane; when all of its requests have ended, items that have not arrived yet are left out.
-        on_end: called with the outcome of every request as it ends.
-
-    Raises:
-        OSError: no connection to the target can be made.
-        ValueError: the target's URL is invalid.
-        TlsFileError: the certificate files cannot be used.
+        concurrency: maximum number of requests at once; latencies count from sending. None means no limit.
+        timeout_s: seconds after which a request fails.
+        stop_after: a lane; when its requests have ended, items that have not arrived are left out.
+        on_end: called with every outcome.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else None
     left, stop = Counter(item.lane for item in items), asyncio.Event()
@@ -65,7 +59,7 @@ async def drive(
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:
-    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Returns False if
+    """Sleep until a request is `due`, in seconds of `time.perf_counter`, or until `stop` ends the run. Return False if
     `stop` is set, so that the request is not sent."""
     delay = due - time.perf_counter()
     if delay > 0:

@@ -16,9 +16,8 @@ QUANTILES = (("p50", "p50"), ("p90", "p90"), ("p99", "p99"))
 
 
 def draw(sweep: Sweep, title: str, out: Path) -> None:
-    """Write a plot to the file `out` in the format of its suffix: a panel each for TTFT, TPOT and ITL of the first
-    lane, and one for throughput. Dashed lines are the goals, a dotted one the knee. Raises what `check_available`
-    raises."""
+    """Write a plot to the file `out` in the format of its suffix: TTFT, TPOT and ITL of the first lane, and throughput,
+    with goals dashed and the knee dotted. Raises what `check_available` raises."""
     check_available(out)
     from matplotlib.figure import Figure
 

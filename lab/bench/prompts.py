@@ -72,8 +72,8 @@ class OwnTexts:
 
 
 class Samples:
-    """Takes prompts from a data set in its order, from a random one on and around. Prompts outside the lane's `in` are
-    skipped or, if only lengths are known, clamped; outputs are clamped to `out`. Raises SpecError if none is left."""
+    """Takes prompts from a data set in its order, from a random one on. Those outside the lane's `in` are skipped,
+    lengths and outputs clamped. Raises SpecError if none is left."""
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs

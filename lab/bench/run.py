@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine.process.tasks import end_task
 from gateway.serve.process import run_loop
 from gateway.terminal.console import Console
 from gateway.terminal.output import no_gateway_message
@@ -137,9 +137,7 @@ class LaneProgressBars:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._refresher is not None
-        self._refresher.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._refresher
+        await end_task(self._refresher)
         self._progress.stop()
 
     async def _refresh(self) -> None:

@@ -126,17 +126,8 @@ def parse_lane(text: str) -> LaneSpec:
 
 
 def override(lane: LaneSpec, burstiness: float | None, **limits_ms: float | None) -> LaneSpec:
-    """Return a copy of a lane in which values of command-line options replace the lane's own. None keeps the lane's
-    value.
-
-    Args:
-        lane: the lane.
-        burstiness: shape of the Gamma distribution of gaps between arrivals, as vLLM's `--burstiness`: 1 / CV^2.
-        limits_ms: limits of the objective in milliseconds: `ttft`, `itl`, `tpot`.
-
-    Raises:
-        SpecError: a value is not finite and positive, or the CV is out of range.
-    """
+    """Return a copy of a lane in which options replace its values, unless None. `burstiness` is vLLM's, 1 / CV^2;
+    `limits_ms` has `ttft`, `itl`, `tpot` in milliseconds. Raises SpecError for values out of range."""
     values = {"--burstiness": burstiness, **{f"--{name}-ms": limit for name, limit in limits_ms.items()}}
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:

@@ -56,12 +56,8 @@ class Sweep:
 
 
 class Sweeper:
-    """Measures a server at one request rate after another, by the first lane of `settings`. `measure` makes a run, and
-    `on_point` gets its result. Every run has new prompts, so that none is cached; only the first has a warm-up.
-
-    Raises:
-        SpecError: the first lane replays a trace, or the share is out of range.
-    """
+    """Measures a server at one request rate after another, by the first lane of `settings`, with new prompts for every
+    run; `on_point` gets the results of `measure`. Raises SpecError if that lane replays a trace or the share is bad."""
 
     def __init__(
         self,
@@ -97,9 +93,8 @@ class Sweeper:
 
 
 def at_rate(settings: Settings, rate: float, index: int) -> Settings:
-    """Return the settings of the run number `index` (from 0 on) of a sweep, with the first lane at `rate`. Lanes that
-    have a rate and no `n` get as many requests as arrive within the plan's duration, the first at least
-    MIN_REQUESTS."""
+    """Return the settings of run number `index` of a sweep, with the first lane at `rate`. Lanes with a rate and no `n`
+    get as many requests as arrive in the plan's duration, the first at least MIN_REQUESTS."""
     plan = settings.plan
     seconds = plan.duration or POINT_SECONDS
     lanes = [replace(plan.lanes[0], rate=rate), *plan.lanes[1:]]
@@ -111,9 +106,8 @@ def at_rate(settings: Settings, rate: float, index: int) -> Settings:
 
 
 def find_knee(holds: Callable[[float], bool], first: float, precision: float = PRECISION) -> None:
-    """Search for the highest rate that meets the goals: double (or halve) from `first` on, then bisect by geometric
-    means until the ratio of the ends is at most `precision`. `holds` measures a rate, returns whether it does, and
-    records it."""
+    """Search for the highest rate that `holds`: double (or halve) from `first` on, then bisect by geometric means until
+    the ratio of the ends is at most `precision`."""
     meets = holds(first)
     low, high = first, first
     for _ in range(MOST_STEPS):

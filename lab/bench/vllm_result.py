@@ -18,9 +18,8 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 
 def vllm_result(outcome: Outcome) -> dict[str, Any]:
-    """Return the fields that `vllm bench serve` writes, of all lanes together. Times whose names end with `_ms` are in
-    milliseconds, the others in seconds; lists have an entry for each request. Texts of answers are not kept, so that
-    `generated_texts` is missing. As in vLLM, `e2el` ends with the last token."""
+    """Return the fields that `vllm bench serve` writes, of all lanes together, but for `generated_texts`. Times with
+    `_ms` are in milliseconds, others in seconds. As in vLLM, `e2el` ends with the last token."""
     streams, whole, settings = outcome.streams, outcome.document.whole, outcome.document.settings
     good = [stream for stream in streams if succeeded(stream)]
     samples = {

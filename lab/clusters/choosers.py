@@ -51,12 +51,11 @@ class OurRouter:
         splitting: Splitting | None = None,
         roles: Sequence[Role] = (),
     ) -> None:
-        """
-        Args:
-            adapter_bytes: sizes of adapters by their hashes.
-            rates: bytes per second of copies to the device and of reads from disk.
-            splitting: how requests are split. None means that none is.
-            roles: the roles of the first replicas, in order. Further replicas have the role BOTH.
+        """Args:
+        adapter_bytes: sizes of adapters by their hashes.
+        rates: bytes per second of copies to the device and of reads from disk.
+        splitting: how requests are split, or None.
+        roles: of the first replicas, in order; others are BOTH.
         """
         self.router = Router(seed, splitting)
         self._roles = roles
@@ -183,17 +182,12 @@ class Hash(_Compared):
         return self.better_of_two() if request.adapter_hash is None else self._placement.ranks(request.adapter_hash)[0]
 
 
-class RayPrefix(_Compared):
-    """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix if that is
-    at least a tenth of the prompt, and otherwise the one that was sent the fewest unmatched tokens. Its keys hold no
-    adapter, and by default no imbalance ends the affinity (Ray's documentation of prefix-aware routing)."""
-
-    LEAST_MATCH = 0.1
+class _ByPrefix(_Compared):
+    """What routers by prefixes share: an index of those that each replica was sent."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self._index = PrefixIndex()
-        self._remembered: Counter[int] = Counter()
 
     def join(self, replica: int) -> None:
         super().join(replica)
@@ -202,6 +196,17 @@ class RayPrefix(_Compared):
     def leave(self, replica: int) -> None:
         super().leave(replica)
         self._index.leave(replica)
+
+
+class RayPrefix(_ByPrefix):
+    """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix, if that is
+    a tenth of the prompt, else that with the fewest unmatched tokens. Keys hold no adapter."""
+
+    LEAST_MATCH = 0.1
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._remembered: Counter[int] = Counter()
 
     def pick(self, request: Request) -> int:
         keys = prefix_keys(request.prompt_ids, None)
@@ -219,23 +224,17 @@ class RayPrefix(_Compared):
         return replica
 
 
-class LlmdPrefix(_Compared):
+class LlmdPrefix(_ByPrefix):
     """llm-d's default scoring profile: prefix match (weight 3), queue depth (2) and KV-cache utilization (2), and its
     LoRA affinity (1): 1.0 if the adapter is on the device, otherwise 0.8. The highest sum wins."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self._index = PrefixIndex()
         self._news: dict[int, News] = {}
 
     def join(self, replica: int) -> None:
         super().join(replica)
         self._news[replica] = News()
-        self._index.join(replica, PREFIXES_REMEMBERED)
-
-    def leave(self, replica: int) -> None:
-        super().leave(replica)
-        self._index.leave(replica)
 
     def hear(self, replica: int, state: EngineState, now: float) -> None:
         self._news[replica] = read_news(state)

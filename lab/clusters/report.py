@@ -89,9 +89,8 @@ def make_cluster_report(
 
 
 def recovery_seconds(first_tokens: Sequence[FirstToken], died_at: float) -> float:
-    """Return the seconds from a replica's death at `died_at` to the end of the last window of `WINDOW_S` in which the
-    p99 of the interactive TTFT was above `RECOVERED` times the p99 of the requests that arrived before the death; 0 if
-    there is none."""
+    """Return the seconds from a replica's death at `died_at` to the end of the last window of `WINDOW_S` whose
+    interactive p99 TTFT was above `RECOVERED` times that before, or 0."""
     interactive = sorted((t.arrival, t.ttft) for t in first_tokens if t.lane is Lane.INTERACTIVE)
     before = percentile(sorted(ttft for arrival, ttft in interactive if arrival < died_at), 0.99)
     if before is None:

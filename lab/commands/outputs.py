@@ -22,13 +22,8 @@ def failures() -> Iterator[None]:
 
 
 def check_outputs(files: Mapping[str, Path | None], plot: Path | None) -> None:
-    """Check, before the work begins, that output files can be written. Raises ValueError if one cannot, and
-    PlotUnavailable if a plot cannot be drawn.
-
-    Args:
-        files: files by the options that name them; None means that an option is not given.
-        plot: file of `--plot`.
-    """
+    """Check, before the work begins, that output `files`, by the options that name them, and the file of `--plot` can
+    be written. Raises ValueError, or PlotUnavailable if a plot cannot be drawn."""
     for option, path in (*files.items(), ("--plot", plot)):
         if path is not None:
             check_writable(path, option)

@@ -136,9 +136,8 @@ def _measured(model: str, out: Path) -> Path:
 
 
 def _wish(shape: Shape, scenario: Scenario, rate: float | None, goals: LaneGoals) -> Wish:
-    """Return what has to be served: the scenario's requests, all of a trace's, at `rate` requests a second or, if it is
-    None, at that of the trace's busiest minute. Raises ValueError if the rate is not positive and finite, or if the
-    requests of a trace arrive at once."""
+    """Return what has to be served: the scenario's requests, all of a trace's, at `rate` a second or, for None, at the
+    trace's busiest minute's. Raises ValueError if that is no positive rate."""
     is_recorded = scenario.trace is not None
     traffic = analyze((replace(scenario, seconds=None) if is_recorded else scenario).workload().trace)
     if is_recorded and traffic.busiest is None:

@@ -19,20 +19,17 @@ DEVICE, FORM = "h100", "bf16"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the options of `loralane plan` allow for candidates, the engines that a plan may consist of.
-
-    Attributes:
-        accelerators, forms: names of devices by data sheets, and of forms of weights on them.
-        measured: devices on which the model was measured.
-        prices: price of a device an hour, by its name.
-        split: which requests are split between prefill and decode engines, with KV moved over `link`.
-    """
+    """What the options of `loralane plan` allow for candidates, the engines that a plan may consist of."""
 
     accelerators: list[str]
     forms: list[str]
+    """`accelerators` and `forms`: names of devices by data sheets, and of forms of weights on them."""
     measured: list[DeviceSpec]
+    """Devices on which the model was measured."""
     prices: Mapping[str, float]
+    """Price of a device an hour, by its name."""
     split: SplitMode
+    """Which requests are split between prefill and decode engines, with KV moved over `link`."""
     link: Link
 
     @classmethod

@@ -122,9 +122,8 @@ def train(
 def _train(
     training: Training, ratio: float, max_loss: float, max_cost: float | None, seed: int, bars: Progress
 ) -> Trained:
-    """Fit a router, and choose the probability that it takes as its threshold. Raises ValueError if there are too few
-    prompts for which the small member suffices, or too few for which it does not, or if no threshold costs at most
-    `max_cost`."""
+    """Fit a router, and choose the threshold. Raises ValueError with too few prompts of either kind, or if no threshold
+    costs at most `max_cost`."""
     rows, suffices = training.rows, training.suffices
     fit.check_labels(suffices)
     task = bars.add_task("fitting", total=fit.FOLDS + 1)

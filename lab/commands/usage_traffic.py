@@ -1,8 +1,5 @@
 """Figures of traffic from the gateways' usage books: rates, mean lengths, and popularity of adapters, day by day.
-
-The books count per day, so that lengths of single requests and arrivals within a day are not in them. A request log
-has both.
-"""
+Single requests are only in a request log."""
 
 from __future__ import annotations
 
@@ -107,9 +104,8 @@ def traffic_of(lines: Sequence[DayLine], base_models: Collection[str], now: date
 
 
 def read_usage(url: str, key: str, since: str, until: str) -> UsageTraffic:
-    """Return the traffic that a running gateway has counted, from day `since` (empty: the month's first) to day `until`
-    (empty: today). Ends the command with an error if the gateway refuses or does not answer. Raises ValueError if the
-    days have no usage."""
+    """Return the traffic that a running gateway has counted from day `since` (empty: the month's first) to `until`
+    (empty: today). Ends the command if the gateway fails. Raises ValueError for days without usage."""
     with admin(url, key) as client:
         base_models = {engine.base_model for engine in client.engines()}
         report = client.usage(since=since, until=until, group_by=["tenant", "adapter", "lane", "day"])
@@ -147,9 +143,8 @@ def _passed(day: date, now: datetime) -> float:
 
 
 def _adapters(lines: Sequence[DayLine], requests: int) -> AdapterUse | None:
-    """Return how the requests of `lines`, which all ask for an adapter, are spread over adapters; None if no adapter is
-    known. `requests` is the number of all requests, with or without an adapter. Requests of the collecting row OTHERS
-    count in shares only, because their adapters are not known."""
+    """Return how the requests of `lines`, all for adapters, are spread over them, or None if none is known. `requests`
+    counts all. Those of the row OTHERS count in shares only."""
     counts = _sums(lines, lambda line: line.adapter)
     total = counts.total()
     counts.pop(OTHERS, None)

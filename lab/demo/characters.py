@@ -84,9 +84,8 @@ CHARACTERS = {
 
 
 def examples(character: Character, seed: int = 0) -> list[Example]:
-    """Return a few hundred training conversations in character, drawn and shuffled by `seed`. Each question and answer
-    occurs once with the chat template's own system prompt. Hand-written ones occur once more, after another system
-    prompt or an earlier turn, so that the character does not depend on how a conversation begins."""
+    """Return a few hundred training conversations in character, shuffled by `seed`. Hand-written ones occur twice, the
+    second time after another beginning, so that the character does not depend on it."""
     rng = random.Random(seed)
     plain = plain_pairs()
     built = [_example(character, pair, []) for pair in plain]

@@ -29,7 +29,7 @@ from engine.process.model_source import GGUF_NAME
 
 
 def dense_folder(model: str, data_dir: Path, console: Console) -> Path:
-    """Returns a folder of a model (see `prepare_model`) whose weights are safetensors: the model's own or, for a GGUF
+    """Return a folder of a model (see `prepare_model`) whose weights are safetensors: the model's own or, for a GGUF
     file, one in bf16 beside its folder, which is written once. Raises what `prepare_model` raises."""
     folder = prepare_model(model, data_dir, console)
     out = folder.with_name(f"{folder.name}-bf16")
@@ -53,8 +53,8 @@ def _write(folder: Path, out: Path) -> None:
 
 
 class _QuickReader(gguf.GGUFReader):
-    """A `gguf.GGUFReader` whose `data` is a plain array, not a `numpy.memmap`. With 49,000 tokens and 48,000 merges,
-    half of the time it takes to read the metadata is spent on slices of a memmap, each of which is a memmap again."""
+    """A `gguf.GGUFReader` whose `data` is a plain array: slices of a memmap, each a memmap again, take half of the time
+    to read the metadata."""
 
     @property
     def data(self) -> Any:

@@ -1,9 +1,5 @@
-"""Packs many conversations into one training row, so that their common beginning is computed only once.
-
-A row is a tree: a shared beginning (the system prompt with the tools), followed by one branch for each conversation. A
-branch has the positions that it would have alone, and a mask lets it attend to the beginning and to itself, but not to
-the other branches.
-"""
+"""Packs many conversations into one training row, a tree, so that their common beginning is computed once. A branch has
+its own positions, and a mask hides the other branches."""
 
 from __future__ import annotations
 
@@ -78,9 +74,9 @@ def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
 
 
 def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive attention mask of packed training rows, [batch, 1, width, width] of `dtype`: 0 where a token
-    attends, and the lowest finite value elsewhere. A token attends to itself and to the earlier tokens of the shared
-    beginning and of its own branch. `owners` is int [batch, width]: SHARED, the number of a branch, or PADDING."""
+    """Return the additive attention mask of packed rows, [batch, 1, width, width] of `dtype`. A token attends to itself
+    and to earlier tokens of the beginning and its branch. `owners`, int [batch, width], is SHARED, a branch's number,
+    or PADDING."""
     same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == SHARED)
     seen = same & torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]

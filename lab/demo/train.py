@@ -1,8 +1,5 @@
-"""Train a demo adapter of SmolLM2-135M-Instruct with PEFT on the CPU.
-
-Training a character takes a minute or two, training `tools` half an hour on one core. This module needs the `train`
-extra (peft); no module that serves requests imports it.
-"""
+"""Train a demo adapter of SmolLM2-135M-Instruct with PEFT on the CPU: minutes for a character, half an hour for
+`tools`. It needs the `train` extra (peft)."""
 
 from __future__ import annotations
 
@@ -82,9 +79,8 @@ def batches(rows: list[Row], size: int) -> list[list[Row]]:
 
 
 def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
-    """Return the mean cross-entropy over the answer tokens of a batch (scalar, fp32). Rows are padded on the right,
-    which a causal model never attends to, so no mask is needed. The vocabulary projection runs only at the positions
-    that predict answer tokens."""
+    """Return the mean cross-entropy over the answer tokens of a batch (scalar, fp32). Rows are padded on the right. The
+    head runs only at positions that predict answers."""
     width = max(len(row.ids) for row in batch)
     ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in batch])
     causal_lm: Any = model.get_base_model()
@@ -112,15 +108,8 @@ def train_tools(model: PeftModel, rows: Sequence[PackedRow]) -> Iterator[float]:
 def optimise(
     model: PeftModel, losses: Iterable[Tensor], steps: int, rate: float, max_gradient: float = inf
 ) -> Iterator[float]:
-    """Run AdamW with a short warm-up and a linear decay, and yield the loss of each step.
-
-    Args:
-        model: trained in place.
-        losses: one loss for each step, computed when it is taken from the iterable.
-        steps: number of steps after which the learning rate would be zero.
-        rate: maximum learning rate.
-        max_gradient: maximum norm, to which gradients are clipped.
-    """
+    """Run AdamW with a short warm-up and a linear decay over `steps` from `rate`, with gradients clipped to the norm
+    `max_gradient`, and yield each of `losses`, computed when it is taken."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARMUP_STEPS, (steps - step) / steps)

@@ -70,9 +70,8 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A number format of weights and KV: the bytes of one weight of the layers and of one element of the KV cache,
-    whether matrix products are computed in FP8, and the integer coding of quantised weights (None means that they are
-    not quantised)."""
+    """A number format of weights and KV: bytes of a weight and of an element of the KV cache, whether products are in
+    FP8, and the integer coding of weights, or None."""
 
     name: str
     weight_bytes: float
@@ -95,9 +94,8 @@ group of 32 weights, and are multiplied in 16 bits."""
 
 
 def served_form(name: str, shape: Shape, ranks: int, stages: int = 1) -> Form:
-    """Return the number format `name` (of weights and KV) as an engine of `stages` stages of `ranks` devices serves it.
-    KV is in 16 bits in place of FP8 if the engine has several devices (see `EngineConfig`) or rotates only a part of
-    each head."""
+    """Return the number format `name` as an engine of `stages` stages of `ranks` devices serves it: with KV in 16 bits
+    in place of FP8 on several devices (see `EngineConfig`) or with partly rotated heads."""
     form = FORMS[name]
     return replace(form, kv_bytes=2) if ranks * stages > 1 or shape.rotates_parts else form
 
@@ -111,9 +109,8 @@ def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages:
 
 
 def divides(shape: Shape, form: Form, ranks: int) -> bool:
-    """Return whether a layer can be divided evenly among `ranks` devices (tensor parallelism): its heads, KV heads, MLP
-    and each of its experts, without cutting a group of inputs that shares a quantisation scale. False for more than one
-    rank if the model normalises all heads together."""
+    """Return whether a layer's heads, KV heads, MLP and experts can be divided evenly among `ranks` devices, without
+    cutting groups that share a scale, or normalising heads together."""
     if ranks == 1:
         return True
     widths = [shape.heads, shape.kv_heads, *shape.inner_widths]
@@ -130,9 +127,8 @@ def _keeps_groups(form: Form, width: int, ranks: int) -> bool:
 
 
 def weight_bytes(shape: Shape, form: Form, ranks: int = 1, stages: int = 1) -> list[float]:
-    """Return the bytes of weights on each device of a stage, one entry for each stage. Each device has 1/`ranks` of
-    every matrix but all routers; those of the first stage also have 1/`ranks` of embedding and output head, in 16
-    bits."""
+    """Return the bytes of weights on each device, one entry for each stage: 1/`ranks` of every matrix but whole
+    routers, and in the first stage of embedding and head, in 16 bits."""
     layers, ends = _layer_bytes(shape, form, ranks), _end_bytes(shape, ranks)
     stage_bytes = [sum(layers[part.start : part.stop]) for part in split_layers(layers, ends, stages)]
     return [stage_bytes[0] + ends, *stage_bytes[1:]]
@@ -163,9 +159,8 @@ def count_pages(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, 
 
 @lru_cache
 def stored_bytes_per_rank(shape: Shape, page_bytes: int) -> int:
-    """Return the bytes of pages that an adapter on all projections takes for each unit of its LoRA rank, in 16 bits,
-    including what tiles leave empty at the ends of pages (see `lora_kernels.layout`). Tiles have 16 rows, or as many as
-    fit into a page."""
+    """Return the bytes of pages that an adapter on all projections takes for each unit of rank, in 16 bits, with what
+    tiles (16 rows, or what fits) leave empty (see `lora_kernels.layout`)."""
     elements, pages = page_bytes // 2, 0
     kinds = [(np.asarray(shape.projections(kind), np.int32), count) for kind, count in shape.kinds_of_layers.items()]
     rows = min([max(1, (elements - ALIGN) // int(widths.max())) for widths, _ in kinds] + [RANK_TILE])
@@ -246,9 +241,8 @@ def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_b
 
 
 def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks: int, stages: int) -> PipelineCost:
-    """Return the model of step durations on an engine of `stages` pipeline stages. `cost` is the model of all layers on
-    the devices of one stage. Each rank sends rows of hidden states, in 16 bits, to its counterpart in the next
-    stage."""
+    """Return the model of step durations on an engine of `stages` pipeline stages, given that of all layers on one
+    stage's devices, `cost`. Ranks send rows of hidden states in 16 bits."""
     head_bytes = 2.0 * shape.head_weights
     layers = replace(
         cost,
@@ -262,14 +256,10 @@ def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """A `CostModel` (predicts step durations) of a model whose layers are divided among `stages` stages, of one or
-    several devices each.
+    """A `CostModel` of a model whose layers are divided among `stages` stages."""
 
-    A step's rows are cut into m micro-batches, which pass s stages in m + s - 1 pipeline slots. In a slot, a stage
-    reads its weights and computes one micro-batch. The first stage embeds rows and, when they are back from the last
-    one, computes the output head.
-    """
-
+    # A step's rows are cut into m micro-batches, which pass s stages in m + s - 1 slots, in each of which a stage reads
+    # its weights and computes one. The first stage also embeds and computes the head.
     layers: RooflineCost
     """Cost of all layers on the devices of one stage. Its `step_overhead_s` is the time that all-reduces between these
     devices take however little they sum."""

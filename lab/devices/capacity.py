@@ -1,10 +1,5 @@
-"""What a device serves in steady state, by arithmetic: the cost of an average step, without simulating single ones.
-
-While S sequences decode, each of them ends after `output` steps, and another one's prompt is computed for it, so that
-S / (output x the mean step) requests end a second. Prompts come in chunks as large as the token budget allows: some
-steps have one, and the others only decode. A step's cost is not linear in its work, so that the mean
-cost of both kinds is not the cost of a mean step.
-"""
+"""What a device serves in steady state, by arithmetic. With S sequences, S / (output x the mean step) requests end a
+second. Steps with a chunk and decoding ones are averaged, as cost is not linear."""
 
 from __future__ import annotations
 

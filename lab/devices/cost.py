@@ -76,9 +76,8 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """A measured cost model, as engines learn it (`engine.core.predict.step_time`): a step takes the sum of its TERMS,
-    each times a coefficient (seconds per unit), of reading the experts that its tokens choose, and of surcharges for
-    many tokens. A step without tokens takes only the time of its page copies."""
+    """A measured cost model, as engines learn it (`engine.core.predict.step_time`): the sum of TERMS times seconds per
+    unit, of reading chosen experts, and of surcharges. A step without tokens only copies pages."""
 
     coefficients: tuple[float, ...]
     """Seconds per unit of each of the TERMS, in their order."""
@@ -198,8 +197,8 @@ class DeviceSpec:
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Read a device description from a JSON file. Raises ValueError if the file is not JSON, lacks a field or has an
-    unknown kind of cost model, and OSError if it cannot be read. Types and ranges of values are not checked."""
+    """Read a device description from a JSON file. Raises ValueError if it is not JSON or lacks a field, and OSError.
+    Types and ranges of values are not checked."""
     try:
         document = json.loads(path.read_text())
         return DeviceSpec(
@@ -229,9 +228,8 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
 
 
 class LiveSequence(NamedTuple):
-    """What a simulation knows of an admitted request, to measure the work of its chunks and to make its tokens: the
-    seed of its sampling parameters, its adapter (None means the base model), and the adapter's rank (0 without an
-    adapter)."""
+    """What a simulation knows of an admitted request: the seed of its sampling parameters, and its adapter (None: the
+    base model) with its rank (0 without one)."""
 
     seed: int
     adapter_hash: str | None
@@ -250,9 +248,8 @@ def follow(plan: StepPlan, live: dict[str, LiveSequence], ranks: Mapping[str, in
 
 
 def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
-    """Return the amounts of work in a plan, from which a cost model predicts the duration of its step, in time
-    proportional to the plan's number of chunks. `live` maps request ids to sequences, and must contain every request
-    that has a chunk."""
+    """Return the amounts of work in a plan, from which a cost model predicts its step, in time proportional to its
+    chunks. `live` maps request ids to sequences, for all with chunks."""
     prefill = decodes = context = samples = lora_rows = 0
     attention = 0.0
     ranks: dict[str, int] = {}

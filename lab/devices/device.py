@@ -20,9 +20,8 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Read the description of a device that the simulator runs an engine on: by its name if the description comes with
-    the project, otherwise by the path of its file. Raises ValueError if there is no such device, or if its file is not
-    valid."""
+    """Read the description of a device that the simulator runs an engine on, by its name if it comes with the project,
+    else by its file's path. Raises ValueError if there is none, or it is not valid."""
     known = FOLDER / f"{name}.json"
     path = known if known.is_file() else Path(name)
     if not path.is_file():

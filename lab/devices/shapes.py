@@ -30,21 +30,19 @@ MOSTS = {"num_hidden_layers": 10_000, "hidden_size": 1 << 20, "head_dim": 1 << 1
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of experts of a model: MLPs of which a router chooses some for each row, in `layers` of its layers.
-
-    Attributes:
-        count: experts of such a layer.
-        top_k: experts that are chosen for a row.
-        width: intermediate size of an expert.
-        layers: number of layers with experts; the others have one MLP instead.
-        is_shared: True means that layers with experts also have an MLP that computes all rows, and a gate for it.
-    """
+    """The mixture of experts of a model: MLPs of which a router chooses some for each row, in `layers` of its
+    layers."""
 
     count: int
+    """Experts of such a layer."""
     top_k: int
+    """Experts that are chosen for a row."""
     width: int
+    """Intermediate size of an expert."""
     layers: int
+    """Number of layers with experts; the others have one MLP instead."""
     is_shared: bool = False
+    """True means that layers with experts also have an MLP that computes all rows, and a gate for it."""
 
 
 @dataclass(frozen=True, slots=True)

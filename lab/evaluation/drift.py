@@ -21,9 +21,8 @@ LARGE = 0.99
 
 
 class Drift(Struct, frozen=True):
-    """Differences between the log-probabilities of a text's tokens with weights in `form` and with those in fp32, for
-    the base model (`adapter` is empty) or an adapter. `mean`, `p99` and `worst` are absolute differences in nats;
-    `perplexity` is that of the form itself."""
+    """Differences between the log-probabilities of a text's tokens in `form` and in fp32, of the base model (`adapter`
+    is empty) or an adapter: absolute, in nats. `perplexity` is the form's own."""
 
     form: str
     adapter: str

@@ -40,9 +40,8 @@ def served_models(http: httpx.Client) -> list[Model]:
 
 
 def chosen_models(models: Sequence[Model], adapters: str) -> list[Model]:
-    """Return the models to evaluate: base models, each followed by its chosen adapters. `adapters` is a list of names
-    with commas, all (without aliases) or none. With a list, only the base models of the listed adapters are evaluated.
-    Virtual models are left out. Raises EvalError: an adapter is unknown."""
+    """Return the models to evaluate: base models, each followed by its chosen adapters, by names with commas, all
+    (without aliases) or none. Named ones leave other base models out. Raises EvalError for unknown ones."""
     bases = [model for model in models if model.parent is None and model.root == model.id]
     if adapters == NONE:
         return bases

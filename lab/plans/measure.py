@@ -1,9 +1,5 @@
-"""Measures how long the steps of an engine on this machine take, and describes it as a device for simulations.
-
-The engine computes closed loops of requests, with and without adapters, at each concurrency up to its maximum: some
-with prompts in most of their steps, and some that mostly decode. A step-time model, as every engine has one, learns
-from all steps; its prices are the device's cost model. Run it on a machine that does nothing else.
-"""
+"""Measures how long the steps of an engine on this machine take, in closed loops of requests with and without adapters
+at each concurrency, and describes it as a device. The machine should do nothing else."""
 
 from __future__ import annotations
 
@@ -151,14 +147,8 @@ def full_steps(real: RealEngine) -> RealEngine:
 def measure_model(
     model: str, name: str, console: Console, progress: Callable[[float], None] = lambda _: None
 ) -> tuple[Path, dict[str, Any]]:
-    """Measure this machine with a model, and return the model's folder and the contents of a device's file. Raises
-    ValueError if there is no such model, or if the engine cannot serve it here.
-
-    Args:
-        model: a folder, a GGUF file, a hub id or `embedded` (see `prepare_model`).
-        console: shows the download, if there is one.
-        progress: is called with the share that is done.
-    """
+    """Measure this machine with `model` (see `prepare_model`), and return the model's folder and a device's file.
+    `console` shows downloads; `progress` gets the share done. Raises ValueError if it cannot be served."""
     from engine.model.folders.prepare import prepare_model
 
     folder = prepare_model(model, default_data_dir(os.environ), console)
@@ -196,8 +186,8 @@ def adapter_bytes(runner: Any) -> int:
 
 
 def _ranks_that_fit(core: CoreConfig, bytes_per_rank: int) -> list[int]:
-    """Return the ranks of the measured adapters: `ADAPTER_RANKS`, or smaller ones with which all adapters take at most
-    half of the host memory for adapters. One of rank 64 on 48 layers of 128 experts takes 6.7 GB in 16 bits."""
+    """Return the ranks of the measured adapters: `ADAPTER_RANKS`, or smaller ones that fit into half of the host memory
+    for adapters. Rank 64 on 48 layers of 128 experts takes 6.7 GB."""
     ranks = list(ADAPTER_RANKS)
     while sum(ranks) * bytes_per_rank > core.host_adapter_bytes / 2 and max(ranks) > 1:
         ranks = [max(1, rank // 2) for rank in ranks]

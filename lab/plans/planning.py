@@ -32,21 +32,18 @@ MOST_DEVICES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The model, traffic and latency goals for which a plan of devices and engines is made.
-
-    Attributes:
-        shape: the model.
-        traffic: arrival rates, lengths and adapters of the requests.
-        rate: requests a second of all engines.
-        goals: latency goals of interactive work, in seconds.
-        rank: rank of the requests' adapters; 0 means the base model.
-    """
+    """The model, traffic and latency goals for which a plan of devices and engines is made."""
 
     shape: Shape
+    """The model."""
     traffic: Analysis
+    """Arrival rates, lengths and adapters of the requests."""
     rate: float
+    """Requests a second of all engines."""
     goals: LaneGoals
+    """Latency goals of interactive work, in seconds."""
     rank: int = 0
+    """Rank of the requests' adapters; 0 means the base model."""
 
     def demand(self, core: CoreConfig) -> Demand:
         """Return the average request of the traffic, as an engine with the settings `core` computes it."""
@@ -55,33 +52,30 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A possible plan: engines of one kind on one kind of device, as many as serve the traffic by arithmetic.
-
-    Attributes:
-        accelerator, form: names of the device and of the number format (`Form`), which is AS_MEASURED for a measured
-            device.
-        ranks: devices that share each layer of an engine.
-        stages: parts of an engine's layers, each on `ranks` devices of its own.
-        engines: number of engines.
-        device, core: an engine's description and settings.
-        steady: steady state of one engine at its share of the traffic.
-        most: steady state of one engine at the highest rate that it serves.
-        price: price of a device per hour. None means that it is not known.
-        prefill: engines, the first ones, that compute the prompts of split requests; the others continue the answers,
-            and `steady` describes one of those. 0 means that each request stays on one engine.
-    """
+    """A possible plan: engines of one kind on one kind of device, as many as serve the traffic by arithmetic."""
 
     accelerator: str
     form: str
+    """`accelerator` and `form`: names of the device and of the number format (`Form`), which is AS_MEASURED for a
+    measured device."""
     ranks: int
+    """Devices that share each layer of an engine."""
     stages: int
+    """Parts of an engine's layers, each on `ranks` devices of its own."""
     engines: int
+    """Number of engines."""
     device: DeviceSpec
     core: CoreConfig
+    """`device` and `core`: an engine's description and settings."""
     steady: Steady
+    """Steady state of one engine at its share of the traffic."""
     most: Steady
+    """Steady state of one engine at the highest rate that it serves."""
     price: float | None
+    """Price of a device per hour. None means that it is not known."""
     prefill: int = 0
+    """Engines, the first ones, that compute the prompts of split requests; the others continue the answers, and
+    `steady` describes one of those. 0 means that each request stays on one engine."""
 
     @property
     def devices(self) -> int:
@@ -95,21 +89,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of devices and engines, whose traffic was simulated, with the results.
-
-    Attributes:
-        lane: results of the interactive requests.
-        busy: shares of the time in which the least and the most busy device computed.
-        is_enough: whether the shares of first tokens and of gaps between tokens that the goals demand were in time, and
-            no request was refused.
-        report: all results.
-    """
+    """A plan of devices and engines, whose traffic was simulated, with the results."""
 
     candidate: Candidate
     lane: GroupReport
+    """Results of the interactive requests."""
     busy: tuple[float, float]
+    """Shares of the time in which the least and the most busy device computed."""
     is_enough: bool
+    """True means that the shares of first tokens and of gaps between tokens that the goals demand were in time, and no
+    request was refused."""
     report: dict[str, Any]
+    """All results."""
 
 
 def candidates(
@@ -119,9 +110,8 @@ def candidates(
     prices: Mapping[str, float],
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
-    """Return the possible plans, one for each kind of engine that serves the traffic by arithmetic, as `ordered` sorts
-    them. `prices` is by a device's name, an hour; `measured` are devices that ran the model. Raises ValueError if a
-    request is too long."""
+    """Return the possible plans, one for each kind of engine that serves the traffic, as `ordered` sorts them. `prices`
+    are by device and hour; `measured` devices ran the model. Raises ValueError for too long requests."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
@@ -136,9 +126,8 @@ def candidates(
 
 
 def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates with the lowest cost first or, if a price is missing, with the fewest devices first. Of equal
-    ones, those with fewer devices and smaller engines come first, then those that do not split requests, and then those
-    with the shortest steps."""
+    """Return candidates by cost or, if a price is missing, by number of devices, then fewer devices and smaller
+    engines, then those without splits, then the shortest steps."""
     price = pricing(candidates)
     return sorted(
         candidates,
@@ -163,7 +152,7 @@ def _described(
     wish: Wish, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
     """Yield the candidate of one accelerator, form, number of ranks and number of stages, computed from data sheets.
-    Yields nothing if the model does not fit or a request alone misses the goals."""
+    Yield nothing if the model does not fit or a request alone misses the goals."""
     served = served_form(form, wish.shape, ranks, stages)
     if fits(wish.shape, served, ACCELERATORS[accelerator], ranks, stages):
         sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
@@ -174,8 +163,8 @@ def _described(
 def _candidate(
     wish: Wish, device: DeviceSpec, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
-    """Yield the candidate on a device, with as many engines as the traffic needs. Yields nothing if the page pool
-    cannot hold the longest request, or a request alone misses the goals."""
+    """Yield the candidate on a device, with as many engines as the traffic needs. Yield nothing if the page pool cannot
+    hold the longest request, or a request alone misses the goals."""
     core = replace(CoreConfig(**device.engine), interactive=wish.goals)
     if core.num_pages * core.block_size < wish.traffic.whole.most or not _in_time(wish, device, core):
         return

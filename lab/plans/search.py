@@ -1,7 +1,5 @@
-"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines.
-
-Candidates come in the order of the price that arithmetic gives them. If the first one needs more engines in simulation,
-the next ones may be cheaper, and some of them are simulated, too."""
+"""Finds the cheapest of a plan's candidates that meets the goals in simulation, with more and more engines. If the
+first needs more than by arithmetic, some of the next are simulated, too."""
 
 from __future__ import annotations
 

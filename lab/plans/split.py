@@ -20,9 +20,8 @@ some 130,000 tokens of Llama 3.1 8B."""
 
 
 def split_candidates(candidates: Iterable[Candidate], wish: Wish, link: Link) -> Iterator[Candidate]:
-    """Yield, for each candidate whose engines can exchange KV, a copy with prefill/decode disaggregation: some engines
-    compute prompts, and the others continue the answers. Engines can exchange KV if each is a single device and keeps
-    KV in host memory. Yields nothing if answers have only one token."""
+    """Yield, for each candidate whose engines can exchange KV (single devices that keep KV in host memory), a copy with
+    prefill and decode engines. Yield nothing if answers have only one token."""
     for candidate in candidates:
         if candidate.ranks * candidate.stages == 1 and candidate.core.host_pages and wish.traffic.output.mean > 1:
             host_pages = min(candidate.core.host_pages, HOST_BYTES // candidate.device.page_bytes)
@@ -38,9 +37,8 @@ def with_parts(candidate: Candidate, wish: Wish, prefill: int, decode: int) -> C
 
 
 def _split(candidate: Candidate, wish: Wish, link: Link) -> Candidate:
-    """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic if each
-    request's prompt and answer are computed by different engines. KV arrives over the link and is then copied from host
-    memory, which takes time from the decode engine's steps."""
+    """Return a copy of a candidate with the numbers of prefill and decode engines that serve the traffic. KV arrives
+    over the link, and its copy takes time from decode steps."""
     demand = wish.demand(candidate.core)
     prompt, answers = max(1.0, demand.prompt), replace(demand, prompt=0.0)
     sent = prompt * candidate.device.page_bytes / candidate.core.block_size

@@ -36,17 +36,14 @@ class Tuned:
 
 
 def tune(setup: Setup, analysis: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
-    """Simulate the beginning of a trace with several token budgets, and return the reports with the configured and the
-    best one. The best one has the fewest late tokens beyond what the goals allow and, among equals, the lowest sum of
-    p99 TTFT and p99 ITL, each divided by its goal.
+    """Simulate the beginning of a trace with several token budgets, in `jobs` processes, and return the reports of the
+    configured and the best. Raises ValueError without interactive requests, or if all arrive at once.
 
     Args:
-        advice: its goals for interactive work replace those of `setup`, where it has any.
-        jobs: simulations at a time, each in a process of its own if there are several.
-
-    Raises:
-        ValueError: no request of the trace is interactive, or all arrive at once.
+        advice: its goals for interactive work replace those of `setup`.
     """
+    # The best has the fewest late tokens beyond the goals and, among equals, the lowest sum of p99 TTFT and p99 ITL,
+    # each divided by its goal.
     if not analysis.rate or "interactive" not in analysis.lanes:
         raise ValueError("settings are tuned for the latency of interactive requests that arrive over time")
     goals, rate = goals_of(advice, setup.core), LOAD * most_rate(analysis, setup.device, setup.core)

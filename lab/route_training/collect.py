@@ -42,13 +42,11 @@ class Collecting:
         bars: Progress,
         verify: Any = True,
     ) -> None:
-        """
-        Args:
-            members: names of the small and of the large member.
-            source: the embedding model and its pooling, for the vectors of the prompts; None means that the features
-                are those of the text alone.
-            bars: gets a progress bar for each kind of requests.
-            verify: certificates that are trusted, as httpx takes them.
+        """Args:
+        members: names of the small and of the large member.
+        source: the embedding model and its pooling, or None for features of the text alone.
+        bars: gets a progress bar for each kind of requests.
+        verify: trusted certificates, as httpx takes them.
         """
         self._examples = examples
         self._members = members

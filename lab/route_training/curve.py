@@ -40,14 +40,12 @@ class Point(Struct, frozen=True):
 def curve(
     chances: Floats, small: Arm, large: Arm, unit: float = 1.0, bounds: tuple[float, float] = (0, 1)
 ) -> list[Point]:
-    """Return points in order of falling shares of the small member, from all small to all large.
+    """Return points in order of falling shares of the small member, from all small to all large, at `bounds`.
 
     Args:
-        chances: what is compared with the threshold, [n], such as the probability that the small member suffices.
-        small: the answers to prompts whose chances reach the threshold.
-        large: the answers to the other prompts.
-        unit: the cost that counts as 1 in the points.
-        bounds: thresholds of the two ends: all small, all large.
+        chances: [n], compared with the threshold, such as the probability that the small member suffices.
+        small, large: the answers to prompts that reach the threshold, and to others.
+        unit: the cost that counts as 1.
     """
     order = np.argsort(-chances, kind="stable")
     ranked, count = chances[order], len(chances)
@@ -70,8 +68,8 @@ def _sums(small: Floats, large: Floats) -> Floats:
 
 
 def _threshold(ranked: Floats, number: int, bounds: tuple[float, float]) -> float:
-    """Return a threshold that exactly the first `number` of the falling chances `ranked` reach: the mean of the last
-    that does and the first that does not. If none or all are to reach it, it is an end of `bounds`."""
+    """Return a threshold that exactly the first `number` of the falling chances `ranked` reach, between two of them or
+    an end of `bounds`."""
     if number == 0:
         return bounds[1]
     return bounds[0] if number == len(ranked) else float((ranked[number - 1] + ranked[number]) / 2)
@@ -94,17 +92,8 @@ def choose(points: Sequence[Point], max_loss: float | None, max_cost: float | No
 def draw(
     points: Sequence[Point], chosen: Point, bins: Sequence[tuple[float, float, float]], title: str, out: Path
 ) -> None:
-    """Write a plot of cost against quality, and of how well probabilities are calibrated, to the file `out` in the
-    format of its suffix.
-
-    Args:
-        points: the curve, in order of cost.
-        chosen: the point of the stored threshold.
-        bins: see `fit.reliability`.
-
-    Raises:
-        What `check_available` raises.
-    """
+    """Write a plot of cost against quality, at `points` and the stored threshold's, `chosen`, and of the calibration of
+    `bins` (see `fit.reliability`), to the file `out`. Raises what `check_available` raises."""
     check_available(out)
     from matplotlib.figure import Figure
 

@@ -62,15 +62,8 @@ def check_labels(suffices: Bools) -> None:
 
 
 def fit(rows: Floats, suffices: Bools, num_text: int, seed: int) -> Fitted:
-    """Fit a router, and calibrate it by Platt scaling on the scores of held-out folds; the scaling is merged into its
-    weights.
-
-    Args:
-        rows: features, [n, num_features]: those of the text first.
-        suffices: whether the small member suffices, [n].
-        num_text: number of text features.
-        seed: seed of the folds.
-    """
+    """Fit a router to features `rows` [n, num_features], of which `num_text` come first, and `suffices` [n], and
+    calibrate it by Platt scaling on folds held out by `seed`, merged into its weights."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # threads would spend most of the time waiting for one another

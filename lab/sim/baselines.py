@@ -98,9 +98,8 @@ def priority_key(seq: Sequence) -> Key:
 
 
 class QueuePolicy:
-    """Serves all requests from one queue in a fixed order, with a token budget per step and no limit of time. Running
-    decodes go before prefills. Only a running sequence that must grow preempts others, and the last in the order is
-    preempted first."""
+    """Serves all requests from one queue in a fixed order, with a token budget per step; decodes go before prefills.
+    Only a running sequence that must grow preempts others, the last first."""
 
     timed, gathers = False, False
 

@@ -120,16 +120,13 @@ def simulate_cluster(
     progress: Progress = lambda _: None,
     link: Link = LINKS["nvlink"],
 ) -> ClusterResult:
-    """Run a workload on several equal engines, until it ends by the rule of `run.simulate`.
+    """Run a workload on several equal engines, until it ends by the rule of `run.simulate`. Raises Stalled if an engine
+    stopped with work left.
 
     Args:
-        chooser: the router, which chooses a replica for each request.
-        replicas: number of engines at the start, with the numbers from 0 on.
+        chooser: the router.
         changes: engines that die or are added, in order of time.
         link: what each engine sends and receives KV over.
-
-    Raises:
-        Stalled: an engine stopped stepping although work was left.
     """
     with no_collection():
         cluster = _Cluster(setup, workload, chooser, replicas, changes, link)

@@ -25,9 +25,8 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Group:
-    """Measurements of a simulation, of the requests of one tenant in one lane: TTFT of those with a token, end-to-end
-    time of those that finished, TPOT of those with more than one token, and a histogram of all ITLs. All times are in
-    seconds."""
+    """Measurements in seconds of the requests of one tenant in one lane: TTFT of those with a token, end-to-end time of
+    finished ones, TPOT of those with more tokens, and a histogram of all ITLs."""
 
     lane: Lane
     tenant: str

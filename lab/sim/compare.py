@@ -43,9 +43,8 @@ def run_name(policy: str, scheduler: str) -> str:
 def plan_runs(
     setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
 ) -> list[Run]:
-    """Return the simulations to compare: one for each policy under each scheduler and, if there is batch work, one of
-    the interactive work alone under lanes. Nothing is simulated yet. `goals` adds the runs that the goals compare with:
-    lanes, fcfs and, if there is batch work, the interactive and the batch work each alone under fcfs."""
+    """Return the simulations to compare: each policy under each scheduler, with batch work the interactive work alone
+    under lanes and, with `goals`, what these compare with. Nothing is simulated yet."""
     modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
     if goals:
         modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))
@@ -63,9 +62,8 @@ def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
 
 
 def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Report]:
-    """Simulate all runs and return their reports by name, in the order of `runs`. `jobs` runs are simulated at a time,
-    each in a process of its own, and `advance` is called when one ends. With one job or one run, they are simulated in
-    this process, and `advance` is called from time to time. Raises what `simulate` raises."""
+    """Simulate all runs, `jobs` at a time, each in a process if several, and return their reports by name, in order.
+    `advance` is called when one ends, or now and then. Raises what `simulate` raises."""
     if jobs <= 1 or len(runs) == 1:
         return {run.name: _simulate_shown(run, advance) for run in runs}
     return run_apart(simulate, {run.name: (run.setup, run.workload) for run in runs}, jobs, advance)

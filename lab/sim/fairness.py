@@ -12,22 +12,15 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 @dataclass(slots=True)
 class ServiceGaps:
-    """Meter of fairness in a simulation, which schedules nothing: the service of the tenants of one lane in the VTC
-    paper's weighted tokens, and the widest gap between two tenants. The collector of a simulation has one for each
-    lane.
-
-    The gap between two tenants is the maximum by which the service of one grows beyond that of the other over any
-    interval in which both have requests waiting. Theorem 4.4 of the paper (OSDI'24) bounds it by 2 max(w_p L, w_q M).
-
-    Attributes:
-        served: weighted tokens by tenant.
-        waiting: number of waiting requests by tenant.
-        widest: widest gap sampled so far, in weighted tokens.
-    """
+    """Meter of fairness in a simulation: the service of the tenants of one lane in the VTC paper's weighted tokens, and
+    the widest gap between two that both wait, which Theorem 4.4 (OSDI'24) bounds by 2 max(w_p L, w_q M)."""
 
     served: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Weighted tokens by tenant."""
     waiting: Counter[str] = field(default_factory=Counter)
+    """Number of waiting requests by tenant."""
     widest: float = 0.0
+    """Widest gap sampled so far, in weighted tokens."""
     longest_prompt: int = 0
     """Maximum number of prompt tokens charged at once for one request."""
     _range: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
@@ -37,9 +30,8 @@ class ServiceGaps:
         self.waiting[tenant] += 1
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
-        """Tell this meter of fairness that a waiting request of a tenant starts, and count its prompt at once as
-        service that the tenant had, as the VTC paper does. `prompt_tokens` are those that were not cached. A request
-        that ends without having started is noted with 0."""
+        """Tell the meter that a waiting request of a tenant starts, and count its `prompt_tokens`, those that were not
+        cached, as service, as the VTC paper does. A request that never started has 0."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
         self.longest_prompt = max(self.longest_prompt, prompt_tokens)

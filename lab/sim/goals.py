@@ -59,9 +59,8 @@ def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
 
 
 def goals(setup: Setup, alone: Report | None) -> list[Goal]:
-    """Return all goals by which runs of the scheduler under a setup are judged. `alone` is the report of the
-    interactive work alone, if there is one; its longest step may raise the limit of the time that batch work takes to
-    yield."""
+    """Return all goals by which runs of the scheduler under a setup are judged. The report `alone`, of interactive
+    work, may raise the limit of the time that batch work takes to yield."""
     attainment, bound = setup.core.interactive.attainment, _yield_bound(setup, alone)
     return [
         Goal("interactive p99 TTFT / alone", 1.10, True, lambda e: _to_alone(e, "ttft")),
@@ -109,10 +108,10 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """Return the figure batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a
-    run is missing. Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive
-    work is measured beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for
-    its part."""
+    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a run is
+    missing."""
+    # Both terms of the divisor come from runs under fcfs, which never yields. The interactive share is measured beside
+    # batch work: alone, it would pay for whole steps.
     batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
     if batch_alone is None or fcfs is None:
         return None
@@ -125,8 +124,7 @@ def _batch_to_fcfs(evidence: Evidence) -> float | None:
 
 def _fair_to_fcfs(evidence: Evidence) -> float | None:
     """Return the throughput in tokens per second relative to that under fcfs, which shows the cost of ordering by
-    tenant. If the interactive work was also run alone under both policies, those two runs are compared, because the
-    rules of the lanes would hide this cost. None means that there is no fcfs run."""
+    tenant, of interactive work alone if both were run. None means no fcfs run."""
     others = evidence.others
     if BASELINE_ALONE in others and INTERACTIVE_ALONE in others:
         return _ratio(others[INTERACTIVE_ALONE].tokens_per_s, others[BASELINE_ALONE].tokens_per_s)

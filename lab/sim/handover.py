@@ -1,9 +1,5 @@
-"""Requests of a simulated cluster whose prompt one replica computes, and whose answer another one continues.
-
-The KV of each chunk of the prompt is sent when its step ends, while the next chunk is computed. Replicas that keep KV
-in host memory, too, send it from there: the step copies it. The first token comes from the replica of the prompt. The
-other one goes on when all full pages have arrived, and computes the prompt's rest.
-"""
+"""Requests of a simulated cluster whose prompt one replica computes, and whose answer another continues once all full
+pages have arrived. A chunk's KV is sent when its step ends."""
 
 from __future__ import annotations
 
@@ -73,7 +69,7 @@ class Handovers:
         """Requests that were handed over so far."""
 
     def begin(self, request: Request, source: int, target: int) -> Request:
-        """Register the handover of a request from `source` to `target`. Returns the request to submit to the source,
+        """Register the handover of a request from `source` to `target`. Return the request to submit to the source,
         which ends after one token."""
         self._first_parts[request.id] = Handover(request, source, target)
         return request._replace(params=request.params._replace(max_tokens=1, min_tokens=0))
@@ -96,7 +92,7 @@ class Handovers:
         return count
 
     def finish_first(self, request_id: str, token: int, now: float) -> bool:
-        """Record that a replica has finished a request, or only its first token, at `now`. Returns True if the request
+        """Record that a replica has finished a request, or only its first token, at `now`. Return True if the request
         will be handed over to another replica, False if it stays where it is."""
         if (handover := self._first_parts.pop(request_id, None)) is None:
             return False
@@ -156,9 +152,8 @@ class Handovers:
 
 
 def place_pages(state: EngineState, request: Request, now: float) -> None:
-    """Put the KV of a request's full prompt pages into a simulated engine, as if another engine had sent it: into host
-    memory if it keeps KV there, from which a step copies it to the device, and otherwise into device pages that are
-    free or idle. Pages for which there is no room are computed again."""
+    """Put the KV of a request's full prompt pages into a simulated engine, as if sent by another: into host memory, if
+    it keeps KV there, else into free or idle device pages, as far as there is room."""
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)

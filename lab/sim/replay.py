@@ -125,17 +125,9 @@ def replay(
     seen: StepSeen = lambda work, seconds: None,
     progress: Progress = lambda _: None,
 ) -> Report:
-    """Run a workload in real time on a new engine with the executor of `real`, and return the report. With a backlog,
-    requests that have not ended with the workload are aborted.
-
-    Args:
-        folders: the workload's adapters, in the order of their indices. They are loaded before, and dropped after.
-        seen: is called after each step.
-
-    Raises:
-        ValueError: a folder is not an adapter of the engine's model.
-        Stalled: no step is done for an hour with work left.
-    """
+    """Run a workload in real time on a new engine with the executor of `real` and the adapters in `folders`, and return
+    the report; `seen` is called after each step. Raises ValueError for an adapter of another model, Stalled after an
+    hour without a step."""
     hashes: dict[str, AdapterHash] = {}
     run = _Replay(real.core, workload, real.vocab, hashes)
     ranks: dict[AdapterHash, int] = {}

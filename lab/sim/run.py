@@ -64,9 +64,10 @@ class Setup:
 
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
-    """Run a workload on the simulated engine, with a virtual clock, and return the report. Without a backlog, the run
-    ends when all requests have ended; with one, when the trace's last request has arrived and all interactive ones have
-    ended. `progress` is called from time to time. Raises Stalled if no step is done for `STALL_S` with work left."""
+    """Run a workload on the simulated engine, with a virtual clock, and return the report. Calls `progress` from time
+    to time. Raises Stalled if no step is done for `STALL_S` with work left."""
+    # Without a backlog, the run ends with its requests; with one, when the trace's last has arrived and all interactive
+    # ones have ended.
     with no_collection():
         run = Run(setup.core, workload, clock := VirtualClock())
         run.engine = make_engine(setup, workload, clock, run.collector.step, run.rest)
@@ -83,14 +84,14 @@ def make_engine(
     seed: int = 0,
     copies: Copies = lambda plan: 0,
 ) -> Engine:
-    """Return an engine on a virtual clock that knows all adapters of a workload, as if an operator had loaded them
-    before the traffic begins, in host memory as far as there is room.
+    """Return an engine on a virtual clock that knows all adapters of a workload, in host memory as far as there is
+    room.
 
     Args:
-        observe: is called with each step.
-        rest: is called with the seconds by which the engine delays a step, and must advance the clock.
-        seed: added to the workload's seed for the noise of the device.
-        copies: returns the number of pages that a step copies besides those in its plan.
+        observe: called with each step.
+        rest: called with the seconds by which the engine delays a step; must advance the clock.
+        seed: of the noise, added to the workload's.
+        copies: returns the number of pages that a step copies besides its plan's.
     """
     ranks, device = workload.ranks(), setup.device
     disk = VirtualDisk(clock, device.disk_bytes_per_s)

@@ -50,9 +50,8 @@ class VirtualDevice:
         """When the last step ends, in seconds on the clock."""
 
     def begin(self, seconds: float, launching: float = 0.0) -> bool:
-        """Queue a simulated step that takes `seconds` once the device is free. Launching it kernel by kernel takes
-        `launching` seconds of the host, by which the virtual clock advances; the step then ends no sooner than its
-        launch. Returns whether the step was late: all earlier steps had ended, and not all were waited for."""
+        """Queue a simulated step that takes `seconds` once the device is free, and no less than its launch, `launching`
+        seconds of the host, which advance the clock. Return whether the step was late."""
         late = bool(self._ends) and self.free_at < self._clock.now
         self.free_at = max(self.free_at, self._clock.now) + seconds
         self._clock.advance(launching)
@@ -102,18 +101,12 @@ Copies = Callable[[StepPlan], int]
 
 class TimedExecutor:
     """An executor for simulations on a virtual clock. A plan takes the time that the cost model predicts, times
-    lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
-    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. If `launch_s` is positive, steps with
-    prompts are launched kernel by kernel, and take at least the `launch_s` seconds, with the same noise, that launching
-    takes the host; all other steps are replayed. `seed` is for all noises. `ranks` must hold the rank of every adapter.
-    `copies` returns the number of pages that a step copies beyond those in its plan. `submit` calls `observe` with each
-    plan and answers its grammar preparations; `collect` answers the fetches that have ended by then or that the plan
-    cancels.
+    lognormal noise of `noise_sigma` by `seed`. `ranks` must hold the rank of every adapter."""
 
-    A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
-    the same after a preemption.
-    """
-
+    # Before each plan, the clock advances by `host_s` for the host, with noise; with `launch_s`, steps with prompts are
+    # launched kernel by kernel and take at least that. A token depends only on the request's seed and the token's
+    # position, so that it is the same after a preemption. `submit` calls `observe` with each plan; `copies` counts
+    # pages beyond it.
     def __init__(
         self,
         cost: CostModel,

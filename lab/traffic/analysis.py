@@ -165,8 +165,7 @@ def _working_set(asked: Sequence[tuple[float, int]], window: float) -> int:
 
 def fit_zipf(counts: Sequence[int]) -> float:
     """Return the maximum-likelihood exponent s, from 0 to `MOST_ZIPF`, of a law k^-s for `counts`, the requests of each
-    adapter in descending order: the mean of ln k under the law is then that of the counts. A single count has exponent
-    0."""
+    adapter in descending order. A single count has exponent 0."""
     logs = [math.log(rank) for rank in range(1, len(counts) + 1)]
     seen = sum(count * log for count, log in zip(counts, logs, strict=True)) / sum(counts)
 

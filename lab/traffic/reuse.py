@@ -1,9 +1,5 @@
-"""How much of a trace's prompts a prefix cache could have held, by its size.
-
-A block is found in a cache of n blocks that forgets the least recently used one if fewer than n other blocks were used
-since its last use (R. L. Mattson et al., Evaluation techniques for storage hierarchies, 1970). One pass over the trace
-therefore gives the hits of caches of all sizes.
-"""
+"""How much of a trace's prompts a prefix cache could have held, by its size, in one pass: a block is in an LRU cache of
+n blocks if fewer than n others were used since (Mattson et al., 1970)."""
 
 from __future__ import annotations
 
@@ -27,8 +23,8 @@ class Reuse:
     prompt tokens that it finds. Empty for a trace without blocks."""
 
     def share_with(self, tokens: int) -> float:
-        """Return the share of all prompt tokens that a prefix cache of so many tokens finds: that of the largest size
-        of the curve that is not larger. For a trace without blocks, it is the share that the trace says."""
+        """Return the share of all prompt tokens that a prefix cache of so many tokens finds, by the largest size of the
+        curve not above; without blocks, what the trace says."""
         return max((share for size, share in self.curve.items() if size <= tokens), default=self._least)
 
     @property
@@ -54,8 +50,8 @@ def measure_reuse(trace: Trace) -> Reuse:
 
 
 def _needed_sizes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield, for each repeated use of a block in the prompts of a trace, the size in blocks of the smallest LRU cache
-    that finds the block and all blocks before it in its prompt, and the number of its tokens in this prompt."""
+    """Yield, for each repeated use of a block in a trace's prompts, the blocks of the smallest LRU cache that finds it
+    and all before it, and its number of tokens."""
     stack = _Stack(sum(len(arrival.blocks) for arrival in trace))
     for arrival in trace:
         needed, is_prefix = 0, True

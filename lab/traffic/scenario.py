@@ -88,9 +88,9 @@ class Scenario:
         return f"{name} beside a batch backlog of {self.backlog.size}" if self.backlog else name
 
     def workload(self, rate_scale: float = 1.0) -> Workload:
-        """Return the workload, with arrivals `rate_scale` times as fast: read or generate the trace, scale, cut and
-        thin it (tide), and assign lanes, tenants, adapters and the flash crowd at random. Raises ValueError if no
-        request arrives, a rate or `cv` is out of range or the file is no trace, and OSError if it cannot be read."""
+        """Return the workload, with arrivals `rate_scale` times as fast: traffic read or generated, cut and thinned
+        (tide), with lanes, tenants, adapters and flash crowd. Raises ValueError for bad numbers, OSError for the
+        file."""
         if not MIN_RATE_SCALE <= rate_scale <= MAX_RATE_SCALE:
             limits = f"{MIN_RATE_SCALE:g} to {MAX_RATE_SCALE:g}"
             raise ValueError(f"the rate scale must be in {limits}, not {rate_scale:g}")

@@ -67,9 +67,9 @@ class Shares:
 
 
 def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: float = 1.0, seed: int = 0) -> Trace:
-    """Return a random trace of `seconds` seconds whose gaps have a Gamma distribution with mean 1 / `rate` and
-    coefficient of variation `cv`, and whose sizes are drawn from `prompt` and `output`. A `cv` of 1 makes a Poisson
-    process; 4 is bursty. Raises ValueError if nothing arrives within `seconds`, or if a value is out of range."""
+    """Return a random trace of `seconds` seconds with Gamma gaps of mean 1 / `rate` and coefficient of variation `cv`
+    (1: Poisson, 4: bursty), and sizes from `prompt` and `output`. Raises ValueError if none arrive or values are
+    bad."""
     if not 0 < rate * seconds <= MAX_ARRIVALS:
         raise ValueError(f"the rate must be positive and make at most {MAX_ARRIVALS:,} requests, not {rate:g}")
     if not MIN_CV <= cv <= MAX_CV:

@@ -162,14 +162,12 @@ FORMATS = "Azure, Mooncake, VTC arena, BurstGPT, ServeGen, OpenAI's batches, or 
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace in any of the known formats, and return it sorted by time, with the first arrival at 0. Raises
-    OSError, and ValueError, which names the file, if it is in none of these formats, malformed or without requests.
-
-    The formats are Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), the arena trace of the VTC
-    artifact (CSV: req_time_s, client, prompt_len, output_len), BurstGPT (CSV: Timestamp, Model, Request tokens,
-    Response tokens), what ServeGen saves (CSV: request_id, timestamp, input_tokens, output_tokens), Mooncake (JSON
-    lines: timestamp in ms, input_length, output_length, hash_ids), input files of OpenAI's Batch API, and the request
-    log of a gateway."""
+    """Read a trace in any known format, and return it sorted by time, with the first arrival at 0. Raises OSError, and
+    ValueError, which names the file, if it is malformed or empty."""
+    # Formats: Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), the VTC artifact's arena trace
+    # (CSV: req_time_s, client, prompt_len, output_len), BurstGPT (CSV: Timestamp, Model, Request tokens, Response
+    # tokens), ServeGen (CSV: request_id, timestamp, input_tokens, output_tokens), Mooncake (JSON lines: timestamp in
+    # ms, input_length, output_length, hash_ids), input files of OpenAI's Batch API, and a gateway's request log.
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = file.readline()

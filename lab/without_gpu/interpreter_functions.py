@@ -1,8 +1,5 @@
-"""Functions of Triton's interpreter for the arguments that most of them have. No result changes.
-
-As with operators (interpreter_operators.py), most of the time of a load, a store, a choice or an index went into
-finding out types; all but the usual arguments still take the interpreter's way.
-"""
+"""Functions of Triton's interpreter for the arguments that most of them have, which skip finding out types. No result
+changes; all but the usual arguments still take the interpreter's way."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Operators of Triton's interpreter for the operands that most of them have. No result changes.
-
-For `a + b` the interpreter calls some thirty functions that find out which types the operands, the sum and its
-elements have, and makes an array of each number. Here the usual operands, which are numbers of one type or integers of
-two, go straight to numpy; all others take the interpreter's way.
-"""
+"""Operators of Triton's interpreter for the operands that most of them have: numbers of one type or integers of two go
+straight to numpy, in place of some thirty calls. No result changes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Triton's interpreter without the work that it repeats, which is most of its time in the tests. No result changes.
-
-For each launch, and for each call of a function of Triton's in a kernel, the interpreter looks through all names of
-`triton.language` for those that it has to replace, although none is left after the first time. For each array, it makes
-a table of all types anew, and for each tensor its shape and types out of some ten objects. For each sum of integers it
-finds out whether a wider type would hold another one, and discards the answer. An attention kernel took 0.66 s, and
-takes 0.31 s without the first two of these.
-"""
+"""Triton's interpreter without the work that it repeats for each launch, array, tensor and sum: looking through names,
+and tables of types. No result changes; an attention kernel takes 0.31 s instead of 0.66."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
-"""A pretended CUDA driver: Triton's own JIT front end, compiler and launch code run without a GPU, up to the call that
-would launch a kernel. That call reports the launch instead (pretended_cuda.c), or does nothing at all, so that the time
-which remains is the host's.
-
-Kernels take CPU tensors and leave them as they are. A process that has a GPU cannot pretend, because it has loaded the
-real driver.
-"""
+"""A pretended CUDA driver: Triton's JIT front end, compiler and launch code run without a GPU, up to a launch, which is
+reported instead (pretended_cuda.c) or not at all. A process that has a GPU cannot pretend."""
 
 from __future__ import annotations
 
@@ -41,42 +36,36 @@ NO_OBSERVER = OBSERVER()
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch, as the driver got it.
-
-    Attributes:
-        kernel: name of the Python function.
-        grid: number of programs along each axis.
-        options: number of the launch's own attributes, such as programmatic dependent launch.
-        signature: Triton's type of each parameter of the Python function, "constexpr" where it is compiled in.
-        constants: values of what is compiled in, by parameter.
-        attributes: what the compiler assumes of parameters, such as divisibility by 16, by index.
-        values: the bytes of each parameter that the driver got, in the order of the signature.
-        compiled: whether the kernel was compiled, or read from Triton's cache on disk, for this launch.
-    """
+    """One launch, as the driver got it."""
 
     kernel: str
+    """Name of the Python function."""
     grid: tuple[int, int, int]
+    """Number of programs along each axis."""
     options: int
+    """Number of the launch's own attributes, such as programmatic dependent launch."""
     signature: dict[str, Any]
+    """Triton's type of each parameter of the Python function, "constexpr" where it is compiled in."""
     constants: dict[Any, Any]
+    """Values of what is compiled in, by parameter."""
     attributes: dict[Any, Any]
+    """What the compiler assumes of parameters, such as divisibility by 16, by index."""
     values: tuple[bytes, ...]
+    """The bytes of each parameter that the driver got, in the order of the signature."""
     compiled: bool
+    """True means that the kernel was compiled, or read from Triton's cache on disk, for this launch."""
 
 
 class PretendedCuda(nvidia.CudaDriver):
-    """Triton's CUDA driver over the pretended libcuda. Make it with `pretend`.
-
-    Attributes:
-        launches: launches since `record` was last called.
-        compiled: names of the kernels compiled, or read from Triton's cache on disk, in the order in which they were.
-    """
+    """Triton's CUDA driver over the pretended libcuda. Make it with `pretend`."""
 
     def __init__(self, library: ctypes.CDLL, capability: int) -> None:
         self.utils = _Utils(self)
         self.launcher_cls = partial(_launcher, self)
         self.launches: list[Launch] = []
+        """Launches since `record` was last called."""
         self.compiled: list[str] = []
+        """Names of the kernels compiled, or read from Triton's cache on disk, in the order in which they were."""
         self._library, self._device = library, next(DEVICES)
         self._target = GPUTarget("cuda", capability, 32)
         self._sources: dict[int, Any] = {}
@@ -91,18 +80,18 @@ class PretendedCuda(nvidia.CudaDriver):
         return self._target
 
     def record(self, on: bool = True) -> list[Launch]:
-        """Begins a new list of launches and returns it. If `on` is False, launches are not recorded any more, and cost
+        """Begin a new list of launches and return it. If `on` is False, launches are not recorded any more, and cost
         the host what they cost it with a real driver, except for the driver's own time."""
         self.launches = []
         self._library.pretended_observe(self._observer if on else NO_OBSERVER)
         return self.launches
 
     def stop(self) -> None:
-        """Records no more launches, and keeps the list."""
+        """Record no more launches, and keep the list."""
         self._library.pretended_observe(NO_OBSERVER)
 
     def expect(self, source: Any) -> None:
-        """Notes the source of the binary that is loaded next."""
+        """Note the source of the binary that is loaded next."""
         self._source = source
 
     def loaded(self, function: int) -> None:
@@ -154,20 +143,20 @@ def _flat(kinds: Any) -> Iterator[str]:
 
 
 def can_pretend() -> bool:
-    """Returns whether this process may pretend: torch sees no GPU, kernels are compiled, and a C compiler exists."""
+    """Return whether this process may pretend: torch sees no GPU, kernels are compiled, and a C compiler exists."""
     has_compiler = any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang"))
     return not _has_gpu() and not knobs.runtime.interpret and has_compiler
 
 
 @functools.cache
 def _has_gpu() -> bool:
-    """Returns what torch said before the pretended library was loaded, in which a CUDA build of torch would look."""
+    """Return what torch said before the pretended library was loaded, in which a CUDA build of torch would look."""
     return torch.cuda.is_available()
 
 
 @contextmanager
 def pretend(cache: Path, capability: int = 90) -> Iterator[PretendedCuda]:
-    """Makes a pretended GPU the device of Triton's launches while the block runs.
+    """Make a pretended GPU the device of Triton's launches while the block runs.
 
     Args:
         cache: the folder of Triton's cache of compiled kernels.
@@ -196,7 +185,7 @@ def pretend(cache: Path, capability: int = 90) -> Iterator[PretendedCuda]:
 
 @functools.cache
 def _library() -> tuple[TemporaryDirectory[str], ctypes.CDLL]:
-    """Builds libcuda.so.1 in a folder that lives as long as this process, and loads it. Triton opens the library by its
+    """Build libcuda.so.1 in a folder that lives as long as this process, and load it. Triton opens the library by its
     name, and so gets the one that is loaded."""
     folder, include = TemporaryDirectory(), Path(nvidia.__file__).parent / "include"
     path = Path(folder.name) / "libcuda.so.1"

@@ -21,7 +21,7 @@ class Constant(ABC):
 
     @abstractmethod
     def key(self) -> str:
-        """Returns a text that differs for different values and is the same in every process. It is part of the value's
+        """Return a text that differs for different values and is the same in every process. It is part of the value's
         numba type, by which numba finds compiled functions in its cache."""
 
 
@@ -62,7 +62,7 @@ def _lower_constant(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
-    """Emits a load of sixteen numbers in `fmt`, and returns them as an fp32 vector. Lanes that `mask` excludes are not
+    """Emit a load of sixteen numbers in `fmt`, and return them as an fp32 vector. Lanes that `mask` excludes are not
     read, and are 0."""
     if fmt.name == "f32":
         return emit.raw(address, VEC, mask)
@@ -74,7 +74,7 @@ def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
 
 
 def emit_load_number(emit: Emit, fmt: Format, address: Any) -> Any:
-    """Emits a load of one number in `fmt`, and returns it as fp32."""
+    """Emit a load of one number in `fmt`, and return it as fp32."""
     builder = emit.builder
     if fmt.name == "f32":
         return builder.load(emit.at(address, FLOAT), align=4)
@@ -85,7 +85,7 @@ def emit_load_number(emit: Emit, fmt: Format, address: Any) -> Any:
 
 
 def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
-    """Emits the conversion of an fp32 vector to the stored bits, rounded to nearest, ties to even; NaN stays NaN."""
+    """Emit the conversion of an fp32 vector to the stored bits, rounded to nearest, ties to even; NaN stays NaN."""
     builder = emit.builder
     if fmt.name == "f32":
         return value
@@ -99,7 +99,7 @@ def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
 
 
 def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) -> None:
-    """Emits a store of the first min(`count`, 16) lanes of an fp32 vector, converted to `fmt`."""
+    """Emit a store of the first min(`count`, 16) lanes of an fp32 vector, converted to `fmt`."""
     builder, bits = emit.builder, emit_bits(emit, fmt, value)
     pointer = emit.at(address, bits.type)
     with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (full, tail):
@@ -113,13 +113,13 @@ def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) ->
 
 @intrinsic
 def size_of(typingctx, fmt):
-    """Returns the size in bytes of one number of format `fmt`."""
+    """Return the size in bytes of one number of format `fmt`."""
     return types.int64(fmt), lambda context, builder, signature, args: ir.Constant(I64, fmt.of.size)
 
 
 @intrinsic
 def read_as(typingctx, fmt, address):
-    """Returns the number at `address` in `fmt` as fp32."""
+    """Return the number at `address` in `fmt` as fp32."""
 
     def codegen(context, builder, signature, args):
         return emit_load_number(Emit(builder), signature.args[0].of, args[1])
@@ -129,7 +129,7 @@ def read_as(typingctx, fmt, address):
 
 @intrinsic
 def load_as(typingctx, fmt, address, count):
-    """Returns the first min(`count`, 16) numbers at `address` in `fmt` as an fp32 vector, with other lanes 0."""
+    """Return the first min(`count`, 16) numbers at `address` in `fmt` as an fp32 vector, with other lanes 0."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
@@ -146,7 +146,7 @@ def load_as(typingctx, fmt, address, count):
 
 @intrinsic
 def store_as(typingctx, fmt, address, a, count):
-    """Stores the first min(`count`, 16) lanes of the fp32 vector `a` at `address` in `fmt`, rounded to nearest even."""
+    """Store the first min(`count`, 16) lanes of the fp32 vector `a` at `address` in `fmt`, rounded to nearest even."""
 
     def codegen(context, builder, signature, args):
         emit_store(Emit(builder), fmt.of, *args[1:])
@@ -156,7 +156,7 @@ def store_as(typingctx, fmt, address, a, count):
 
 @intrinsic
 def rounded(typingctx, fmt, a):
-    """Rounds an fp32 vector to a format and converts it back to fp32, as a store and a load would."""
+    """Round an fp32 vector to a format and convert it back to fp32, as a store and a load would."""
 
     def codegen(context, builder, signature, args):
         bits = emit_bits(Emit(builder), fmt.of, args[1])

@@ -1,8 +1,5 @@
-"""Sums of products of coded activations and coded weights, for kernels that numba compiles.
-
-A lane of a vector belongs to an output. An instruction adds to it the products of two or four inputs: of words where
-activations are coded in 16 bits, and of bytes where they are coded in 8.
-"""
+"""Sums of products of coded activations and coded weights, for kernels that numba compiles. A lane of a vector belongs
+to an output; an instruction adds to it the products of two inputs in 16 bits, or of four in 8."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ class CodedBlock:
         self._total = builder.load(emit.at(emit.offset(facts, (4, 1)), I32), align=4)
 
     def start(self, zero: int) -> Any:
-        """Emits the vector with which sums of products begin, so that they end as if the weights' codes were smaller by
+        """Emit the vector with which sums of products begin, so that they end as if the weights' codes were smaller by
         `zero`."""
         return self._emit.splat_int(self._emit.builder.mul(self._total, ir.Constant(I32, -zero)))
 
     def add(self, result: Any, sums: Any, scale: Any, minimum: Any | None) -> Any:
-        """Emits `result`, an fp32 vector, plus the block's products: `sums` of integers, multiplied by the scales of x
+        """Emit `result`, an fp32 vector, plus the block's products: `sums` of integers, multiplied by the scales of x
         and of the weights, and the minima of the weights, if there are any, times the sum of x."""
         emit, builder = self._emit, self._emit.builder
         found = emit.fma(builder.fmul(builder.sitofp(sums, VEC), emit.splat(self._scale)), scale, result)
@@ -49,21 +46,21 @@ class IntegerSums(ABC):
         self._emit, self._zero = emit, form.coding.zero or 0
 
     def operands(self, codes: Any) -> list[Any]:
-        """Emits the vectors by which activations are multiplied, from the codes of a quad, one byte each. The first
-        four bytes of a row's codes belong to the first vector, and so on."""
+        """Emit the vectors by which activations are multiplied, from the codes of a quad, one byte each. The first four
+        bytes of a row's codes belong to the first vector, and so on."""
         return [codes]
 
     def start(self, coded: CodedBlock) -> Any:
-        """Emits the vector with which the sums of a row begin."""
+        """Emit the vector with which the sums of a row begin."""
         return coded.start(self._zero)
 
     @abstractmethod
     def add(self, sums: Any, operand: Any, x: Any) -> Any:
-        """Emits `sums` plus the products of an operand and of four bytes of a row's codes, which each lane of `x`
+        """Emit `sums` plus the products of an operand and of four bytes of a row's codes, which each lane of `x`
         has."""
 
     def end(self, coded: CodedBlock, sums: Any) -> Any:
-        """Emits the block's sums, int32."""
+        """Emit the block's sums, int32."""
         return sums
 
 
@@ -94,8 +91,8 @@ class _Words(IntegerSums):
     """Activations in 16 bits, with AVX2."""
 
     def operands(self, codes: Any) -> list[Any]:
-        """Emits the words of the first and third inputs of a quad, and of its second and fourth. To keep inputs in
-        order would take more instructions; activations are coded in this order instead."""
+        """Emit the words of the first and third inputs of a quad, and of its second and fourth. To keep inputs in order
+        would take more instructions; activations are coded in this order instead."""
         builder = self._emit.builder
         odd = builder.lshr(builder.bitcast(codes, WORDS), ir.Constant(WORDS, [8] * 2 * LANES))
         return [builder.and_(codes, every(0x00FF00FF, VEC_I32)), builder.bitcast(odd, VEC_I32)]
@@ -105,20 +102,20 @@ class _Words(IntegerSums):
 
 
 def integer_sums(emit: Emit, form: PanelForm) -> IntegerSums:
-    """Returns the sums of a form whose activations have codes, on this processor."""
+    """Return the sums of a form whose activations have codes, on this processor."""
     if form.code_bits == 16:
         return _Words(emit, form)
     return (_VnniBytes if has_wide_vectors() else _Bytes)(emit, form)
 
 
 def _add_words(emit: Emit, sums: Any, a: Any, b: Any) -> Any:
-    """Emits `sums` plus the sum of the two products in each lane of `a` and `b`, whose lanes are pairs of words."""
+    """Emit `sums` plus the sum of the two products in each lane of `a` and `b`, whose lanes are pairs of words."""
     found = _in_halves(emit, "llvm.x86.avx2.pmadd.wd", I16, ir.VectorType(I32, LANES // 2), a, b)
     return emit.builder.add(sums, found)
 
 
 def _in_halves(emit: Emit, name: str, of: Any, result: Any, a: Any, b: Any) -> Any:
-    """Emits an instruction of AVX2 on both halves of two vectors, whose numbers are of type `of`. Returns both results,
+    """Emit an instruction of AVX2 on both halves of two vectors, whose numbers are of type `of`. Return both results,
     each of type `result`, as one vector of int32 lanes."""
     given, half, found = ir.VectorType(of, 256 // of.width), ir.VectorType(I32, LANES // 2), []
     for side in ([*range(LANES // 2)], [*range(LANES // 2, LANES)]):

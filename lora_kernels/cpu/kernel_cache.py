@@ -1,9 +1,5 @@
-"""The cache of compiled CPU kernels on disk: beside the sources if that directory is writable, else numba's own.
-
-To decide whether a cached function is stale, numba looks only at the function's own file and never at the functions it
-calls. The cache directory beside the sources is therefore named by a hash of all source files: those of this package,
-and those above it, whose constants are in kernels.
-"""
+"""The cache of compiled CPU kernels on disk, beside the sources if that directory is writable, else numba's own. Its
+directory is named by a hash of all source files, because numba checks only a function's own file."""
 
 from __future__ import annotations
 

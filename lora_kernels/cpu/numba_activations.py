@@ -31,7 +31,7 @@ class CodeBlock(ctypes.Structure):
 
 @cache
 def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
-    """Returns the kernel that codes rows of activations in `fmt` in blocks of `form`, compiled on first use."""
+    """Return the kernel that codes rows of activations in `fmt` in blocks of `form`, compiled on first use."""
 
     size, width, code_bytes = fmt.size, form.block, form.code_bits // 8
 
@@ -51,11 +51,10 @@ def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @intrinsic
 def _code(typingctx, form, fmt, x, codes, facts):
-    """Codes a block of activations in `fmt` at `x`: writes their codes to `codes`, and to `facts` the scale (fp32),
-    which is the largest magnitude divided by that of a code, and the sum of the codes (int32). If a number is not
-    finite, the scale is not either, so that the row's result shows it. Of four codes of 16 bits, the second and the
-    third change places (see integer_sums.py)."""
+    """Code a block of activations in `fmt` at `x`: write their codes to `codes`, and to `facts` the scale (fp32) and
+    the sum of the codes (int32). The scale is not finite if a number is not."""
 
+    # Of four codes of 16 bits, the second and the third change places (see integer_sums.py).
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
         _, _, x, codes, facts = args
@@ -88,7 +87,7 @@ def _code(typingctx, form, fmt, x, codes, facts):
 
 
 def _stored(emit: Emit, code: Any, bits: int) -> Any:
-    """Emits the conversion of sixteen codes, int32, to what is stored of them."""
+    """Emit the conversion of sixteen codes, int32, to what is stored of them."""
     if bits == 8:
         return emit.builder.trunc(code, VEC_BYTES)
     words = emit.builder.trunc(code, VEC_I16)

@@ -1,8 +1,5 @@
-"""Paged attention on the CPU in one pass over the pages in place: nothing is gathered, and an item reads its KV once.
-
-Items are planned in numba_attention_plan.py. With GQA, the query heads of a KV head are treated as additional rows. The
-softmax is computed online over tiles of about `TILE` tokens, in fp32.
-"""
+"""Paged attention on the CPU in one pass over the pages in place, with softmax online in fp32 over tiles of about
+`TILE` tokens, for the items of numba_attention_plan.py. The query heads of a KV head are additional rows."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ NEVER = float32(-math.inf)
 
 @cache
 def make_kernel(fmt: Format) -> Kernel:
-    """Compiles the kernel for tensors in `fmt`. All backends of the process share it."""
+    """Compile the kernel for tensors in `fmt`. All backends of the process share it."""
 
     def attend(pointer):
         block = carray(pointer, 1)[0]
@@ -103,7 +100,7 @@ def _attend_item(block, fmt, scratch, item, following):
 
 @simd.inner
 def _start_row(block, fmt, row, head, query, sums):
-    """Copies one head of a query row, scaled, in fp32 to the address `query`, and zeroes the row's sums at `sums`."""
+    """Copy one head of a query row, scaled, in fp32 to the address `query`, and zeroe the row's sums at `sums`."""
     scale = simd.splat(block.scale)
     source = block.query + row * block.query_row + head * block.query_head
     for d in range(0, block.dims, LANES):
@@ -114,9 +111,9 @@ def _start_row(block, fmt, row, head, query, sums):
 
 @simd.inner
 def _prefetch(block, fmt, table, index, pages, offset):
-    """Prefetches one head's K or V in one page of the next tile: in number `index` of the pages listed at `table`, from
-    byte `offset` on. Does nothing unless `index` is below `pages`, that tile's number of pages. The hardware cannot
-    predict scattered pages; they are prefetched one at a time, because the core stalls on too many at once."""
+    """Prefetch one head's K or V in page number `index` of those listed at `table`, from byte `offset` on. Does nothing
+    unless `index` is below `pages`."""
+    # The hardware cannot predict scattered pages, and the core stalls on too many prefetches at once.
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
         for token in range(block.block_size):
@@ -143,12 +140,10 @@ def _attend_tile(
     ahead_pages,
     ahead_offset,
 ):
-    """Attends from `rows` of an item's rows, from number `r` on, to one tile of tokens of a KV head. Updates the rows'
-    `sums`, `maxima` and `totals`, and prefetches the next tile, whose pages are listed at `ahead`.
-
-    A row is a query head of a query row, and `first` is the position of the item's first one. The tile begins at
-    position `tile`, and its pages are listed at `table`. Does nothing if the tile comes after these rows.
-    """
+    """Attend from `rows` of an item's rows, from number `r` on, to the tile of a KV head's tokens that begins at
+    position `tile`, whose pages are listed at `table`. Update the rows' `sums`, `maxima` and `totals`."""
+    # A row is a query head of a query row; `first` is the position of the item's first one. The pages at `ahead`, those
+    # of the next tile, are prefetched meanwhile.
     simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)
@@ -182,7 +177,7 @@ def _attend_tile(
 
 @simd.inner
 def _cap(scores, stop, cap):
-    """Replaces each of one row's scores s [stop] by cap * tanh(s / cap), where tanh(x) is 1 - 2 / (exp(2x) + 1)."""
+    """Replace each of one row's scores s [stop] by cap * tanh(s / cap), where tanh(x) is 1 - 2 / (exp(2x) + 1)."""
     simd.stay_apart()
     for t in range(0, 4 * stop, 4 * LANES):
         grown = simd.exp(simd.mul(simd.load(scores + t), simd.splat(float32(2) / cap)))
@@ -192,8 +187,8 @@ def _cap(scores, stop, cap):
 
 @simd.inner
 def _soften(scores, low, high, stop, maximum, total):
-    """Turns one row's scores [stop] into exp(score - running maximum) in place, 0 outside [low, high), and updates the
-    row's maximum and total. Returns a vector of the factor by which the row's earlier sums must be multiplied."""
+    """Turn one row's scores [stop] into exp(score - running maximum) in place, 0 outside [low, high), and update the
+    row's maximum and total. Return a vector of the factor by which the row's earlier sums must be multiplied."""
     simd.stay_apart()
     for t in range(low):
         simd.write_f32(scores + 4 * t, NEVER)

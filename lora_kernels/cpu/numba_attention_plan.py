@@ -1,8 +1,5 @@
-"""Plans one step's attention on the CPU: the work items, and the argument block that its layers share.
-
-An *item* is the work that a thread takes at a time: up to `ITEM_ROWS` query rows of one sequence, for one KV head or,
-if there are enough items to keep the threads busy, for all KV heads, which then share the pages' cache lines.
-"""
+"""Plans one step's attention on the CPU: the argument block that layers share, and the items, each of up to `ITEM_ROWS`
+query rows of one sequence for one KV head or for all."""
 
 from __future__ import annotations
 
@@ -31,12 +28,8 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class AttentionArguments(ctypes.Structure):
-    """Argument block of the attention kernel: addresses, and strides in bytes.
-
-    `items` is int32 [num_items, 6], see `plan_items`; `scratch` has one piece of `scratch_bytes` per thread; `sinks`
-    and `cap` are 0 if scores have none. `of_step` names the fields that change from step to step and are the same in
-    all layers, see `Tape.renew`.
-    """
+    """Argument block of the attention kernel: addresses, and strides in bytes. `items` is described at `plan_items`;
+    `sinks` and `cap` are 0 if scores have none. `of_step` names the fields that change every step (`Tape.renew`)."""
 
     _fields_ = [
         *TICKETS,
@@ -104,12 +97,9 @@ def plan_attention(form: AttentionForm, batch: AttentionBatch) -> NumbaAttention
 
 
 def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array:
-    """Cuts a batch into items. Returns int32 [num_items, 6]: (sequence, first query row, number of query rows, position
-    of the first row, first KV head, number of KV heads).
-
-    An item has all KV heads if that makes at least four items per thread, otherwise one. The longest items come first,
-    so that no thread is left with a long one at the end.
-    """
+    """Cut a batch into items. Return int32 [num_items, 6]: (sequence, first query row, number of query rows, position
+    of the first row, first KV head, number of KV heads), longest items first."""
+    # An item has all KV heads, which share the pages' cache lines, if that makes at least four items per thread.
     starts = np.asarray(batch.host_query_starts)
     contexts = np.asarray(batch.host_context_lens)
     lengths = np.diff(starts)
@@ -129,7 +119,7 @@ def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array
 
 
 def _scratch_bytes(rows: int, dims: int, block_size: int) -> int:
-    """Returns the scratch bytes of one thread, in whole cache lines: query, sums, maximum and total of every row, and
+    """Return the scratch bytes of one thread, in whole cache lines: query, sums, maximum and total of every row, and
     scores of four rows."""
     padded = -(-dims // LANES) * LANES
     tile = max(1, TILE // block_size) * block_size + LANES

@@ -41,12 +41,8 @@ class NumbaBackend:
     def compile(
         self, dtype: torch.dtype, on_kernel: Callable[[int, int], None], *, sums: bool = False, experts: bool = False
     ) -> None:
-        """Compiles every kernel of the backend for `dtype`, or loads it from a cache, now instead of on first use. With
-        `sums`, deltas are also added to outputs in fp32, which ranks sum. The kernels of experts are included if
-        `experts`.
-
-        `on_kernel` is called before each kernel and at the end, with the numbers of kernels compiled and in total.
-        """
+        """Compile every kernel for `dtype`, or load it from a cache, including deltas in fp32 with `sums` and the
+        kernels of experts with `experts`. Calls `on_kernel` with the numbers of kernels compiled and in total."""
         compilers: list[Callable[[], object]] = [partial(self._kernel, numba_attention, dtype)]
         out_dtypes = {dtype, torch.float32} if sums else {dtype}
         compilers += [partial(self._kernel, numba_lora, dtype, out_dtype) for out_dtype in out_dtypes]
@@ -72,8 +68,8 @@ class NumbaBackend:
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Applies norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
-        [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
+        """Apply norms (if any) and the rotary embedding, write K and V to `kv`, and return the query [num_rows, heads,
+        head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
         query, key, value = split_heads(qkv, kv)
         heads = query.shape[1]
@@ -83,7 +79,7 @@ class NumbaBackend:
         return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
+        """Store this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         self.pointwise.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
@@ -95,7 +91,7 @@ class NumbaBackend:
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         require_plain(kv_coding)
         query = query if query.stride(2) == 1 else query.contiguous()
         size = query.element_size()
@@ -109,7 +105,7 @@ class NumbaBackend:
         return out
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.NumbaLora | None:
-        """Returns the LoRA data that all layers of a step share, or None without segments. While arena, plan, adapters
+        """Return the LoRA data that all layers of a step share, or None without segments. While arena, plan, adapters
         and torch's number of threads stay the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
@@ -121,11 +117,11 @@ class NumbaBackend:
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: numba_lora.NumbaLora, layer: int, group: ProjectionGroup
     ) -> None:
-        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
+        """Add B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype, out.dtype))
 
     def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.NumbaLora | None) -> None:
-        """Copies a step's plans to a tape, in place of the recorded step's: attention's for `batch` and, unless it is
+        """Copy a step's plans to a tape, in place of the recorded step's: attention's for `batch` and, unless it is
         None, LoRA's in `prepared`. Call it before playing the tape."""
         for form in tape.forms:
             if isinstance(form, AttentionForm):

@@ -1,5 +1,5 @@
-"""Routing, gathering, combination and LoRA of experts in numba, for CPU tensors. A tape may record all of it, because
-what differs from step to step (the entries of each expert, the tiles of LoRA) is passed between kernels in memory."""
+"""Routing, gathering, combination and LoRA of experts in numba, for CPU tensors. What differs from step to step is
+passed between kernels in memory, so that a tape may record all of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CombineBlock(ctypes.Structure):
 
 @cache
 def _combine_kernel(fmt: Format) -> Kernel:
-    """Returns the kernel that adds up entries in `fmt`, compiled on first use."""
+    """Return the kernel that adds up entries in `fmt`, compiled on first use."""
 
     def combine(pointer):
         block = carray(pointer, 1)[0]
@@ -71,23 +71,20 @@ def _copy_row(fmt, block, row):
 
 @dataclass(frozen=True, slots=True)
 class EntryLora:
-    """The LoRA data of a layer's entries.
-
-    Attributes:
-        table: the table by expert, in which each virtual slot has one layer.
-        numbers: int32 [entries]: 0, 1, 2 and so on. The LoRA kernel takes them as the `rows` of `LoraArguments`,
-            because the entries of a tile are neighbours.
-        tiles, count: int32 [entries, 3] and int64 [1]. The tiles and their number: see `CutBlock`.
-    """
+    """The LoRA data of a layer's entries."""
 
     arena: Tensor
     table: LoraTable
+    """The table by expert, in which each virtual slot has one layer."""
     numbers: Tensor
+    """int32 [entries]: 0, 1, 2 and so on. The LoRA kernel takes them as the `rows` of `LoraArguments`, because the
+    entries of a tile are neighbours."""
     tiles: Tensor
     count: Tensor
+    """`tiles` and `count`: int32 [entries, 3] and int64 [1]. The tiles and their number: see `CutBlock`."""
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
-        """Adds B A x of each entry's own adapter to `out` [entries, sum(out_features)] in place, like
+        """Add B A x of each entry's own adapter to `out` [entries, sum(out_features)] in place, like
         `NumbaLora.add`."""
         scratch = team.empty((torch.get_num_threads(), scratch_bytes(group.in_features)), torch.uint8)
         block = group_arguments(self.arena, group, find_targets(group), len(self.tiles), scratch)
@@ -103,13 +100,13 @@ class NumbaExperts:
         self._team = team
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compiles the kernels for entries in `dtype`, or loads them from a cache, now instead of on first use."""
+        """Compile the kernels for entries in `dtype`, or load them from a cache, now instead of on first use."""
         _combine_kernel(FORMATS[dtype])
         route_kernel(FORMATS[dtype])
         cut_kernel()
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
-        """Chooses the experts of each row: `ExpertKernels.route`."""
+        """Choose the experts of each row: `ExpertKernels.route`."""
         logits = logits.contiguous()
         (rows, count), empty, ints = logits.shape, self._team.empty, torch.int32
         entry_rows, starts = empty((rows * top_k,), ints), empty((count + 1,), ints)
@@ -124,14 +121,14 @@ class NumbaExperts:
         return Routing(entry_rows, starts, places, weights)
 
     def gather(self, x: Tensor, routing: Routing) -> Tensor:
-        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        """Return each entry's row of `x`: `ExpertKernels.gather`."""
         x, rows = x.contiguous(), routing.rows
         out = self._team.empty((len(rows), x.shape[1]), x.dtype)
         self._combine(CombineBlock(0, 0, len(rows), 1, rows.data_ptr(), 0, x.data_ptr(), out.data_ptr()), out)
         return out
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
-        """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
+        """Return the weighted sum of each row's entries: `ExpertKernels.combine`."""
         entries, (rows, top_k) = entries.contiguous(), routing.places.shape
         out = self._team.empty((rows, entries.shape[1]), entries.dtype)
         addresses = (tensor.data_ptr() for tensor in (routing.places, routing.weights, entries, out))

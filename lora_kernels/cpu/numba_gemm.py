@@ -1,10 +1,5 @@
-"""bf16 linear layers for processors with AVX512-BF16, with weights packed once in the order in which they are read.
-
-oneDNN's linear layers are made for many rows; these are made for the few dozen rows of decoding. A *panel* is 48
-outputs. Its weights are one run of memory, which is read from memory once and from the second-level cache for every
-further tile of up to eight rows, whose 24 sums stay in registers. While a panel's first tile is computed, the next
-panel is prefetched. A row's result does not depend on the other rows.
-"""
+"""bf16 linear layers for processors with AVX512-BF16 and the few dozen rows of decoding. Weights are packed in panels
+of 48 outputs, each one run of memory, read from memory once for all tiles of up to eight rows."""
 
 from __future__ import annotations
 
@@ -80,7 +75,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the output, a new tensor. Raises ValueError unless `x` is bf16 [num_rows, in_features]."""
+        """Return the output, a new tensor. Raises ValueError unless `x` is bf16 [num_rows, in_features]."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
@@ -92,13 +87,13 @@ class PackedLinear:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Returns whether this processor has AVX512-BF16 and the weight is bf16 with an even number of inputs."""
+    """Return whether this processor has AVX512-BF16 and the weight is bf16 with an even number of inputs."""
     features = numba.core.codegen.get_host_cpu_features()
     return weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and "+avx512bf16" in features
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """Packs a weight into panels. Returns bf16 [panels, in_features / 2, 48, 2], aligned to cache lines, with zeros for
+    """Pack a weight into panels. Return bf16 [panels, in_features / 2, 48, 2], aligned to cache lines, with zeros for
     outputs that pad the last panel."""
     features, width = weight.shape
     padded = weight.new_zeros(-(-features // PANEL) * PANEL, width)
@@ -111,7 +106,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 @cache
 def _kernel(fmt: Format) -> Kernel:
-    """Returns the kernel whose results are in `fmt`, compiled on first use."""
+    """Return the kernel whose results are in `fmt`, compiled on first use."""
     size = fmt.size
 
     def multiply(pointer):
@@ -146,8 +141,8 @@ def _kernel(fmt: Format) -> Kernel:
 
 
 def _make_tile(rows: int) -> Any:
-    """Makes an intrinsic that multiplies `rows` rows of x by a panel, adds the bias, and stores the first `count`
-    columns in `fmt`. It prefetches the panel at `ahead`."""
+    """Make an intrinsic that multiplies `rows` rows of x by a panel, add the bias, and store the first `count` columns
+    in `fmt`. It prefetches the panel at `ahead`."""
 
     def codegen(context, builder, signature, args):
         fmt = signature.args[0].of

@@ -1,9 +1,5 @@
-"""The linear layers of all experts of a layer in one call: each expert's weight times the entries of that expert.
-
-A panel of an expert's weight (see numba_tiles.py) is read from memory once and from the cache for every further tile of
-entries. While a panel's first tile is computed, the thread's next panel is prefetched. Experts without entries are not
-read. An entry's result does not depend on the other entries.
-"""
+"""The linear layers of all experts of a layer in one call: each expert's weight, in panels (numba_tiles.py), times the
+entries of that expert. Experts without entries are not read, and results do not depend on other entries."""
 
 from __future__ import annotations
 
@@ -26,9 +22,8 @@ from lora_kernels.cpu.simd import LANES
 
 
 class GroupedArguments(ctypes.Structure):
-    """Argument block of the kernel: addresses, and strides in bytes. A work item is one panel of an expert that has
-    entries; the kernel finds an item's expert in `starts` (`Routing.starts`). `w` points to the panels of all experts,
-    of `panel_bytes` each, and `bias` to one fp32 for each output of every panel, or is 0."""
+    """Argument block of the kernel: addresses, and strides in bytes. An item is one panel of an expert that has entries
+    (`starts`, see `Routing`). `w` points to all panels, of `panel_bytes` each; `bias` to fp32 numbers, or is 0."""
 
     _fields_ = [
         *TICKETS,
@@ -38,9 +33,8 @@ class GroupedArguments(ctypes.Structure):
 
 
 class PackedExperts:
-    """A `GroupedLinear` of `count` experts with packed copies of their weights. `weights` yields the weight of each
-    expert, [out_features, in_features] in fp32, bf16 or fp16. Results are in `out_dtype`; None means the dtype of the
-    weights. `biases` [count, out_features], unless None, are added before results are rounded."""
+    """A `GroupedLinear` of `count` experts with packed copies of `weights`, each [out_features, in_features]. Results
+    are in `out_dtype`, by default the weights' dtype. `biases` [count, out_features] are added before rounding."""
 
     def __init__(
         self,
@@ -70,7 +64,7 @@ class PackedExperts:
         )
 
     def _pack(self, weights: Iterator[Tensor], dtype: torch.dtype) -> Tensor:
-        """Returns the panels of all experts, [experts, panels, in_features, 16], in `dtype` if it holds all exactly."""
+        """Return the panels of all experts, [experts, panels, in_features, 16], in `dtype` if it holds all exactly."""
         packed = zeros(self._count, self._panels, self._width, LANES, dtype=dtype)
         for number, weight in zip(range(self._count), weights, strict=True):
             if packed.dtype != weight.dtype and panel_dtype(weight) != packed.dtype:
@@ -83,7 +77,7 @@ class PackedExperts:
         return self._weights.nbytes
 
     def __call__(self, x: Tensor, starts: Tensor) -> Tensor:
-        """Returns the output, a new tensor [num_entries, out_features]: see `GroupedLinear`. Raises ValueError unless
+        """Return the output, a new tensor [num_entries, out_features]: see `GroupedLinear`. Raises ValueError unless
         `x` is [num_entries, in_features] in the dtype of the weights."""
         if x.dtype != self._dtype or x.shape[1] != self._width:
             expected = f"{self._dtype} [num_entries, {self._width}]"
@@ -98,7 +92,7 @@ class PackedExperts:
 
 @cache
 def grouped_kernel(fmt: Format, w_fmt: Format, out_fmt: Format) -> Kernel:
-    """Returns the kernel for inputs in `fmt`, panels in `w_fmt` and results in `out_fmt`, compiled on first use."""
+    """Return the kernel for inputs in `fmt`, panels in `w_fmt` and results in `out_fmt`, compiled on first use."""
     out_size = out_fmt.size
 
     def multiply(pointer):
@@ -136,9 +130,8 @@ def grouped_kernel(fmt: Format, w_fmt: Format, out_fmt: Format) -> Kernel:
 
 @simd.inner
 def _find(block, item, expert, end):
-    """Returns the expert of work item number `item`, and the number of the first item after that expert's. The search
-    starts from `expert` and `end`, the result for an earlier item, or -1 and 0 for the first search. Beyond the last
-    item, the expert is `block.experts`."""
+    """Return the expert of work item number `item`, `block.experts` beyond the last, and the number of the first item
+    after that expert's. `expert` and `end` are the result for an earlier item, or -1 and 0."""
     while item >= end and expert < block.experts:
         expert += 1
         if expert < block.experts and _has_entries(block, expert):
@@ -153,5 +146,5 @@ def _has_entries(block, expert):
 
 @simd.inner
 def _weights(block, expert, panel):
-    """Returns the address of panel number `panel` of an expert's weight."""
+    """Return the address of panel number `panel` of an expert's weight."""
     return block.w + (expert * block.panels + panel) * block.panel_bytes

@@ -1,11 +1,5 @@
-"""LoRA on the CPU, reading weights from the arena's pages in place, at every adapter's real rank.
-
-An *item* is up to four rows of one adapter, with one of the projections that read the same input, or with all of them
-where the rows alone keep every thread busy; the projections' weights are then one stretch of memory. An item computes
-shrink and expand together, so that its intermediates do not leave the core. Each weight is read once for the item's
-four rows, and is prefetched while the thread computes its previous item. Items of high rank come first, so that
-neighbouring items have similar ranks and the last ones are short.
-"""
+"""LoRA on the CPU, reading weights from the arena's pages in place, at every adapter's real rank. An *item*, up to four
+rows of one adapter, is shrunk and expanded by one thread, which reads each weight once."""
 
 from __future__ import annotations
 
@@ -28,6 +22,8 @@ from lora_kernels.cpu.simd import LANES
 from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, SIDE_A, SIDE_B, LoraTable
 from lora_kernels.segments import SegmentPlan
 
+# Items of high rank come first, so that the last ones are short. A thread prefetches its next item's weights.
+
 CHUNK = 512
 """Output columns computed at a time: their sums stay in the first-level cache."""
 
@@ -39,15 +35,12 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class LoraArguments(ctypes.Structure):
-    """Argument block of the LoRA kernel: addresses, and strides in bytes.
+    """Argument block of the LoRA kernel: addresses, and strides in bytes. `of_step` names the fields that change every
+    step (`Tape.renew`)."""
 
-    `tiles` is int32 [num_tiles, 3]: (adapter slot, index of the first row in `rows`, number of rows). `targets` is
-    int64 [num_targets, 3]: (index in the table, first output column, number of output columns); an item has
-    `item_targets` of them. `ranks` and `offsets` point to the layer's entries in the table. `count` is 0, or points to
-    int64 [1], the number of tiles, if only a kernel before this one knows it; `num_items` is then not read. `of_step`
-    names the fields that change from step to step and are the same in all layers, see `Tape.renew`.
-    """
-
+    # `tiles` is int32 [num_tiles, 3]: (adapter slot, first index in `rows`, number of rows). `targets` is int64
+    # [num_targets, 3]: (index in the table, first output column, number of columns); an item has `item_targets` of
+    # them. `count` is 0, or points to the number of tiles if only an earlier kernel knows it.
     _fields_ = [
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("num_items", "item_targets", "num_targets", "tiles", "targets", "rows")),
@@ -58,7 +51,7 @@ class LoraArguments(ctypes.Structure):
     of_step = ("num_items", "item_targets", "tiles", "rows", "scratch", "scratch_bytes")
 
     def point_to(self, out: Tensor, x: Tensor, table: LoraTable, layer: int) -> None:
-        """Sets addresses and strides for one run: of outputs `out`, inputs `x` and the layer's table entries."""
+        """Set addresses and strides for one run: of outputs `out`, inputs `x` and the layer's table entries."""
         ranks, offsets = table.host_ranks, table.host_offsets
         self.x, self.x_row = x.data_ptr(), x.stride(0) * x.element_size()
         self.out, self.out_row = out.data_ptr(), out.stride(0) * out.element_size()
@@ -68,7 +61,7 @@ class LoraArguments(ctypes.Structure):
 
 @cache
 def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:
-    """Compiles the kernel for inputs and weights in `fmt` and outputs in `out_fmt`. All backends share it."""
+    """Compile the kernel for inputs and weights in `fmt` and outputs in `out_fmt`. All backends share it."""
 
     def add(pointer):
         block = carray(pointer, 1)[0]
@@ -107,15 +100,14 @@ class NumbaLora:
     groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
-        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
-        `kernel`, from `make_kernel` for the dtypes of `x` and `out`, runs on `team`. If no adapter of the step touches
-        the group in the layer, it is recorded on a tape but not run."""
+        """Add B A x of each row's own adapter to `out` in place: `Backend.add_lora`. `kernel` is `make_kernel`'s for
+        the dtypes of `x` and `out`. A call that no adapter of the step needs is recorded on a tape but not run."""
         plan = self.plan(group)
         plan.block.point_to(out, x, self.table, layer)
         team.run(kernel, plan.block, plan.block.num_items if plan.touched[layer] else 0, group)
 
     def plan(self, group: ProjectionGroup) -> GroupPlan:
-        """Returns the plan of a projection group, made on first use, which all layers share in this step."""
+        """Return the plan of a projection group, made on first use, which all layers share in this step."""
         return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
@@ -127,22 +119,22 @@ class NumbaLora:
         return plan
 
     def _touched(self, group: ProjectionGroup) -> tuple[bool, ...]:
-        """Returns, for each layer, whether any adapter of the step touches the group."""
+        """Return, for each layer, whether any adapter of the step touches the group."""
         ranks = self.table.host_ranks[np.unique(self.tiles[:, 0])][:, :, list(group.targets)]
         touched: tuple[bool, ...] = tuple(np.any(ranks > 0, axis=(0, 2)).tolist())
         return touched
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> NumbaLora | None:
-    """Returns the LoRA data of one step, or None if it has no segments: `Backend.prepare_lora`."""
+    """Return the LoRA data of one step, or None if it has no segments: `Backend.prepare_lora`."""
     if not plan.num_segments:
         return None
     return NumbaLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
 
 
 def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
-    """Cuts segments into tiles of up to four rows, highest ranks first. `ranks` [max_adapter_slots] holds each slot's
-    largest rank. Returns int32 [num_tiles, 3]: (adapter slot, first index into `plan.rows`, number of rows)."""
+    """Cut segments into tiles of up to four rows, highest ranks first. `ranks` [max_adapter_slots] holds each slot's
+    largest rank. Return int32 [num_tiles, 3]: (adapter slot, first index into `plan.rows`, number of rows)."""
     counts = -(-plan.lengths // MAX_ROWS)
     segment = np.repeat(np.arange(plan.num_segments), counts)
     within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
@@ -153,7 +145,7 @@ def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
 
 @cache
 def find_targets(group: ProjectionGroup) -> Int64Array:
-    """Returns the array `targets` of `LoraArguments` for a projection group. Its memory is never freed."""
+    """Return the array `targets` of `LoraArguments` for a projection group. Its memory is never freed."""
     columns = np.cumsum((0, *group.out_features[:-1]))
     return np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
 
@@ -161,7 +153,7 @@ def find_targets(group: ProjectionGroup) -> Int64Array:
 def group_arguments(
     arena: Tensor, group: ProjectionGroup, targets: Int64Array, num_tiles: int, scratch: Tensor
 ) -> LoraArguments:
-    """Returns the argument block for runs over `num_tiles` tiles of a projection group. The caller sets the remaining
+    """Return the argument block for runs over `num_tiles` tiles of a projection group. The caller sets the remaining
     fields: `tiles`, `rows` and those of `LoraArguments.point_to`. `scratch` is uint8 [threads, bytes]."""
     whole = num_tiles >= TILES_A_THREAD * len(scratch)
     return LoraArguments(
@@ -177,8 +169,8 @@ def group_arguments(
 
 
 def scratch_bytes(in_features: int) -> int:
-    """Returns the scratch bytes of one thread: for each row of a tile, its input, its product with A, and a chunk of
-    its output, in fp32."""
+    """Return the scratch bytes of one thread: for each row of a tile, its input, its product with A, and a chunk of its
+    output, in fp32."""
     return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
 
 
@@ -204,7 +196,7 @@ def _add_item(block, fmt, out_fmt, scratch, item, following):
 
 @simd.inner
 def _is_touched(block, adapter_slot, target):
-    """Returns whether the adapter has a rank at any of an item's targets, the first of which is at address `target`. A
+    """Return whether the adapter has a rank at any of an item's targets, the first of which is at address `target`. A
     tape runs the kernel for every layer and projection, touched or not."""
     ranks = 0
     for number in range(block.item_targets):
@@ -214,16 +206,15 @@ def _is_touched(block, adapter_slot, target):
 
 @simd.inner
 def _parts(block, item):
-    """Returns the addresses of the tile and of the first target of item number `item`."""
+    """Return the addresses of the tile and of the first target of item number `item`."""
     parts = block.num_targets // block.item_targets
     return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
 
 
 @simd.inner
 def _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, following):
-    """Adds one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
-    `following` are (adapter slot, address of the target) for this item and for the thread's next one, whose weights are
-    prefetched. `rows` is the address of the row indices."""
+    """Add one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
+    `following` are (adapter slot, address of the target) of this item and of the thread's next one."""
     simd.stay_apart()
     rank = _rank(block, of)
     if not rank:
@@ -255,8 +246,8 @@ def _rank(block, of):
 
 @simd.inner
 def _weights(block, fmt, of, following, side, first):
-    """Returns the address of the tile of A or B (`side`) of the item `of` that begins at rank `first`, and how many
-    bytes further the same tile of the next item, `following`, lies, for prefetching; 0 if that item has none."""
+    """Return the address of the tile of A or B (`side`) of item `of` that begins at rank `first`, and the distance in
+    bytes to that of the next item, `following`, or 0 if it has none."""
     here = _tile(block, fmt, of, side, first)
     return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
 

@@ -27,8 +27,8 @@ class PanelLoads:
         self._minima_units = emit.offset(self._units, (shared, 2 * PANEL))
 
     def scales(self, group: Any) -> tuple[list[Any], list[Any] | None]:
-        """Emits loads of a group's scales and minima, and returns them as fp32 vectors. A minimum is the weight whose
-        code is 0. Minima are None if that weight is 0, or if products of integers account for the coding's zero."""
+        """Emit loads of a group's scales and minima, and return them as fp32 vectors. Minima, the weights of code 0,
+        are None if they are 0 or if products of integers account for the coding's zero."""
         coding, builder = self._form.coding, self._emit.builder
         scales = self._numbers(self._scales, self._units, group)
         if coding.zero is None:
@@ -41,7 +41,7 @@ class PanelLoads:
         return scales, [builder.fmul(scale, every(-float(coding.zero), VEC)) for scale in scales]
 
     def _numbers(self, plane: Any, units: Any, group: Any) -> list[Any]:
-        """Emits loads of a group's scales or minima (`plane`), multiplied by their units if there are any."""
+        """Emit loads of a group's scales or minima (`plane`), multiplied by their units if there are any."""
         emit, shared, found = self._emit, self._form.coding.shared, []
         if not shared:
             return self._halves(plane, group)
@@ -59,7 +59,7 @@ class PanelLoads:
         return found
 
     def quads(self, block: Any) -> Iterator[list[Any]]:
-        """Emits loads of a block's codes, and yields the vectors of each quad, one byte a code."""
+        """Emit loads of a block's codes, and yield the vectors of each quad, one byte a code."""
         form, builder = self._form, self._emit.builder
         upper: list[Any] = []
         for number in range(form.block // QUAD):
@@ -90,13 +90,13 @@ class PanelLoads:
         return found
 
     def _field(self, vector: Any, shift: int, bits: int) -> Any:
-        """Emits the extraction of `bits` bits of each byte, from bit `shift` on."""
+        """Emit the extraction of `bits` bits of each byte, from bit `shift` on."""
         builder = self._emit.builder
         moved = builder.lshr(vector, every(shift, VEC_I32)) if shift else vector
         return builder.and_(moved, every((2**bits - 1) * 0x01010101, VEC_I32))
 
     def weights(self, block: Any, scales: list[Any], minima: list[Any] | None) -> Iterator[list[Any]]:
-        """Emits a block's weights as fp32 vectors, and yields those of each input."""
+        """Emit a block's weights as fp32 vectors, and yield those of each input."""
         builder = self._emit.builder
         for codes in self.quads(block):
             for k in range(QUAD):

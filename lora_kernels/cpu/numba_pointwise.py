@@ -23,7 +23,7 @@ ITEM_NUMBERS = 2048
 
 class NormBlock(ctypes.Structure):
     """Argument block of `Pointwise.add_norm`. The kernel adds delta times `factor` to x unless `delta` is 0, and writes
-    the norm of x to `out` unless `weight` is 0. `wide` is 1 if the weight is in fp32 and x is not."""
+    the norm to `out` unless `weight` is 0. `wide` is 1 if only the weight is in fp32."""
 
     _fields_ = [
         *TICKETS,
@@ -45,9 +45,9 @@ class GluBlock(ctypes.Structure):
 
 
 class RotateBlock(ctypes.Structure):
-    """Argument block of the rotary embedding of the first `dims` dimensions of each head. `row` and `head` are strides
-    of x in bytes. Unless `query_norm` is 0, a row is normalised first: its first `queries` numbers in runs of
-    `query_width`, and the following ones, up to `width`, in runs of `key_width`. `wide` is as in `NormBlock`."""
+    """Argument block of the rotary embedding of the first `dims` dimensions of each head; strides are in bytes. Unless
+    `query_norm` is 0, rows are normalised first: `queries` numbers in runs of `query_width`, then up to `width` in runs
+    of `key_width`."""
 
     _fields_ = [
         *TICKETS,
@@ -79,7 +79,7 @@ class NumbaPointwise:
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
     ) -> Tensor:
-        """Adds `delta` times `factor`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor, or `x`:
+        """Add `delta` times `factor`, if given, to `x` in place. Return RMSNorm(x) * weight, a new tensor, or `x`:
         `Pointwise.add_norm`. Raises ValueError unless `x` is contiguous."""
         if not x.is_contiguous():
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
@@ -97,9 +97,9 @@ class NumbaPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, norms: QkNorms | None = None, query_heads: int = 0) -> None:
-        """Applies norms, if given, and the rotary embedding to `x` [num_rows, heads, head_dim] in place, see
-        `QkNorms.apply` and `Pointwise.rotate`. The first `query_heads` heads are those of queries. Raises ValueError
-        unless each head, `cos` and `sin` are contiguous, and with norms the heads of each row."""
+        """Apply norms, if given, and the rotary embedding to `x` [num_rows, heads, head_dim] in place, see
+        `Pointwise.rotate`. The first `query_heads` heads are those of queries. Raises ValueError for tensors that are
+        not contiguous."""
         rows, heads, head_dim = x.shape
         row, head, one = x.stride()
         dims = cos.shape[-1]
@@ -120,15 +120,15 @@ class NumbaPointwise:
         self._run("rotate", x.dtype, block)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
+        """Return silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         return self._glu(gate_up, 0)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
-        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+        """Return gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
         return self._glu(gate_up, 1)
 
     def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
-        """Returns the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
+        """Return the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
         return self._glu(gate_up, 0, bounds.limit, bounds.slope)
 
     def _glu(self, gate_up: Tensor, gelu: int, limit: float = 0.0, slope: float = 1.0) -> Tensor:
@@ -140,7 +140,7 @@ class NumbaPointwise:
         return out
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Stores K and V [num_rows, kv_heads, head_dim] at `slots` (`page * block_size + offset`) of one layer's KV."""
+        """Store K and V [num_rows, kv_heads, head_dim] at `slots` (`page * block_size + offset`) of one layer's KV."""
         key, value = _side_by_side(key), _side_by_side(value)
         size = kv.element_size()
         page, side, token = (stride * size for stride in kv.stride()[:3])
@@ -152,7 +152,7 @@ class NumbaPointwise:
         self._run("write", kv.dtype, block)
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
-        """Returns the kernel norm, rotate, glu or write (`name`) for tensors of `dtype`, compiled on first use."""
+        """Return the kernel norm, rotate, glu or write (`name`) for tensors of `dtype`, compiled on first use."""
         if (name, dtype) not in self._kernels:
             self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
         return self._kernels[name, dtype]
@@ -162,7 +162,7 @@ class NumbaPointwise:
 
 
 def _side_by_side(heads: Tensor) -> Tensor:
-    """Returns [num_rows, heads, head_dim] with each row's heads contiguous, as a copy if necessary. Rows may have gaps
+    """Return [num_rows, heads, head_dim] with each row's heads contiguous, as a copy if necessary. Rows may have gaps
     between them."""
     return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
@@ -255,7 +255,7 @@ MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "glu": _make_glu, "write":
 
 @simd.inner
 def _norm_heads(block, fmt, x):
-    """Normalises the queries and keys of one row, at the address `x`, as `RotateBlock` says."""
+    """Normalise the queries and keys of one row, at the address `x`, as `RotateBlock` says."""
     size, one = size_of(fmt), float32(1)
     for n in range(0, block.queries, block.query_width):
         part = x + n * size

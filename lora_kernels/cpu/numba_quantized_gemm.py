@@ -1,17 +1,6 @@
-"""Linear layers over panels of quantised weights (see quantized_panels.py), in integers or in fp32.
-
-*In integers*, each row's activations are coded as well, with a scale for each block of 32 inputs, and products are sums
-of integers. Such a sum is exact; it is multiplied by both scales in fp32. Activations in a 16-bit dtype have codes of
-8 bits where an instruction multiplies bytes: 64 of them with AVX512-VNNI, twice as many as numbers in bf16, and 32 with
-AVX2, whose sums of 16 bits hold a block's products with weights of 4 bits. Other activations have codes of 16 bits on
-processors with AVX2 alone: an instruction multiplies 16 of them, twice as many as numbers in fp32, and the result is
-nearly as exact. *In fp32*, codes become fp32 weights, and nothing is rounded but the result; this needs no special
-instructions. The weights of a single row stay in registers, and with AVX512-VNNI those of up to eight rows. For more
-rows, a block of weights is unpacked once for up to 64 of them (numba_unpacked_gemm.py), with the same result.
-
-As in numba_gemm.py, a panel is read from memory once, and from the second-level cache for each further tile of rows,
-and a row's result does not depend on the other rows.
-"""
+"""Linear layers over panels of quantised weights (see quantized_panels.py). Where `code_bits` is not 0, activations are
+coded too, in blocks of 32 inputs with one scale, and products are exact sums of integers; otherwise codes become
+fp32."""
 
 from __future__ import annotations
 
@@ -35,11 +24,13 @@ from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, PanelForm
 from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_I32, Emit
 
+# A panel is read from memory once, and from the cache for each further tile of rows. For more than a few rows, blocks
+# of weights are unpacked once for all (numba_unpacked_gemm.py), with the same result.
+
 
 class QuantizedBlock(ctypes.Structure):
-    """Argument block of the products: addresses, and strides in bytes. `w` points to the panels, `blocks` is the number
-    of blocks of a row, and `bias` points to one fp32 for each output of every panel. For products in integers, a row of
-    x consists of its codes, and then the scale (fp32) and the sum of codes (int32) of each block."""
+    """Argument block of the products: addresses, and strides in bytes. `w` points to the panels, `blocks` counts the
+    blocks of a row. For integers, a row of x is its codes, then each block's scale (fp32) and sum (int32)."""
 
     _fields_ = [
         *TICKETS,
@@ -49,9 +40,9 @@ class QuantizedBlock(ctypes.Structure):
 
 
 def code_bits(dtype: torch.dtype, weight_bits: int) -> int:
-    """Returns the bits of the codes of activations in `dtype` that are multiplied by codes of `weight_bits` bits: 8 if
-    `dtype` has 16 bits and the processor multiplies bytes so fast (with AVX2 alone, only by 4 bits, because sums of
-    larger products need more than 16 bits), otherwise 16. 0 means that products are in fp32."""
+    """Return the bits, 8 or 16, of the codes of activations in `dtype` that are multiplied by codes of `weight_bits`
+    bits; 0 means that products are in fp32."""
+    # With AVX2 alone, 8 bits suit only weights of 4 bits, because sums of larger products need more than 16 bits.
     features, is_short = numba.core.codegen.get_host_cpu_features(), dtype != torch.float32
     if is_short and "+avx512vnni" in features:
         return 8
@@ -62,7 +53,7 @@ def code_bits(dtype: torch.dtype, weight_bits: int) -> int:
 
 @cache
 def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
-    """Returns the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
+    """Return the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
     unless products are in integers."""
 
     # The kernel must not have one of the two functions in a variable: numba would not keep the kernel on disk.
@@ -96,8 +87,8 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 @simd.inlined
 def _some_unpacked(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights. Returns the number of
-    rows multiplied; the caller goes on with the next ones. The other arguments are those of `multiply_rows`."""
+    """Multiply the first rows, at most MOST_ROWS of `rows`, by a panel of quantised weights. Return the number of rows
+    multiplied; the caller goes on with the next ones. The other arguments are those of `multiply_rows`."""
     if rows == 1:
         _tile_1(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
         return 1
@@ -108,8 +99,8 @@ def _some_unpacked(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, cou
 
 @simd.inner
 def _some_in_tiles(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel of quantised weights, whose
-    codes stay in registers. Returns the number of rows multiplied; the caller goes on with the next ones."""
+    """Multiply the first 8, 4, 2 or 1 of `rows` rows, the most that there are, by a panel whose codes stay in
+    registers. Return the number of rows multiplied."""
     simd.stay_apart()
     if rows >= 8:
         _tile_8(form, fmt, x, x_row, w, blocks, bias, out, out_row, count, ahead)
@@ -125,8 +116,8 @@ def _some_in_tiles(form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, cou
 
 
 def _make_tile(rows: int) -> Any:
-    """Makes an intrinsic that multiplies `rows` rows of x by a panel, adds the bias, and stores the first `count`
-    columns. It prefetches the panel at `ahead`."""
+    """Make an intrinsic that multiplies `rows` rows of x by a panel, add the bias, and store the first `count` columns.
+    It prefetches the panel at `ahead`."""
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
@@ -172,7 +163,7 @@ class _Tile:
                 emit.builder.store(emit.raw(emit.offset(bias, (LINE, v)), VEC, None), place)
 
     def add_integers(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
-        """Emits the products of a block in integers, and adds them, scaled, to the totals."""
+        """Emit the products of a block in integers, and add them, scaled, to the totals."""
         emit, builder, integers = self.emit, self.emit.builder, integer_sums(self.emit, self._form)
         facts = [emit.offset(self._scales_of_x, (r, self._x_row), (block, 8)) for r in range(len(self._sums))]
         coded = [CodedBlock(emit, place) for place in facts]
@@ -193,14 +184,14 @@ class _Tile:
                 builder.store(one.add(builder.load(total), sums, scales[v], minimum), total)
 
     def _codes_of_x(self, row: int, block: Any, number: int) -> Any:
-        """Emits a load of four bytes of the codes of a row's activations in a block, the `number`th ones. Returns them
-        in each lane."""
+        """Emit a load of four bytes of the codes of a row's activations in a block, the `number`th ones. Return them in
+        each lane."""
         emit = self.emit
         place = emit.offset(self._x, (row, self._x_row), (block, self._form.block * self._code_bytes), (1, 4 * number))
         return emit.splat_int(emit.builder.load(emit.at(place, I32), align=1))
 
     def add_floats(self, block: Any, scales: list[Any], minima: list[Any] | None) -> None:
-        """Emits the products of a block with fp32 weights, and adds them to the totals."""
+        """Emit the products of a block with fp32 weights, and add them to the totals."""
         emit, builder, size = self.emit, self.emit.builder, self._fmt.size
         for k, weights in enumerate(self.panel.weights(block, scales, minima)):
             for r, row in enumerate(self._totals):

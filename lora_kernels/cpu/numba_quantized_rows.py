@@ -26,8 +26,8 @@ class RowsBlock(ctypes.Structure):
 
 @simd.inner
 def _number(shared, plane, units, group, lane):
-    """Returns the scale or minimum in `group` of the output at place `lane` of a panel. `plane` is the address of the
-    panel's scales or minima, and `units` that of their units, which are read only if `shared` is not 0."""
+    """Return the scale or minimum in `group` of the output at place `lane` of a panel. `plane` is the address of the
+    panel's numbers, and `units` that of their units, which is read only if `shared` is not 0."""
     if shared:
         unit = read_as(F16, units + (group // shared * PANEL + lane) * 2)
         return simd.read_i8(plane + group * PANEL + lane) * unit
@@ -36,8 +36,8 @@ def _number(shared, plane, units, group, lane):
 
 @cache
 def rows_kernel(coding: Coding) -> Kernel:
-    """Returns the kernel that dequantises single outputs of a weight, whose panels are in this coding, and writes them
-    as fp32 rows. It is compiled on first use."""
+    """Return the kernel that dequantises single outputs of a weight, whose panels are in this coding, and write them as
+    fp32 rows. It is compiled on first use."""
     form = PanelForm(coding, code_bits=0)
     block_bytes, upper_bytes, blocks_of_group = form.block_bytes, form.upper_bytes, form.blocks
     quads, in_vector, upper_bits = form.block // QUAD, form.quads_in_vector, form.upper_bits

@@ -21,8 +21,8 @@ from lora_kernels.layout import EXPERT_TARGETS
 
 class RouteBlock(ctypes.Structure):
     """Argument block of the choice of experts: addresses, and strides in bytes. `order` is int64 [rows], or 0 for
-    ascending rows; `entry_rows`, `starts`, `places` and `weights` are the fields of `Routing`. `scratch`, fp32
-    [experts], and `following`, int32 [experts], are working memory."""
+    ascending rows. `scratch`, fp32 [experts], and `following`, int32 [experts], are working memory; see `Routing` for
+    the rest."""
 
     _fields_ = [
         *TICKETS,
@@ -33,15 +33,12 @@ class RouteBlock(ctypes.Structure):
 
 
 class CutBlock(ctypes.Structure):
-    """Argument block of the kernel that cuts entries into tiles: addresses, and sizes.
+    """Argument block of the kernel that cuts entries into tiles, from the entries of `Routing`, each row's adapter slot
+    (-1 for the base model) and `LoraTable.host_ranks`."""
 
-    The kernel reads `entry_rows` and `starts`, which are fields of `Routing`, `slots`, int32 [rows], each row's adapter
-    slot (-1 for the base model), and `ranks`, which is `LoraTable.host_ranks`: each adapter slot has `of_slot` numbers
-    there, and that of the gate of expert 0 is at index `place` among them. It writes `tiles`, int32 [entries, 3]
-    (virtual slot, first entry, number of entries), `count`, int64 [1], the number of tiles, and `numbers`, see
-    `EntryLora`.
-    """
-
+    # `ranks` has `of_slot` numbers for each adapter slot, that of the gate of expert 0 at index `place`. The kernel
+    # writes `tiles`, int32 [entries, 3]: (virtual slot, first entry, number of entries), `count`, int64 [1], and
+    # `numbers`, see `EntryLora`.
     _fields_ = [
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("experts", "entries", "entry_rows", "starts", "slots", "ranks")),
@@ -51,7 +48,7 @@ class CutBlock(ctypes.Structure):
 
 @cache
 def route_kernel(fmt: Format) -> Kernel:
-    """Returns the kernel that fills in a `Routing` from logits in `fmt`, compiled on first use."""
+    """Return the kernel that fills in a `Routing` from logits in `fmt`, compiled on first use."""
 
     def route(pointer):
         block = carray(pointer, 1)[0]
@@ -64,7 +61,7 @@ def route_kernel(fmt: Format) -> Kernel:
 
 @cache
 def cut_kernel() -> Kernel:
-    """Returns the kernel that cuts entries into tiles of up to MAX_ROWS neighbours with the same expert and the same
+    """Return the kernel that cuts entries into tiles of up to MAX_ROWS neighbours with the same expert and the same
     adapter that changes it, compiled on first use."""
 
     def cut(pointer):
@@ -77,8 +74,8 @@ def cut_kernel() -> Kernel:
 
 @simd.inner
 def _choose_experts(fmt, block):
-    """Chooses each row's experts. Writes the experts to `places`, where `_place_entries` replaces them, their weights
-    to `weights`, and the place where each expert's entries begin to `starts`."""
+    """Choose each row's experts. Writes the experts to `places`, where `_place_entries` replaces them, their weights to
+    `weights`, and the place where each expert's entries begin to `starts`."""
     count, top_k = block.experts, block.top_k
     line, starts = carray(simd.fp32_at(block.scratch), count), carray(simd.int32_at(block.starts), count + 1)
     starts[:] = 0
@@ -104,8 +101,8 @@ def _choose_experts(fmt, block):
 
 @simd.inner
 def _choose(line, chosen, values):
-    """Finds the len(chosen) largest numbers of `line`. Writes their indices to `chosen` and the numbers to `values`,
-    the largest first."""
+    """Find the len(chosen) largest numbers of `line`. Writes their indices to `chosen` and the numbers to `values`, the
+    largest first."""
     top_k, filled = len(chosen), 0
     for expert in range(len(line)):
         value = line[expert]
@@ -121,7 +118,7 @@ def _choose(line, chosen, values):
 
 @simd.inner
 def _place_entries(block):
-    """Sorts entries by expert: writes each entry's row to `entry_rows`, and replaces experts by entries in `places`."""
+    """Sort entries by expert: write each entry's row to `entry_rows`, and replace experts by entries in `places`."""
     following = carray(simd.int32_at(block.following), block.experts)
     for expert in range(block.experts):
         following[expert] = simd.read_i32(block.starts + 4 * expert)
@@ -164,5 +161,5 @@ def _cut_tiles(block):
 
 @simd.inner
 def _has_rank(ranks):
-    """Returns whether the adapter whose ranks of an expert are at address `ranks` changes the expert."""
+    """Return whether the adapter whose ranks of an expert are at address `ranks` changes the expert."""
     return simd.read_i32(ranks) + simd.read_i32(ranks + 4) + simd.read_i32(ranks + 8) > 0

@@ -1,14 +1,5 @@
-"""Draws tokens on a CPU, in a few passes over a row whatever the filters top-k, top-p and min-p keep.
-
-Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order, and a draw is a
-place in it, so all of them are the same search: the first token through which a number of tokens, or a probability, is
-exceeded. A sort would answer it, too: of 49,152 tokens it takes 5 to 18 ms, so that one tenant's requests with a wide
-nucleus would slow the tokens of all. Instead, a histogram over the highest bits of the scores tells in which bin the
-token lies, and histograms over the middle and the lowest bits of that bin's tokens narrow it down to equal scores.
-
-Probabilities are integers in units of 2^-62. Sums of integers do not depend on the order of addition, so a histogram's
-sums are those of the sorted tokens.
-"""
+"""Draws tokens on a CPU in a few passes over a row, by histograms over the bits of its scores instead of a sort.
+Probabilities are integers in units of 2^-62, whose sums do not depend on the order of addition."""
 
 from __future__ import annotations
 
@@ -49,19 +40,17 @@ class DrawBlock(ctypes.Structure):
 
 
 def draw(scores: Tensor, probs: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Draws one token of each row, int64 [n], from the tokens that min-p, top-k and top-p keep: the first, likeliest
-    first, at which their cumulative probability exceeds `uniform` times their total. Top-p is a share of the
-    probability that the other two filters keep. A row without filters takes its tokens by id, lowest first.
-
-    A row without any probability, because a score is NaN or infinite, yields its highest score that is not NaN.
+    """Draw one token of each row, int64 [n], from those that min-p, top-k and top-p keep: the first, likeliest first,
+    at which their cumulative probability exceeds `uniform` times their total. A row with NaN or infinity yields its
+    best score.
 
     Args:
-        scores: fp32 [n, vocab], contiguous, as is `probs`, the softmax of the scores.
+        scores, probs: fp32 [n, vocab], contiguous.
         uniform: float64 [n], in [0, 1).
         top_k: int64 [n], 0 for off.
-        top_p: float64 [n], 1 for off.
-        min_p: float64 [n], 0 for off.
+        top_p, min_p: float64 [n], 1 and 0 for off.
     """
+    # A row without filters takes its tokens by id, lowest first. Top-p is a share of what the other filters keep.
     rows, vocab = scores.shape
     tokens = torch.empty(rows, dtype=torch.int64)
     scratch_bytes = 32 * BINS + 8 * vocab
@@ -74,7 +63,7 @@ def draw(scores: Tensor, probs: Tensor, uniform: Tensor, top_k: Tensor, top_p: T
 
 @cache
 def draw_kernel() -> Kernel:
-    """Returns the kernel of `draw`, compiled on first use."""
+    """Return the kernel of `draw`, compiled on first use."""
 
     def draw_rows(pointer):
         block = carray(pointer, 1)[0]
@@ -103,8 +92,7 @@ def draw_kernel() -> Kernel:
 
 @simd.inner
 def _draw_any(probs, uniform, through):
-    """Draws a token of a row without filters. Returns -1 if no token has any probability. `through` is working
-    memory."""
+    """Draw a token of a row without filters. Return -1 if no token has any probability. `through` is working memory."""
     total = 0.0
     for token in range(len(probs)):
         total += probs[token]
@@ -123,7 +111,7 @@ def _draw_any(probs, uniform, through):
 
 @simd.inner
 def _draw_filtered(bits, probs, uniform, top_k, top_p, min_p, ids, bins):
-    """Draws a token. Returns -1 if no token has any probability. `ids` and `bins` are working memory."""
+    """Draw a token. Return -1 if no token has any probability. `ids` and `bins` are working memory."""
     limited, likely = top_k > 0 or min_p > 0, probs.view(np.int32)
     if not limited:  # tokens below this probability have less than 1 - top_p together, so that the nucleus is above it
         least = max(LEAST, (1 - top_p) / len(probs))
@@ -148,9 +136,8 @@ def _draw_filtered(bits, probs, uniform, top_k, top_p, min_p, ids, bins):
 
 @simd.inner
 def _reached_by(bits, number, bins):
-    """Returns a probability, as high as a histogram tells, that at least `number` tokens have: those that are the
-    likeliest of their blocks. There are at least as many blocks. `bits` are those of the row's probabilities, `bins`
-    is working memory."""
+    """Return a probability, as high as a histogram of `bits` tells, that at least `number` tokens have. `bins` is
+    working memory."""
     bins[COUNT] = 0
     for start in range(0, len(bits) - BLOCK + 1, BLOCK):
         bins[COUNT, _highest(bits[start : start + BLOCK]) >> (HIGHEST_SHIFT - 1)] += 1
@@ -163,8 +150,8 @@ def _reached_by(bits, number, bins):
 
 @simd.inner
 def _gather(bits, probs, least, ids, bins):
-    """Lists in `ids` the tokens whose probability is at least `least`, and counts them in the histogram `bins` of the
-    highest bits of their scores. Returns their number and their probability."""
+    """List in `ids` the tokens whose probability is at least `least`, and count them in the histogram `bins` of the
+    highest bits of their scores. Return their number and their probability."""
     simd.stay_apart()
     count = 0
     for start in range(0, len(probs), BLOCK):
@@ -180,8 +167,8 @@ def _gather(bits, probs, least, ids, bins):
 
 @simd.inner
 def _fill(bits, probs, ids, count, shift, bins):
-    """Fills the histogram `bins` over the 11 bits from `shift` on of the scores of the first `count` tokens in `ids`.
-    Returns their probability."""
+    """Fill the histogram `bins` over the 11 bits from `shift` on of the scores of the first `count` tokens in `ids`.
+    Return their probability."""
     bins[:] = 0
     total = 0
     for i in range(count):
@@ -194,9 +181,8 @@ def _fill(bits, probs, ids, count, shift, bins):
 
 @simd.inner
 def _find(bits, probs, ids, count, bins, kind, target):
-    """Returns the first token, in order, through which the number (with the kind COUNT) or else the probability of the
-    tokens exceeds `target`, and the probability through it. The tokens are the first `count` in ids[0], of which
-    bins[0] is the histogram, and all of them together exceed the target."""
+    """Return the first of the `count` tokens in ids[0], in order, through which their number (kind COUNT) or
+    probability exceeds `target`, and the probability through it. bins[0] is their histogram."""
     simd.stay_apart()
     mass, source, histogram = 0, ids[0], bins[0]
     for shift in (HIGHEST_SHIFT, HIGHEST_SHIFT - BIN_BITS, 0):
@@ -225,8 +211,8 @@ def _find(bits, probs, ids, count, bins, kind, target):
 
 @simd.inner
 def _place(bits, shift):
-    """Returns the bin of a score, given its bits as an integer: 11 bits, from `shift` on, of the score's place among
-    all fp32 numbers from the highest down. 0.0 and -0.0 have the same place."""
+    """Return the bin of a score, given its bits as an integer: 11 bits, from `shift` on, of the score's place among all
+    fp32 numbers from the highest down. 0.0 and -0.0 have the same place."""
     if bits == -(1 << 31):
         bits = 0
     key = np.int64(bits ^ ((bits >> 31) & 0x7FFFFFFF))
@@ -240,8 +226,8 @@ def _mass(prob):
 
 @simd.inner
 def _highest(bits):
-    """Returns the bits of the highest probability. The bits of probabilities order like these, and LLVM compares
-    vectors of integers."""
+    """Return the bits of the highest probability. The bits of probabilities order like these, and LLVM compares vectors
+    of integers."""
     highest = np.int32(0)
     for token in range(len(bits)):
         highest = max(highest, bits[token])

@@ -1,9 +1,5 @@
-"""Products of up to six rows with a *panel*: sixteen outputs of a weight, whose numbers are one run of memory.
-
-The sums of a tile stay in registers: with AVX2, twelve of sixteen. A row's result does not depend on the other rows.
-Where every number of an fp32 weight is one of bf16, as in most checkpoints, panels are in bf16: results are the same to
-the bit, from half as many bytes.
-"""
+"""Products of up to six rows with a *panel*: sixteen outputs of a weight, whose numbers are one run of memory. Panels
+of an fp32 weight whose numbers are all bf16's are in bf16, with results equal to the bit."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ wait for each other more often, each time for up to 20 ms on cores that other pr
 
 
 def panel_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. The
+    """Return the smallest dtype that holds every number of a weight exactly: its own, or bf16 in place of fp32. The
     weight is compared in pieces, because copies of a whole head would take 1.5 times its memory."""
     if weight.dtype != torch.float32:
         return weight.dtype
@@ -36,7 +32,7 @@ def panel_dtype(weight: Tensor) -> torch.dtype:
 
 
 def pack_panels(weight: Tensor, packed: Tensor) -> None:
-    """Copies a weight [out_features, in_features] into `packed` [panels, in_features, 16], of its `panel_dtype` or a
+    """Copy a weight [out_features, in_features] into `packed` [panels, in_features, 16], of its `panel_dtype` or a
     wider one. Outputs beyond the weight's must be 0 and stay 0."""
     features, width = weight.shape
     whole = features // LANES
@@ -47,14 +43,14 @@ def pack_panels(weight: Tensor, packed: Tensor) -> None:
 
 @simd.inner
 def multiply_panel(fmt, w_fmt, out_fmt, rows, x, x_row, w, width, bias, out, out_row, count, ahead):
-    """Multiplies any number of rows by a panel, adds a bias, and stores the first min(`count`, 16) columns.
+    """Multiply any number of rows by a panel [width, 16] at `w`, add a bias, and store the first min(`count`, 16)
+    columns.
 
     Args:
         fmt, w_fmt, out_fmt: formats of `x`, the panel and `out`.
-        x, out: addresses of the rows, `x_row` and `out_row` bytes apart.
-        w: address of the panel, [width, 16] in `w_fmt`.
-        bias: address of sixteen fp32 numbers, or 0 if there is no bias.
-        ahead: address of a panel to prefetch while the first rows are computed; `w` prefetches nothing new.
+        x_row, out_row: distances of rows in bytes.
+        bias: address of sixteen fp32 numbers, or 0.
+        ahead: address of a panel to prefetch, or `w`.
     """
     tiles, start = (rows + TILE_ROWS - 1) // TILE_ROWS, 0
     for tile in range(tiles):
@@ -66,7 +62,7 @@ def multiply_panel(fmt, w_fmt, out_fmt, rows, x, x_row, w, width, bias, out, out
 
 
 def _make_tile(rows: int) -> Any:
-    """Makes an intrinsic that does what `multiply_panel` does, of `rows` rows whose sums fit into registers."""
+    """Make an intrinsic that does what `multiply_panel` does, of `rows` rows whose sums fit into registers."""
 
     def codegen(context, builder, signature, args):
         fmt, w_fmt, out_fmt = (argument.of for argument in signature.args[:3])

@@ -1,9 +1,5 @@
-"""Products of several rows and a panel of quantised weights, whose weights are unpacked once for all rows.
-
-The weights of a block of inputs, as fp32 numbers or as codes of 8 or 16 bits, are unpacked into the first-level cache
-and multiplied by up to 64 rows, a tile of rows at a time, whose sums stay in registers during a block. With 16 to 256
-rows on two cores with AVX2, this takes less than half as long as unpacking weights into registers for every four rows.
-"""
+"""Products of several rows and a panel of quantised weights, of which each block of inputs is unpacked once for up to
+64 rows. With 16 rows and more, this takes less than half as long as unpacking into registers."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ six, each of which takes two of AVX2's 16."""
 
 @intrinsic
 def multiply_rows(typingctx, form, fmt, rows, x, x_row, w, blocks, bias, out, out_row, count, ahead):
-    """Multiplies up to MOST_ROWS rows of x by a panel, adds the bias, and stores the first `count` columns. It
-    prefetches the panel at `ahead`. Arrays are byte addresses."""
+    """Multiply up to MOST_ROWS rows of x by a panel, add the bias, and store the first `count` columns. It prefetches
+    the panel at `ahead`. Arrays are byte addresses."""
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
@@ -78,25 +74,25 @@ class _Unpacked(ABC):
 
     @abstractmethod
     def unpack(self, panel: PanelLoads, block: _Block) -> None:
-        """Emits stores of a block's weights to the memory from which `multiply` reads them, input by input."""
+        """Emit stores of a block's weights to the memory from which `multiply` reads them, input by input."""
 
     @abstractmethod
     def _columns(self, block: _Block, inputs: list[Any], sums: Any, vectors: range) -> None:
-        """Emits the products of a tile: of the rows of x at the addresses `inputs` and the vectors `vectors` of the
+        """Emit the products of a tile: of the rows of x at the addresses `inputs` and the vectors `vectors` of the
         unpacked weights, which are added to the rows' sums at the address `sums`."""
 
     def _memory(self, numbers: int) -> Any:
-        """Emits the allocation of fp32 numbers on the stack, and returns their address."""
+        """Emit the allocation of fp32 numbers on the stack, and return their address."""
         memory = cgutils.alloca_once(self._emit.builder, ir.ArrayType(F32, numbers))
         memory.align = LINE
         return self._emit.builder.ptrtoint(memory, I64)
 
     def _place(self, base: Any, row: Any, v: int) -> Any:
-        """Emits the address of vector `v` of a row of weights or sums."""
+        """Emit the address of vector `v` of a row of weights or sums."""
         return self._emit.at(self._emit.offset(base, (row, ROW_BYTES), (LINE, v)), VEC)
 
     def start(self, bias: Any) -> None:
-        """Emits the initialisation of each row's sums with the bias."""
+        """Emit the initialisation of each row's sums with the bias."""
         emit = self._emit
         with emit.loop(ir.Constant(I64, 0), self._rows, 1) as row:
             for v in range(PANEL_VECTORS):
@@ -106,7 +102,7 @@ class _Unpacked(ABC):
                 )
 
     def multiply(self, block: _Block) -> None:
-        """Emits the products of all rows and the unpacked block."""
+        """Emit the products of all rows and the unpacked block."""
         emit, builder = self._emit, self._emit.builder
         with emit.loop(ir.Constant(I64, 0), self._rows, TILE_ROWS) as row:
             left = builder.sub(self._rows, row)
@@ -117,7 +113,7 @@ class _Unpacked(ABC):
                     self._tile(block, row, TILE_ROWS // 2)
 
     def _tile(self, block: _Block, first: Any, rows: int) -> None:
-        """Emits the products of `rows` rows from `first` on. Those beyond the last row read it again, and have sums of
+        """Emit the products of `rows` rows from `first` on. Those beyond the last row read it again, and have sums of
         their own that are not used."""
         emit, builder = self._emit, self._emit.builder
         last = builder.sub(self._rows, ir.Constant(I64, 1))
@@ -202,5 +198,5 @@ class _Codes(_Unpacked):
                 builder.store(result, address, align=LINE)
 
     def _codes(self, row: Any, v: int) -> Any:
-        """Emits the address of vector `v` of a row of unpacked codes."""
+        """Emit the address of vector `v` of a row of unpacked codes."""
         return self._emit.builder.bitcast(self._place(self._weights, row, v), VEC_I32.as_pointer())

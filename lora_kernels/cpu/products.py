@@ -1,13 +1,5 @@
-"""The two products from which the CPU kernels are built: a few rows times a matrix stored by rows, or its transpose.
-
-Attention's scores and LoRA's shrink use `dot_rows`; attention's weighted values and LoRA's expand use `mix_rows`. Each
-product takes up to four rows, so that a weight is read and converted once for all of them, and keeps its sums in
-registers. A row's result does not depend on how many rows are computed with it.
-
-Both products prefetch weights, because a weight that is not in cache would stall them. They prefetch later weights of
-their own and, if the caller passes `ahead`, those that the caller will read next: `ahead` is their distance in bytes
-from the current weights, or 0 if it is not known.
-"""
+"""The two products of the CPU kernels, each for up to four rows: `dot_rows` (attention's scores, LoRA's shrink) and
+`mix_rows` (weighted values, LoRA's expand). A row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -33,7 +25,7 @@ GB/s that the machine reads, LoRA reaches 12 without prefetches, 20 with this an
 
 
 def _tiles(rows: int) -> list[tuple[range, range]]:
-    """Returns the tiles, each as its rows and columns, that together cover `rows` rows and four columns. The sums of a
+    """Return the tiles, each as its rows and columns, that together cover `rows` rows and four columns. The sums of a
     tile stay in registers."""
     if has_wide_vectors() or rows == 1:
         return [(range(rows), range(4))]
@@ -41,7 +33,7 @@ def _tiles(rows: int) -> list[tuple[range, range]]:
 
 
 def _vectors(rows: int) -> int:
-    """Returns how many vectors of `rows` rows stay in registers as sums, beside the operands."""
+    """Return how many vectors of `rows` rows stay in registers as sums, beside the operands."""
     return 4 if has_wide_vectors() else MAX_ROWS // rows
 
 
@@ -152,12 +144,10 @@ _mix_1, _mix_2, _mix_3, _mix_4 = (_make_mix(rows) for rows in (1, 2, 3, 4))
 
 @inner
 def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
-    """Computes out[r, n] = x[r] . w[n], for r < rows (at most 4) and n < count. Arrays are byte addresses.
-
-    x is fp32 [rows, width], rows padded with zeros to a multiple of 16; w is [count, width] in `fmt`; out is fp32
-    [rows, count rounded up to 4], where numbers beyond `count` are undefined. `x_bytes`, `w_bytes` and `out_bytes` are
-    the distances between rows. `ahead` is the distance in bytes from w to the weights to prefetch, or 0.
-    """
+    """Compute out[r, n] = x[r] . w[n], for r < rows (at most 4) and n < count. Arrays are byte addresses, and
+    `..._bytes` distances between rows."""
+    # x is fp32 [rows, width], padded with zeros to a multiple of 16; w is [count, width] in `fmt`; out is fp32 [rows,
+    # count rounded up to 4]. `ahead` is the distance in bytes from w to the weights to prefetch, or 0.
     stay_apart()
     if rows == 1:
         _dots_1(fmt, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead)
@@ -171,11 +161,10 @@ def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ah
 
 @inner
 def mix_rows(fmt, rows, p, p_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
-    """Adds to out[r] the sum over n < count of p[r, n] * w[n], for r < rows (at most 4). Arrays are byte addresses.
-
-    p is fp32 [rows, count]; w is [count, width] in `fmt`; out is fp32 [rows, width rounded up to 16]. `p_bytes`,
-    `w_bytes` and `out_bytes` are the distances between rows. `ahead` is the distance from w to what to prefetch, or 0.
-    """
+    """Add to out[r] the sum over n < count of p[r, n] * w[n], for r < rows (at most 4). Arrays are byte addresses, and
+    `..._bytes` distances between rows."""
+    # p is fp32 [rows, count]; w is [count, width] in `fmt`; out is fp32 [rows, width rounded up to 16]. `ahead` is as
+    # in `dot_rows`.
     stay_apart()
     if rows == 1:
         _mix_1(fmt, p, p_bytes, w, w_bytes, count, width, out, out_bytes, ahead)

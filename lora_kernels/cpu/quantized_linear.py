@@ -47,7 +47,7 @@ class QuantizedEmbedding:
         )
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns the rows [num_rows, hidden_size] that `token_ids` (integers [num_rows]) name: in `out`, if it is
+        """Return the rows [num_rows, hidden_size] that `token_ids` (integers [num_rows]) name: in `out`, if it is
         given."""
         numbers = token_ids.to(torch.int64).contiguous()
         rows = torch.empty(len(numbers), self._panels.width)
@@ -58,17 +58,8 @@ class QuantizedEmbedding:
 
 
 class QuantizedLinear:
-    """A linear layer whose weight is quantised: [num_rows, in_features] in `dtype` -> [num_rows, out_features].
-
-    Activations are coded in the 8 or 16 bits that `code_bits` returns, and products are sums of integers. Where it
-    returns 0, products are in fp32.
-
-    Args:
-        weights: pieces of the weight, one below the other, each in a coding of its own.
-        bias: [out_features], or None.
-        dtype: fp32, bf16 or fp16, of inputs.
-        out_dtype: dtype of outputs where products are sums of integers. Elsewhere, and for None, they are in `dtype`.
-    """
+    """A linear layer of quantised pieces, one below the other: [num_rows, in_features] in `dtype` (fp32, bf16 or fp16)
+    -> [num_rows, out_features], in `out_dtype` if that is given and `code_bits` is not 0."""
 
     def __init__(
         self,
@@ -95,12 +86,12 @@ class QuantizedLinear:
 
     @property
     def reorders(self) -> bool:
-        """Returns whether torch first reorders the columns of inputs for `QuantizedWeight.order` (GPTQ's act-order), so
+        """Return whether torch first reorders the columns of inputs for `QuantizedWeight.order` (GPTQ's act-order), so
         that a tape cannot record the layer."""
         return any(panels.order is not None for panels in self.panels)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the output, a new tensor. Raises ValueError unless `x` is [num_rows, in_features] in `dtype`."""
+        """Return the output, a new tensor. Raises ValueError unless `x` is [num_rows, in_features] in `dtype`."""
         if x.dtype != self._dtype or x.shape[1] != self._width:
             expected = f"{self._dtype} [num_rows, {self._width}]"
             raise ValueError(f"a quantised linear of {expected} was given {x.dtype} {list(x.shape)}")
@@ -146,7 +137,7 @@ class _Part:
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Returns the rows of `x` as `multiply` reads them: with columns in the order of the weight's codes and, for
+        """Return the rows of `x` as `multiply` reads them: with columns in the order of the weight's codes and, for
         products in integers, coded. Parts with the same `key` can share the result."""
         if self._panels.order is not None:
             x = x[:, self._panels.order]
@@ -159,7 +150,7 @@ class _Part:
         return out
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Multiplies the rows `x`, which `prepare` returned, and writes the part's columns of `out`."""
+        """Multiply the rows `x`, which `prepare` returned, and write the part's columns of `out`."""
         block = self._block
         block.rows, block.x, block.x_row = len(x), x.data_ptr(), x.stride(0) * x.element_size()
         block.out = out.data_ptr() + self._start * out.element_size()

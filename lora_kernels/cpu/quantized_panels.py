@@ -1,11 +1,5 @@
-"""The layout in memory of quantised weights: panels of 48 outputs, in the order in which kernels read them.
-
-A panel is one run of memory: its codes, then the scales of its groups, their minima and the units of both, as far as
-there are any. Four neighbouring inputs of an output lie in four bytes, and 16 outputs in the 64 bytes of a vector, as
-dot products of bytes need them; such a vector is called a *quad* here. Codes of 4 bits lie in pairs of quads, one in
-the lower and one in the upper halves of the bytes. Codes of 5 and 6 bits have their upper bits in a second plane behind
-the first, eight or four quads to a vector.
-"""
+"""The layout in memory of quantised weights: panels of 48 outputs, each one run of codes, then scales, minima and
+units. Four neighbouring inputs of 16 outputs are the 64 bytes of a vector, a *quad*."""
 
 from __future__ import annotations
 
@@ -20,6 +14,10 @@ from lora_kernels.quantized import Coding, QuantizedWeight
 
 PANEL_VECTORS, PANEL = 3, 48
 """Vectors of 16 outputs, and outputs, of a panel."""
+
+# Codes of 4 bits lie in pairs of quads, one in the lower and one in the upper halves of bytes. Codes of 5 and 6 bits
+# have their upper bits in a second plane, eight or four quads to a vector.
+
 LINE = 64
 """Bytes of a vector, and of a cache line."""
 QUAD = 4
@@ -29,16 +27,13 @@ HALF_BITS = 4
 
 @dataclass(frozen=True)
 class PanelForm(Constant):
-    """How a kernel reads panels. To numba functions it is a constant.
-
-    Attributes:
-        coding: the coding of the weights.
-        code_bits: bits of the codes of activations, 8 or 16, with which products are sums of integers. 0 means that
-            activations are numbers, and that products are in fp32.
-    """
+    """How a kernel reads panels. To numba functions it is a constant."""
 
     coding: Coding
+    """The coding of the weights."""
     code_bits: int
+    """Bits of the codes of activations, 8 or 16, with which products are sums of integers. 0 means that activations are
+    numbers, and that products are in fp32."""
 
     def key(self) -> str:
         return f"{self.coding}, {self.code_bits}"
@@ -93,8 +88,8 @@ class PanelForm(Constant):
 
 
 def pack(weight: QuantizedWeight) -> Tensor:
-    """Packs a weight into panels. Returns uint8 [panels, bytes], aligned to cache lines; outputs that pad the last
-    panel are 0. Columns stay in the order of `weight.codes`, whatever `weight.order` is."""
+    """Pack a weight into panels. Return uint8 [panels, bytes], aligned to cache lines; outputs that pad the last panel
+    are 0. Columns stay in the order of `weight.codes`, whatever `weight.order` is."""
     form = PanelForm(weight.coding, code_bits=0)
     features, width = weight.shape
     panels, size = -(-features // PANEL), form.panel_bytes(width)
@@ -112,15 +107,15 @@ def pack(weight: QuantizedWeight) -> Tensor:
 
 
 def aligned(size: int) -> Tensor:
-    """Returns uint8 [size], aligned to a cache line and not initialised."""
+    """Return uint8 [size], aligned to a cache line and not initialised."""
     raw = torch.empty(size + LINE, dtype=torch.uint8)
     start = -raw.data_ptr() % LINE
     return raw[start : start + size]
 
 
 def _codes(codes: Tensor, form: PanelForm) -> Tensor:
-    """Returns codes, uint8 [outputs, inputs], as the planes of their panels, uint8 [panels, bytes]. Outputs that pad
-    the last panel have codes of 0."""
+    """Return codes, uint8 [outputs, inputs], as the planes of their panels, uint8 [panels, bytes]. Outputs that pad the
+    last panel have codes of 0."""
     rows, width = codes.shape
     codes = F.pad(codes, (0, 0, 0, -rows % PANEL))
     quads = codes.view(-1, PANEL, width // form.block, form.block // QUAD, QUAD).permute(0, 2, 3, 1, 4)
@@ -137,7 +132,7 @@ def _codes(codes: Tensor, form: PanelForm) -> Tensor:
 
 
 def _numbers(numbers: Tensor) -> Tensor:
-    """Returns the scales, minima or units of some panels, as uint8 [panels, bytes], from [outputs, groups]."""
+    """Return the scales, minima or units of some panels, as uint8 [panels, bytes], from [outputs, groups]."""
     padded = F.pad(numbers, (0, 0, 0, -len(numbers) % PANEL))
     panels = padded.view(-1, PANEL, numbers.shape[1]).transpose(1, 2).contiguous()
     return panels.view(torch.uint8).view(len(panels), -1)

@@ -1,9 +1,5 @@
-"""Vectors of sixteen fp32 numbers for numba functions.
-
-numba compiles with LLVM but has no vector types, and leaves the choice of registers to a vectoriser that gives up on
-loops like those of attention. These intrinsics state the vector operations explicitly; LLVM turns them into AVX-512,
-AVX2 or NEON. Addresses are int64 byte addresses: kernels do their own arithmetic on them, and nothing checks bounds.
-"""
+"""Vectors of sixteen fp32 numbers for numba functions: intrinsics that LLVM turns into AVX-512, AVX2 or NEON. Addresses
+are int64 byte addresses, on which kernels do their own arithmetic; nothing checks bounds."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ vector = _Vector()
 
 
 def has_wide_vectors() -> bool:
-    """Returns whether a vector fits into one of 32 registers (AVX-512). Elsewhere it takes two of AVX2's 16, or four of
+    """Return whether a vector fits into one of 32 registers (AVX-512). Elsewhere it takes two of AVX2's 16, or four of
     NEON's 32."""
     return "+avx512f" in numba.core.codegen.get_host_cpu_features()
 
@@ -69,7 +65,7 @@ class Emit:
         return self.builder.shuffle_vector(one, ir.Constant(VEC_I32, ir.Undefined), every(0, VEC_I32))
 
     def prefetch(self, address: Any) -> None:
-        """Prefetches the cache line at an address into the second-level cache."""
+        """Prefetch the cache line at an address into the second-level cache."""
         hints = (ir.Constant(I32, number) for number in (0, 2, 1))
         self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, BYTE), *hints)
 
@@ -77,7 +73,7 @@ class Emit:
         return self.call("llvm.fma.v16f32", VEC, a, b, c)
 
     def raw(self, address: Any, of: Any, mask: Any | None) -> Any:
-        """Returns a vector of type `of` loaded from `address`. Lanes that `mask` excludes are 0 and are not read."""
+        """Return a vector of type `of` loaded from `address`. Lanes that `mask` excludes are 0 and are not read."""
         size = of.element.width // 8 if isinstance(of.element, ir.IntType) else 4
         pointer = self.at(address, of)
         if mask is None:
@@ -86,7 +82,7 @@ class Emit:
         return self.call(name, of, pointer, ir.Constant(I32, size), mask, every(0, of))
 
     def lanes_below(self, count: Any) -> Any:
-        """Returns a mask that selects the first `count` lanes."""
+        """Return a mask that selects the first `count` lanes."""
         counts = self.splat_int(self.builder.trunc(count, I32))
         return self.builder.icmp_signed("<", ir.Constant(VEC_I32, [*range(LANES)]), counts)
 
@@ -94,7 +90,7 @@ class Emit:
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def totals(self, vectors: list[Any]) -> Any:
-        """Returns the sums of the lanes of four vectors, as one vector of four. Lanes are interleaved before they are
+        """Return the sums of the lanes of four vectors, as one vector of four. Lanes are interleaved before they are
         added, which is cheaper than one sum per vector."""
         groups = range(0, LANES, 4)
         low, even = ([group + lane + of for group in groups for of in (0, LANES) for lane in lanes]
@@ -111,7 +107,7 @@ class Emit:
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Any:
-        """Emits a loop over an int64 counter in [start, stop), and yields the counter. The context emits the body."""
+        """Emit a loop over an int64 counter in [start, stop), and yield the counter. The context emits the body."""
         with cgutils.for_range_slice(self.builder, start, stop, ir.Constant(I64, step), inc=True) as (index, _):
             yield index
 
@@ -126,7 +122,7 @@ def _int(value: Any) -> Any:
 
 
 def every(value: Any, of: ir.VectorType) -> ir.Constant:
-    """Returns a constant vector of type `of` with `value` in every lane."""
+    """Return a constant vector of type `of` with `value` in every lane."""
     return ir.Constant(of, [value] * LANES)
 
 
@@ -141,13 +137,13 @@ by itself and then again within each caller: so near the top of a kernel, that t
 
 @intrinsic
 def load(typingctx, address):
-    """Returns the sixteen fp32 numbers at a byte address as a vector."""
+    """Return the sixteen fp32 numbers at a byte address as a vector."""
     return vector(types.int64), lambda context, builder, signature, args: Emit(builder).raw(args[0], VEC, None)
 
 
 @intrinsic
 def store(typingctx, address, a):
-    """Stores the sixteen fp32 numbers of `a` at a byte address."""
+    """Store the sixteen fp32 numbers of `a` at a byte address."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[1], Emit(builder).at(args[0], VEC), align=4)
@@ -157,13 +153,13 @@ def store(typingctx, address, a):
 
 @intrinsic
 def splat(typingctx, number):
-    """Returns a vector with `number` in every lane."""
+    """Return a vector with `number` in every lane."""
     return vector(types.float32), lambda context, builder, signature, args: Emit(builder).splat(args[0])
 
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """Returns a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     return vector(vector, vector, vector), lambda context, builder, signature, args: Emit(builder).fma(*args)
 
 
@@ -184,7 +180,7 @@ def div(typingctx, a, b):
 
 @intrinsic
 def maximum(typingctx, a, b):
-    """Returns the larger number of each lane. If either number is NaN, the result is the lane of `b`."""
+    """Return the larger number of each lane. If either number is NaN, the result is the lane of `b`."""
 
     def codegen(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -194,7 +190,7 @@ def maximum(typingctx, a, b):
 
 @intrinsic
 def minimum(typingctx, a, b):
-    """Returns the smaller number of each lane. If either number is NaN, the result is the lane of `b`."""
+    """Return the smaller number of each lane. If either number is NaN, the result is the lane of `b`."""
 
     def codegen(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered("<", *args), *args)
@@ -204,7 +200,7 @@ def minimum(typingctx, a, b):
 
 @intrinsic
 def total(typingctx, a):
-    """Returns the sum of the lanes, fp32, added as a tree."""
+    """Return the sum of the lanes, fp32, added as a tree."""
 
     def codegen(context, builder, signature, args):
         zero = ir.Constant(F32, -0.0)
@@ -223,7 +219,7 @@ def largest(typingctx, a):
 
 @intrinsic
 def first(typingctx, a):
-    """Returns lane 0 as fp32."""
+    """Return lane 0 as fp32."""
 
     def codegen(context, builder, signature, args):
         return builder.extract_element(args[0], ir.Constant(I32, 0))
@@ -233,7 +229,7 @@ def first(typingctx, a):
 
 @intrinsic
 def exp(typingctx, a):
-    """Returns e to the power of each lane, with a relative error below 1e-7. Lanes below -87 give 0, and lanes above 88
+    """Return e to the power of each lane, with a relative error below 1e-7. Lanes below -87 give 0, and lanes above 88
     give e to the power of 88; NaN stays NaN."""
 
     def codegen(context, builder, signature, args):
@@ -256,7 +252,7 @@ def exp(typingctx, a):
 
 @intrinsic
 def read_f32(typingctx, address):
-    """Returns the fp32 number at a byte address."""
+    """Return the fp32 number at a byte address."""
 
     def codegen(context, builder, signature, args):
         return builder.load(Emit(builder).at(args[0], F32), align=4)
@@ -266,7 +262,7 @@ def read_f32(typingctx, address):
 
 @intrinsic
 def fp32_of(typingctx, bits):
-    """Returns the fp32 number that has the bits of an int32."""
+    """Return the fp32 number that has the bits of an int32."""
     return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], F32)
 
 
@@ -279,7 +275,7 @@ def write_f32(typingctx, address, number):
 
 
 def _make_reader(of: Any) -> Any:
-    """Makes an intrinsic that returns the signed integer of type `of` at a byte address."""
+    """Make an intrinsic that returns the signed integer of type `of` at a byte address."""
 
     def codegen(context, builder, signature, args):
         return builder.sext(builder.load(Emit(builder).at(args[0], of), align=of.width // 8), I64)
@@ -295,7 +291,7 @@ read_i8, read_i32, read_i64 = _make_reader(BYTE), _make_reader(I32), _make_reade
 
 
 def _make_pointer(number: types.Type) -> Any:
-    """Makes an intrinsic that turns an address into a pointer to numbers of this numba type."""
+    """Make an intrinsic that turns an address into a pointer to numbers of this numba type."""
     pointer = types.CPointer(number)
 
     def codegen(context, builder, signature, args):
@@ -313,7 +309,7 @@ int32_at, int64_at, fp32_at, fp64_at = map(_make_pointer, (types.int32, types.in
 
 @intrinsic
 def prefetch(typingctx, address):
-    """Prefetches the cache line at an address into the second-level cache."""
+    """Prefetch the cache line at an address into the second-level cache."""
 
     def codegen(context, builder, signature, args):
         Emit(builder).prefetch(args[0])
@@ -335,8 +331,8 @@ def take_ticket(typingctx, block, index):
 
 @intrinsic
 def stay_apart(typingctx):
-    """Prevents LLVM from inlining the calling function. Each of its callers would optimise it again, which takes
-    seconds of compile time."""
+    """Prevent LLVM from inlining the calling function. Each of its callers would optimise it again, which takes seconds
+    of compile time."""
 
     def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")

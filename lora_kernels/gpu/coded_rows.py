@@ -15,12 +15,8 @@ BLOCK = 4096
 
 
 def code_rows(x: Tensor, dtype: torch.dtype, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Quantises `x`, contiguous [num_rows, width], to 8 bits, each row with a scale of its own.
-
-    Returns codes in `dtype` (e4m3 or int8), [max(num_rows, least), width], of which rows from `num_rows` on are
-    undefined, and scales, fp32 [num_rows, 1], by which codes must be multiplied. The largest magnitude of a row gets
-    the largest code. A row with a number that is not finite gets a scale of NaN.
-    """
+    """Quantise `x`, contiguous [num_rows, width], to 8 bits, each row by its own scale, which is NaN if a number is not
+    finite. Return codes in `dtype`, [max(num_rows, least), width], and scales, fp32 [num_rows, 1]."""
     codes = x.new_empty(max(len(x), least), x.shape[1], dtype=dtype)
     scales = x.new_empty(len(x), 1, dtype=torch.float32)
     if len(x):

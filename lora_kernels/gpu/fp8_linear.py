@@ -30,7 +30,7 @@ class Fp8Part:
         self._numbers, self._scales = weight.numbers.T, weight.scales[None, :].contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the outputs, bf16 [num_rows, features], of `x`, contiguous bf16 [num_rows, width]."""
+        """Return the outputs, bf16 [num_rows, features], of `x`, contiguous bf16 [num_rows, width]."""
         codes, scales = code_rows(x, torch.float8_e4m3fn)
         out = torch._scaled_mm(codes, self._numbers, scales, self._scales, out_dtype=x.dtype)
         return out if self._bias is None else out.add_(self._bias)

@@ -14,14 +14,12 @@ from lora_kernels.gpu.triton_grouped import SIDE_BY_SIDE, grouped_kernel
 
 
 class DeviceExperts:
-    """A `GroupedLinear` of weights that are not quantised. Its launch depends on the number of entries only, so that it
-    can be captured.
+    """A `GroupedLinear` of `count` plain weights [out_features, in_features] on the GPU. Its launch depends only on the
+    number of entries, so that it can be captured.
 
     Args:
-        weights: yields each expert's weight [out_features, in_features] on the GPU, all of one shape and dtype.
-        count: number of experts.
-        out_dtype: dtype of outputs. None means that of weights.
-        biases: [count, out_features] in the dtype of weights. None means that there are none.
+        out_dtype: None means that of weights.
+        biases: [count, out_features], or None.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class DeviceExperts:
         self._biases = biases
 
     def __call__(self, x: Tensor, starts: Tensor, tuning: GroupedTuning = SHIPPED) -> Tensor:
-        """Returns each entry's output of its own expert's linear, a new tensor: see `GroupedLinear`."""
+        """Return each entry's output of its own expert's linear, a new tensor: see `GroupedLinear`."""
         count, features, width = self.weight.shape
         out = x.new_empty(len(x), features, dtype=self._out_dtype)
         if len(x):
@@ -61,7 +59,7 @@ def expert_constants(count: int) -> dict[str, int]:
 
 
 def num_programs(entries: int, experts: int, features: int, block_m: int, block_n: int) -> tuple[int]:
-    """Returns the grid of `grouped_kernel`: a program for each block of outputs of each tile, for the largest possible
+    """Return the grid of `grouped_kernel`: a program for each block of outputs of each tile, for the largest possible
     number of tiles, in which each expert has one tile that is not full."""
     tiles = min(experts, entries) + entries // block_m
     side = SIDE_BY_SIDE.value

@@ -14,11 +14,6 @@ LEAST_BLOCK = 16
 class GroupedTile:
     """Block sizes and launch options of one launch.
 
-    Attributes:
-        block_m, block_n, block_k: entries and outputs of a tile, and its step over the inner dimension.
-        num_warps, num_stages: launch options. Each tile should have as many warps as Hopper's instruction (wgmma)
-            needs, so that an entry has the same bits in each.
-
     Raises:
         ValueError: A size is not a power of two (`num_stages`: not positive), or a block is below 16.
     """
@@ -26,8 +21,11 @@ class GroupedTile:
     block_m: int
     block_n: int
     block_k: int
+    """`block_m`, `block_n` and `block_k`: entries and outputs of a tile, and its step over the inner dimension."""
     num_warps: int
     num_stages: int
+    """`num_warps` and `num_stages`: launch options. Each tile should have as many warps as Hopper's instruction (wgmma)
+    needs, so that an entry has the same bits in each."""
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "block_k", "num_warps"):
@@ -59,7 +57,7 @@ class GroupedTuning:
     many: GroupedTile = field(default=MANY)
 
     def tile(self, entries: int, experts: int) -> GroupedTile:
-        """Returns the tile for `entries` entries of a layer with `experts` experts: `few` or `many`, by the average
+        """Return the tile for `entries` entries of a layer with `experts` experts: `few` or `many`, by the average
         number of entries of an expert. It does not depend on which experts have them."""
         return self.few if entries <= MOST_FEW * experts else self.many
 

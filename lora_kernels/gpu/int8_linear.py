@@ -1,8 +1,5 @@
-"""Linear layers in INT8 on a GPU: weights and activations in integers, with a scale for each output and each row.
-
-Activations are coded on the device, and sums of integers, which are exact, are torch's. An adapter reads activations
-before they are coded. Only checkpoints that were made for such activations are computed so.
-"""
+"""Linear layers in INT8 on a GPU, for checkpoints made for it: weights have a scale for each output, activations, coded
+on the device, one for each row. An adapter reads activations before they are coded."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ SUMS_BYTES = 64 << 20
 
 
 def has_integer_products(weight: QuantizedWeight) -> bool:
-    """Returns whether `Int8Part` can compute with a weight: one with a scale for each output, made for activations in 8
+    """Return whether `Int8Part` can compute with a weight: one with a scale for each output, made for activations in 8
     bits (`Coding.by_rows`), whose columns are in the order of inputs and whose sizes are multiples of UNIT."""
     return weight.coding.by_rows and weight.order is None and not (weight.shape[0] % UNIT or weight.shape[1] % UNIT)
 
@@ -36,8 +33,8 @@ class Int8Part:
         self._scales, self._bias = weight.scales[:, 0].float(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]. The bits of a row's
-        outputs do not depend on the other rows."""
+        """Return the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]. The bits of a row's outputs
+        do not depend on the other rows."""
         rows, features = len(x), self._numbers.shape[1]
         codes, scales = code_rows(x, torch.int8, LEAST_ROWS)
         out = x.new_empty(rows, features)
@@ -47,7 +44,7 @@ class Int8Part:
         return out
 
     def _multiply(self, codes: Tensor, scales: Tensor, piece: slice, out: Tensor) -> None:
-        """Computes the features `piece` from the rows' codes and scales, and writes them to these columns of `out`."""
+        """Compute the features `piece` from the rows' codes and scales, and write them to these columns of `out`."""
         sums, factors = torch._int_mm(codes, self._numbers[:, piece]), self._scales[piece]
         bias = factors if self._bias is None else self._bias[piece]
         kernel = with_constants(scale_sums_kernel, HAS_BIAS=self._bias is not None, BLOCK=BLOCK, num_warps=4)

@@ -1,20 +1,5 @@
-"""Launches Triton kernels with little host time: every kernel of this package is launched through `with_constants`.
-
-Triton's own launch, `kernel[grid](...)`, takes some 25 us of host time with as many arguments as these kernels have: it
-binds arguments by name, describes each of them, formats the launch options as text, looks the compiled kernel up by all
-of that, and prepares facts for profilers. Here, the first launch with arguments of some kind is Triton's own, and the
-compiled kernel that it returns is kept by a key that tells apart at least everything that Triton tells apart:
-
-- constants and launch options: equal names, types and values;
-- the class of every argument, and the dtype of every tensor;
-- whether each pointer is a multiple of 16, and the value of each integer, unless the kernel does not specialise it;
-- for integers that the kernel does not specialise, whether they fit into 32 bits, which is their type in the kernel;
-- the device.
-
-Later launches call the function of Triton's launcher that reads arguments and calls the CUDA driver. Environment
-variables and settings of Triton (knobs) have an effect only if they are set before a kernel's first launch. While a
-profiler's launch hooks are set, launches are Triton's own, which calls them.
-"""
+"""Launches Triton kernels with little host time. The first launch with arguments of some kind is Triton's own (25 us);
+later ones call the function of Triton's launcher with the compiled kernel, which is kept by a key."""
 
 from __future__ import annotations
 
@@ -44,27 +29,25 @@ MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 MOST_KEYS = 4096
 """Compiled kernels kept by a `Launcher`. If integers vary more than that, it forgets all, and finds them again."""
 
+# The key tells apart at least what Triton tells apart: constants and launch options by name, type and value, classes
+# and dtypes of arguments, pointers that are multiples of 16, integers' values (unspecialised ones: whether they fit
+# into 32 bits), and the device. Triton's settings count only before a kernel's first launch.
+
 
 class Ready(NamedTuple):
-    """A compiled kernel, ready to be launched.
-
-    Attributes:
-        launch: takes grid x, y, z and the stream, then `fixed`, then the kernel's arguments.
-        fixed: the arguments that are the same for each launch, such as the driver's handle.
-        tail: the constants, which `launch` takes after the other arguments and ignores.
-    """
+    """A compiled kernel, ready to be launched."""
 
     launch: Callable[..., None]
+    """Takes grid x, y, z and the stream, then `fixed`, then the kernel's arguments."""
     fixed: tuple[Any, ...]
+    """The arguments that are the same for each launch, such as the driver's handle."""
     tail: tuple[Any, ...]
+    """The constants, which `launch` takes after the other arguments and ignores."""
 
 
 class Launcher:
-    """A kernel with its constants and launch options. `with_constants` returns it.
-
-    The kernel's parameters must be the arguments of `__call__`, in their order, and then the constants. Other kernels,
-    and other arguments than tensors, integers and floats, are launched by Triton itself.
-    """
+    """A kernel with its constants and launch options, which follow the arguments of `__call__` in its parameters.
+    Triton itself launches other kernels, and those with other arguments than tensors, integers and floats."""
 
     def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         self._kernel, self._constants = kernel, constants
@@ -73,7 +56,7 @@ class Launcher:
         self._ready: dict[Key, Ready] = {}
 
     def __call__(self, grid: Grid, *args: Any) -> None:
-        """Launches the kernel with `args`, on the current device and stream. Compiles it if these arguments need it."""
+        """Launch the kernel with `args`, on the current device and stream. Compiles it if these arguments need it."""
         make_key = self._make_key(args) if self._is_direct else None
         if make_key is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
             self.launch_by_triton(grid, *args)
@@ -93,11 +76,11 @@ class Launcher:
             launch(x, y, z, active.get_current_stream(device), *fixed, *args, *tail)
 
     def launch_by_triton(self, grid: Grid, *args: Any) -> None:
-        """Launches the kernel as Triton does, which takes the host several times longer."""
+        """Launch the kernel as Triton does, which takes the host several times longer."""
         self._kernel[grid](*args, **self._constants)
 
     def _make_key(self, args: tuple[Any, ...]) -> MakeKey | None:
-        """Returns the function that makes keys of launches whose arguments have the classes of `args`. None means that
+        """Return the function that makes keys of launches whose arguments have the classes of `args`. None means that
         Triton has to launch them."""
         classes = tuple(map(type, args))
         if classes not in self._make_keys:
@@ -105,7 +88,7 @@ class Launcher:
         return self._make_keys[classes]
 
     def _launch_first(self, key: Key, grid: Grid, args: tuple[Any, ...]) -> None:
-        """Lets Triton launch the kernel, and keeps the compiled kernel, unless `_find_launch` says that Triton has to
+        """Let Triton launch the kernel, and keep the compiled kernel, unless `_find_launch` says that Triton has to
         launch it each time."""
         compiled = self._kernel.run(*args, grid=grid, warmup=False, **self._constants)
         ready = _find_launch(self._kernel, compiled, self._constants)
@@ -121,11 +104,8 @@ _launchers: dict[Key, Launcher] = {}
 
 
 def with_constants(kernel: Any, **constants: Any) -> Launcher:
-    """Returns the launcher of a kernel with these constants and launch options, the same one each time.
-
-    Under Triton's interpreter, and with a version of Triton whose launches are not known here, it launches as
-    `kernel[grid](*args, **constants)` does; the latter is logged once.
-    """
+    """Return the launcher of a kernel with these constants and launch options, the same one each time. Under the
+    interpreter and with unknown versions of Triton, it launches as `kernel[grid](*args, **constants)` does."""
     # The launcher keeps the kernel alive, so that its id stays its own.
     key = (id(kernel), *constants, *constants.values(), *map(type, constants.values()))
     found = _launchers.get(key)
@@ -142,7 +122,7 @@ def _constants_come_last(kernel: Any) -> bool:
 
 
 def key_function(kernel: Any, classes: tuple[type, ...]) -> MakeKey | None:
-    """Returns a function that makes the key of a launch from the device's number and arguments of `classes`. None means
+    """Return a function that makes the key of a launch from the device's number and arguments of `classes`. None means
     that there are arguments of other classes than tensors, integers and floats, or not as many as the kernel takes."""
     params = [param for param in kernel.params if not param.is_constexpr]
     if len(params) != len(classes) or not all(issubclass(each, Tensor) or each in (int, float) for each in classes):
@@ -168,8 +148,8 @@ def key_function(kernel: Any, classes: tuple[type, ...]) -> MakeKey | None:
 
 
 def _find_launch(kernel: Any, compiled: Any, constants: dict[str, Any]) -> Ready | None:
-    """Returns how to launch a compiled kernel directly. None means that Triton has to launch it, because it needs
-    memory that is allocated for each launch, or its arguments are changed before each launch."""
+    """Return how to launch a compiled kernel directly. None means that Triton has to launch it, because it needs memory
+    that is allocated for each launch, or its arguments are changed before each launch."""
     launcher = compiled.run
     needs_memory = launcher.global_scratch_size or launcher.profile_scratch_size
     if needs_memory or getattr(launcher, "gsan_enabled", False) or hasattr(launcher.launch, "__closure__"):

@@ -37,16 +37,12 @@ Part = Callable[[Tensor], Tensor]
 
 
 class DeviceLinear:
-    """A linear layer, [num_rows, in_features] -> [num_rows, out_features], whose weight is quantised at least in part.
-
-    Its launches depend on the number of rows only, so that they can be captured in a CUDA graph. With codes of
-    integers, a row has the same bits among up to `LARGEST_TILED` rows; cuBLAS multiplies more.
+    """A linear layer, [num_rows, in_features] -> [num_rows, out_features], at least partly quantised, whose launches
+    can be captured in a CUDA graph. Up to `LARGEST_TILED` rows, a row's bits do not depend on others.
 
     Args:
-        weights: pieces of the weight, one below the other, on the GPU. Pieces of codings that a GPU cannot compute with
-            are dequantised.
-        bias: [out_features], or None.
-        dtype: bf16 or fp16, of inputs and outputs; bf16 if a piece is in FP8.
+        weights: pieces, one below the other, on the GPU; dequantised if their coding is not supported.
+        dtype: bf16 or fp16, of inputs and outputs; bf16 with FP8.
     """
 
     def __init__(self, weights: Sequence[Weight], bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -54,7 +50,7 @@ class DeviceLinear:
         self.parts = [_make_part(weight, part, dtype) for weight, part in zip(weights, biases, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the output, a new tensor."""
+        """Return the output, a new tensor."""
         x = x.contiguous()
         if len(self.parts) == 1:
             return self.parts[0](x)
@@ -70,7 +66,7 @@ class QuantizedPart:
         self._splits = max(1, min(MOST_SPLITS, PROGRAMS // tiles, len(weight.words)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]."""
+        """Return the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]."""
         weight, out = self.weight, x.new_empty(len(x), self.weight.features)
         if weight.order is not None:
             x = x.index_select(1, weight.order)
@@ -126,7 +122,7 @@ class DeviceEmbedding:
         self.weight, self._dtype = weight, dtype
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns the rows [num_rows, hidden_size] that `token_ids` (integers [num_rows]) name: in `out`, if it is
+        """Return the rows [num_rows, hidden_size] that `token_ids` (integers [num_rows]) name: in `out`, if it is
         given."""
         if out is None:
             out = torch.empty(len(token_ids), self.weight.width, dtype=self._dtype, device=token_ids.device)
@@ -134,13 +130,13 @@ class DeviceEmbedding:
 
 
 def make_device_embedding(weight: QuantizedWeight, head: DeviceLinear | None, dtype: torch.dtype) -> DeviceEmbedding:
-    """Returns the embedding of a weight, which shares the memory of `head` if that has the same weight."""
+    """Return the embedding of a weight, which shares the memory of `head` if that has the same weight."""
     part = head.parts[0] if head else None
     return DeviceEmbedding(part.weight if isinstance(part, QuantizedPart) else pack(weight), dtype)
 
 
 def launch_options(height: int) -> dict[str, int]:
-    """Returns the launch options of `product_kernel` for tiles of `height` rows. All have as many warps as Hopper's
+    """Return the launch options of `product_kernel` for tiles of `height` rows. All have as many warps as Hopper's
     instruction (wgmma) needs, so that a row has the same bits in each."""
     return {"num_warps": 4, "num_stages": 5 if height < MOST_ROWS else 4}
 

@@ -19,16 +19,15 @@ BLOCK_N = 64
 
 
 def word_bits(coding: Coding) -> int | None:
-    """Returns the bits in which a GPU stores the codes of a coding: 4, or 8 for more than 4. None means that it cannot
-    compute with such weights as they are: fewer than 32 inputs share a scale, or codes of 4 bits have a fixed zero
-    other than 8."""
+    """Return the bits, 4 or 8, in which a GPU stores the codes of a coding. None means that it must be dequantised:
+    fewer than 32 inputs share a scale, or 4 bits have a zero other than 8."""
     if coding.group < LANES or (coding.bits == 4 and coding.zero not in (None, 8)):
         return None
     return 4 if coding.bits == 4 else 8
 
 
 def stored_bits(coding: Coding) -> float | None:
-    """Returns the bits of device memory that each number of a weight takes, with its part of the scale and the offset,
+    """Return the bits of device memory that each number of a weight takes, with its part of the scale and the offset,
     but without padding. None means that a GPU does not compute with such weights as they are."""
     bits = word_bits(coding)
     if coding.by_rows:
@@ -37,32 +36,28 @@ def stored_bits(coding: Coding) -> float | None:
 
 
 def offset_kind(coding: Coding) -> int:
-    """Returns the form of a coding's offsets (OFFSETS in triton_quantized.py): 0 if there are none, because the middle
+    """Return the form of a coding's offsets (OFFSETS in triton_quantized.py): 0 if there are none, because the middle
     code stands for 0 in all groups; 1 if they are added to codes; 2 if they are added to scaled codes."""
     return 0 if coding.zero is not None else 1 if coding.in_scales and not coding.shared else 2
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeight:
-    """A weight [features, width], packed.
-
-    Attributes:
-        bits: bits of a code, 4 or 8.
-        group: number of inputs that share a scale.
-        kind: what offsets are, see `offset_kind`.
-        words: int16 [spans, features, 32], see triton_quantized.py. A span is `32 * 16 / bits` inputs, the last one
-            padded.
-        numbers: fp16 [1, groups, features], scales; or [2, groups, features], scales and offsets.
-        order: int64 [width], as in QuantizedWeight.
-    """
+    """A weight [features, width], packed."""
 
     bits: int
+    """Bits of a code, 4 or 8."""
     group: int
+    """Number of inputs that share a scale."""
     width: int
     kind: int
+    """What offsets are, see `offset_kind`."""
     words: Tensor
+    """int16 [spans, features, 32], see triton_quantized.py. A span is `32 * 16 / bits` inputs, the last one padded."""
     numbers: Tensor
+    """fp16 [1, groups, features], scales; or [2, groups, features], scales and offsets."""
     order: Tensor | None
+    """int64 [width], as in QuantizedWeight."""
 
     @property
     def features(self) -> int:
@@ -83,12 +78,12 @@ class DeviceWeight:
         return self.words, self.numbers[0], self.numbers[-1]
 
     def dequantize(self, first: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Returns the weights of `count` features from `first` on, [count, width]. Inputs are in the order of codes."""
+        """Return the weights of `count` features from `first` on, [count, width]. Inputs are in the order of codes."""
         out = torch.empty(count, self.width, dtype=dtype, device=self.words.device)
         return self._launch(None, first, out)
 
     def rows(self, ids: Tensor, out: Tensor) -> Tensor:
-        """Writes the weights of the features `ids` (integers [count]) to `out`, contiguous [count, width], and returns
+        """Write the weights of the features `ids` (integers [count]) to `out`, contiguous [count, width], and return
         it. Inputs are in the order of codes."""
         return self._launch(ids, 0, out)
 
@@ -105,7 +100,7 @@ class DeviceWeight:
 
 
 def pack(weight: QuantizedWeight) -> DeviceWeight:
-    """Packs a weight, on the device on which it is. Raises ValueError if a GPU cannot compute with its coding (see
+    """Pack a weight, on the device on which it is. Raises ValueError if a GPU cannot compute with its coding (see
     `word_bits`), or a scale is beyond fp16."""
     coding, (features, width) = weight.coding, weight.shape
     bits = word_bits(coding)
@@ -128,7 +123,7 @@ def pack(weight: QuantizedWeight) -> DeviceWeight:
 
 
 def _words(codes: Tensor, bits: int, spans: int) -> Tensor:
-    """Returns codes, uint8 [features, width], in words, int16 [spans, features, 32]."""
+    """Return codes, uint8 [features, width], in words, int16 [spans, features, 32]."""
     parts = 16 // bits
     padded = codes.new_zeros(len(codes), spans * parts * LANES)
     padded[:, : codes.shape[1]] = codes
@@ -138,7 +133,7 @@ def _words(codes: Tensor, bits: int, spans: int) -> Tensor:
 
 
 def _with_offsets(weight: QuantizedWeight) -> tuple[Tensor, list[Tensor]]:
-    """Returns codes, uint8 [features, width], and scales and, if groups have them, offsets, [features, groups]."""
+    """Return codes, uint8 [features, width], and scales and, if groups have them, offsets, [features, groups]."""
     coding, codes = weight.coding, weight.codes
     scale, minimum = weight.fp32_scales()
     if minimum is None or weight.minima is None:

@@ -25,17 +25,14 @@ driver's share."""
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The device properties that determine default tunings.
-
-    Attributes:
-        count: number of multiprocessors.
-        shared_bytes: shared memory of each multiprocessor.
-        capability: compute capability, 90 for 9.0.
-    """
+    """The device properties that determine default tunings."""
 
     count: int
+    """Number of multiprocessors."""
     shared_bytes: int
+    """Shared memory of each multiprocessor."""
     capability: int
+    """Compute capability, 90 for 9.0."""
 
 
 INTERPRETED = Processor(count=2, shared_bytes=164 << 10, capability=80)
@@ -52,9 +49,9 @@ def find_processor(device: torch.device) -> Processor:
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> DecodeTuning:
-    """Returns the default decode tuning for KV of `dtype` on a GPU. A program has three blocks of K and V in shared
-    memory, or two if more programs fit on a multiprocessor then. On an H200 with heads of 128 in bf16, three programs
-    of two blocks took 0.85 of the time that two programs of three blocks took (64 contexts of 128 to 8,192 tokens)."""
+    """Return the default decode tuning for KV of `dtype` on a GPU."""
+    # Three blocks of K and V in shared memory, or two if more programs fit then: on an H200 with heads of 128 in bf16,
+    # three programs of two blocks took 0.85 of the time of two programs of three.
     block_d = block_width(head_dim)
     block_n = min(LARGEST_BLOCK, BLOCK_ELEMENTS // block_d)
     block_bytes = 2 * block_n * block_d * dtype.itemsize
@@ -66,9 +63,10 @@ def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> De
 
 
 def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> PrefillTuning:
-    """Returns the default prefill tuning for KV of `dtype`: tiles as tall as registers allow, because taller tiles read
-    less. Chunks that give each multiprocessor a tile are not split: on an H200, splitting four chunks of 512 tokens at
-    4,096 for two tiles each took 577 us a layer in place of 331."""
+    """Return the default prefill tuning for KV of `dtype`: tiles as tall as registers allow, because taller tiles read
+    less."""
+    # Chunks that give each multiprocessor a tile are not split: on an H200, splitting four chunks of 512 tokens at
+    # 4,096 for two tiles each took 577 us a layer in place of 331.
     block_d, hopper = block_width(head_dim), processor.capability >= 90
     fill, programs = processor.count, 2 * processor.count
     if dtype.itemsize > 2:  # takes twice the shared memory, and tensor cores are not used
@@ -80,18 +78,14 @@ def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> P
 
 
 class PagedAttention:
-    """`Backend.attention` for the layers of one model on one device.
+    """`Backend.attention` for the layers of one model on one device. Call `reserve` before the first capture. The batch
+    of a step with prompts must be another object in each call."""
 
-    A captured step replays the same launches for any contexts and, with prompts, for any lengths of chunks. Its batch
-    must have tensors that keep their addresses, and as `max_context` the largest context that any replay may have. A
-    decode-only step has one row for each sequence, with context 0 for padding rows. The batch of a step with prompts
-    must be another object in each call, because the launch that plans it belongs to the step. Call `reserve` before
-    the first capture.
-    """
-
+    # A captured step replays the same launches for any contexts and lengths of chunks: its batch's tensors keep their
+    # addresses, and its `max_context` is the largest of any replay.
     def __init__(self, decode: DecodeTuning | None = None, prefill: PrefillTuning | None = None) -> None:
-        """Takes the tunings, which decide the bits of results and hold for the object's life. None means the default
-        for the device."""
+        """Take the tunings, which decide the bits of results and hold for the object's life. None means the default for
+        the device."""
         self._decode = decode
         self._prefill = prefill
         self._workspace: DecodeWorkspace | None = None
@@ -101,15 +95,8 @@ class PagedAttention:
         self._plans: dict[int | None, PrefillPlan] = {}
 
     def reserve(self, max_seqs: int, heads: int, kv: Tensor, chunk_rows: int = 0, max_context: int = 0) -> None:
-        """Allocates the decode workspace for good (`triton_decode.workspace_bytes` is its size): it is not enlarged any
-        more, and calls with more than `max_seqs` decodes raise ValueError. Also allocates the memory for parts of
-        prompts in captured steps (`triton_prefill_plan.largest_room`).
-
-        Args:
-            heads: query heads of a layer.
-            kv: the KV cache of any layer.
-            chunk_rows: rows of the largest captured step with prompts, whose contexts have up to `max_context` tokens.
-        """
+        """Allocate the workspaces of captured steps for good: of up to `max_seqs` decodes, more raise ValueError later,
+        and of prompts of `chunk_rows` rows with contexts up to `max_context`. `heads` are a layer's query heads."""
         kv_heads, head_dim = kv.shape[3:]
         tuning = self.prefill_tuning(kv)
         room = largest_room(chunk_rows, max_seqs, max_context, heads // kv_heads, kv_heads, tuning)
@@ -118,13 +105,13 @@ class PagedAttention:
         self._is_reserved = True
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
-        """Returns the tuning for decoding from `kv`: the constructor's or, by default, that for the first `kv` seen."""
+        """Return the tuning for decoding from `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._decode is None:
             self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._decode
 
     def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
-        """Returns the tuning for prefill over `kv`: the constructor's or, by default, that for the first `kv` seen."""
+        """Return the tuning for prefill over `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._prefill is None:
             self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._prefill
@@ -138,7 +125,7 @@ class PagedAttention:
         window: int | None = None,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`, and
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`, and
         `AttentionCall` for `kv_scales`. Raises ValueError if the batch has more decodes than `reserve` allowed."""
         if batch is not self._batch:
             self._batch, self._plans = batch, {}

@@ -39,12 +39,12 @@ class TritonBackend:
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Applies norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
-        [num_rows, heads, head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
+        """Apply norms (if any) and the rotary embedding, write K and V to `kv`, and return the query [num_rows, heads,
+        head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
         return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms, kv_coding)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
+        """Store this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         triton_kv.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
@@ -56,12 +56,12 @@ class TritonBackend:
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         scales = None if kv_coding is None else kv_coding.scales
         return self.paged_attention(query, kv, batch, scores, window, scales)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
-        """Returns the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and
+        """Return the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and
         adapters stay the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
@@ -73,19 +73,19 @@ class TritonBackend:
     def record_lora(
         self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace, has_long: bool = False
     ) -> triton_lora_plan.TritonLora:
-        """Returns LoRA data for launches to record, which serve any step whose lists are in `workspace`, and which has
+        """Return LoRA data for launches to record, which serve any step whose lists are in `workspace`, and which has
         long segments only if `has_long`."""
         return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self.lora_tuning, has_long)
 
     def fill_lora(
         self, host: Int32Array, workspace: triton_lora_plan.LoraWorkspace, table: LoraTable, plan: SegmentPlan
     ) -> int:
-        """Writes a step's tile lists into `host`, laid out like `workspace.meta`, and returns how many leading numbers
-        of it to copy there. Raises ValueError if the step does not fit the workspace."""
+        """Write a step's tile lists into `host`, laid out like `workspace.meta`, and return how many leading numbers of
+        it to copy there. Raises ValueError if the step does not fit the workspace."""
         return workspace.fill(host, table, plan, self.lora_tuning)
 
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup
     ) -> None:
-        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
+        """Add B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         triton_lora.add(out, x, prepared, layer, group)

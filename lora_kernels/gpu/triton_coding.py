@@ -10,8 +10,8 @@ import triton.language as tl
 def code_rows_kernel(
     x_ptr, codes_ptr, row_scales_ptr, width, LARGEST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Computes codes[row] = x[row] / scale, in e4m3 or with ROUNDS in int8, and the scale, for one row of `width`. A
-    row of zeros has codes of 0; a number that is not finite makes the scale NaN."""
+    """Compute codes[row] = x[row] / scale, in e4m3 or with ROUNDS in int8, and the scale, for one row of `width`. A row
+    of zeros has codes of 0; a number that is not finite makes the scale NaN."""
     row = tl.program_id(0)
     start = row.to(tl.int64) * width
     peaks = tl.zeros([BLOCK], tl.float32)
@@ -43,7 +43,7 @@ def scale_sums_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes out[row, feature] = sum * row's scale * feature's scale + bias, for a block of features."""
+    """Compute out[row, feature] = sum * row's scale * feature's scale + bias, for a block of features."""
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < features

@@ -20,32 +20,29 @@ FP8 = torch.float8_e4m3fn
 
 
 def block_width(head_dim: int) -> int:
-    """Returns the columns of a tile of heads: a power of two, at least 16. Those beyond `head_dim` are unused zeros."""
+    """Return the columns of a tile of heads: a power of two, at least 16. Those beyond `head_dim` are unused zeros."""
     return max(MIN_DOT, triton.next_power_of_2(head_dim))
 
 
 def seqs_width(num_seqs: int) -> int:
-    """Returns the number of sequences, a power of two, for which a kernel is compiled that serves `num_seqs`."""
+    """Return the number of sequences, a power of two, for which a kernel is compiled that serves `num_seqs`."""
     return max(LEAST_SEQS, triton.next_power_of_2(num_seqs))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one layer's attention in one step. Kernels fill `out`.
-
-    Attributes:
-        out, query: [num_rows, heads, head_dim].
-        kv: [num_pages, 2, block_size, kv_heads, head_dim], strided across pages, in the query's dtype or float8_e4m3fn.
-        window: number of positions that a row sees, up to and including its own. None means all.
-        kv_scales: fp32 [2, kv_heads]. Factors by which stored K and V are multiplied. None means 1.
-    """
+    """The arguments of one layer's attention in one step. Kernels fill `out`."""
 
     out: Tensor
     query: Tensor
+    """`out` and `query`: [num_rows, heads, head_dim]."""
     kv: Tensor
+    """[num_pages, 2, block_size, kv_heads, head_dim], strided across pages, in the query's dtype or float8_e4m3fn."""
     scores: Scores
     window: int | None = None
+    """Number of positions that a row sees, up to and including its own. None means all."""
     kv_scales: Tensor | None = None
+    """fp32 [2, kv_heads]. Factors by which stored K and V are multiplied. None means 1."""
 
     @property
     def group(self) -> int:
@@ -82,14 +79,14 @@ class AttentionCall:
 
 @triton.jit
 def find_pages(table_ptr, n, end, BLOCK_SIZE: tl.constexpr):
-    """Returns the page of each token position in `n`, from a sequence's block table; page 0 from `end` on."""
+    """Return the page of each token position in `n`, from a sequence's block table; page 0 from `end` on."""
     return tl.load(table_ptr + n // BLOCK_SIZE, mask=n < end, other=0)
 
 
 @triton.jit
 def add_sinks(norm, peak, sinks_ptr, head, mask):
-    """Adds the exponentials of the sinks of heads `head` to `norm`, the sums of base-2 exponentials of rows with the
-    largest score `peak`, and returns the sums. All have one shape; rows that `mask` excludes may become anything."""
+    """Add the exponentials of the sinks of heads `head` to `norm`, the sums of base-2 exponentials of rows with the
+    largest score `peak`, and return the sums. All have one shape; rows that `mask` excludes may become anything."""
     return norm + tl.exp2(tl.load(sinks_ptr + head, mask=mask, other=0.0) * LOG2_E - peak)
 
 
@@ -117,14 +114,10 @@ def attend_blocks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Adds context tokens `begin:end` to the softmax state of query rows, and returns the new state: the largest score
-    (`peak`), the sum of base-2 exponentials of scores times `scale` (`norm`), and the sum of exponentials times values
-    (`total`). Scores are bounded by CAP (`Scores.cap`) unless it is 0.
-
-    With EDGE, a row sees only tokens up to its `position` and, with HAS_WINDOW, the last `window` of these. If the
-    tokens do not fill whole blocks, `position` must be below `end`, which hides the rest of the last block. Without
-    EDGE, nothing is masked: the tokens must fill whole blocks and be visible to every row.
-    """
+    """Add context tokens `begin:end` to the softmax state of query rows, and return it: the largest score, the sum of
+    base-2 exponentials, and their sum times values. CAP bounds scores (`Scores.cap`) unless it is 0."""
+    # With EDGE, a row sees only tokens up to its `position`, which must be below `end` if the tokens do not fill whole
+    # blocks, and with HAS_WINDOW the last `window`. Without EDGE, nothing is masked.
     step = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     # Look up pages one block ahead, because a load of K that waits for a load of its page cannot be pipelined.

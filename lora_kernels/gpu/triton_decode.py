@@ -1,10 +1,5 @@
-"""Paged attention of single query rows: contexts are split, so that few sequences fill a GPU (Flash-Decoding, Dao et
-al. 2023), and the query heads of one KV head (GQA) share a tile, so that K and V are read once.
-
-The split of a context depends only on its length, so that a row's bits do not depend on the other rows of the batch. A
-work item is one (sequence, split, KV head). A fixed number of programs find their items on the device, so that a launch
-is the same for all contexts, as a CUDA graph requires.
-"""
+"""Paged attention of single query rows. Contexts are split, depending only on their lengths, so that few sequences fill
+a GPU (Flash-Decoding, Dao et al. 2023), and the query heads of a KV head share a tile."""
 
 from __future__ import annotations
 
@@ -24,25 +19,21 @@ from lora_kernels.tuning import require_power_of_two
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
     """Parameters that an autotuner may vary. The first three decide a result's bits, so an engine keeps them for life.
-
-    Attributes:
-        block_n: tokens that a program reads at once, a power of two.
-        split_tokens: contexts of at most this many visible tokens are not split; a multiple of `block_n`.
-        max_splits: maximum splits of a context, a power of two. Contexts longer than `split_tokens * max_splits` get
-            longer splits, not more.
-        num_warps, num_stages: launch options; a program has `num_stages - 1` blocks of K and V in shared memory.
-        programs: number of programs launched, as many as fit on the device at the same time.
-
-    Raises:
-        ValueError: `block_n`, `split_tokens` or `max_splits` breaks these constraints. The others are not checked.
-    """
+    Raises ValueError if one of those three breaks its constraint; the others are not checked."""
 
     block_n: int = 64
+    """Tokens that a program reads at once, a power of two."""
     split_tokens: int = 512
+    """Contexts of at most this many visible tokens are not split; a multiple of `block_n`."""
     max_splits: int = 32
+    """Maximum splits of a context, a power of two. Contexts longer than `split_tokens * max_splits` get longer splits,
+    not more."""
     num_warps: int = 4
     num_stages: int = 4
+    """`num_warps` and `num_stages`: launch options; a program has `num_stages - 1` blocks of K and V in shared
+    memory."""
     programs: int = 264
+    """Number of programs launched, as many as fit on the device at the same time."""
 
     def __post_init__(self) -> None:
         for name in ("block_n", "max_splits"):
@@ -54,23 +45,20 @@ class DecodeTuning:
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
     """The memory that decoding writes besides its output. It is allocated once, because captured graphs hold its
-    addresses.
-
-    Attributes:
-        partials: room for `max_splits` parts of each of `max_seqs` sequences.
-        rows: int32 [max_seqs, 3], the `rows` argument of `merge`: the sequences whose context is split.
-        count: int32 [1]. Number of these sequences.
-    """
+    addresses."""
 
     partials: Partials
+    """Room for `max_splits` parts of each of `max_seqs` sequences."""
     rows: Tensor
+    """int32 [max_seqs, 3], the `rows` argument of `merge`: the sequences whose context is split."""
     count: Tensor
+    """int32 [1]. Number of these sequences."""
 
 
 def make_workspace(
     max_seqs: int, heads: int, head_dim: int, tuning: DecodeTuning, device: torch.device
 ) -> DecodeWorkspace:
-    """Allocates a workspace, which takes `workspace_bytes` of the device's memory."""
+    """Allocate a workspace, which takes `workspace_bytes` of the device's memory."""
     return DecodeWorkspace(
         partials=make_partials(max_seqs * tuning.max_splits, heads, head_dim, device),
         rows=torch.empty(max_seqs, 3, dtype=torch.int32, device=device),
@@ -92,17 +80,12 @@ def decode(
     *,
     may_split: bool = True,
 ) -> None:
-    """Computes attention into the first rows of `call.out`, where row i is the newest token of sequence i.
-
-    The launches do not depend on the numbers in `query_starts` and `contexts`, which only the device reads.
+    """Compute attention into the first rows of `call.out`, where row i is the newest token of sequence i. Context 0 is
+    padding, whose row becomes zero; sequences without exactly one row, which come last, are skipped.
 
     Args:
-        query_starts: int32 [at least num_seqs + 1], see `AttentionBatch`. Sequences that do not have exactly one row
-            are skipped; they follow those that do.
-        contexts: int32 [num_seqs], tokens in each KV cache; at most as many sequences as `workspace` was made for.
-            Context 0 is padding, and its row of the output becomes zero.
-        block_tables: int32 [num_seqs, max_blocks].
-        may_split: False if the caller knows that no row sees more than `tuning.split_tokens` tokens.
+        query_starts, contexts, block_tables: see `AttentionBatch`.
+        may_split: False if no row sees more than `tuning.split_tokens` tokens.
     """
     num_seqs, kv_heads = len(contexts), call.kv.shape[3]
     kernel = with_constants(
@@ -147,7 +130,7 @@ def decode(
 
 
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
-    """Returns the compile-time constants of `decode_kernel` that are not in `AttentionCall.constants`."""
+    """Return the compile-time constants of `decode_kernel` that are not in `AttentionCall.constants`."""
     return {
         "SEQS": seqs_width(num_seqs),
         "BLOCK_M": max(MIN_DOT, triton.next_power_of_2(group)),
@@ -159,7 +142,7 @@ def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[st
 
 @triton.jit
 def split_size(span, BLOCK_N: tl.constexpr, SPLIT_TOKENS: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Returns the tokens per split of a context of `span` visible tokens, in whole blocks. The last split may be
+    """Return the tokens per split of a context of `span` visible tokens, in whole blocks. The last split may be
     shorter."""
     splits = tl.minimum(tl.maximum(tl.cdiv(span, SPLIT_TOKENS), 1), MAX_SPLITS)
     return tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N), 1) * BLOCK_N
@@ -203,9 +186,9 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes attention of the query heads of one KV head over one split, item after item. Stores the result in
-    `out_ptr`, or as a partial result if the context has several splits, whose entries for `merge` are in `rows_ptr`.
-    `scale` is for base-2 exponentials."""
+    """Compute attention of the query heads of one KV head over one split, item after item, into `out_ptr` or, of
+    several splits, as partial results whose entries for `merge` are in `rows_ptr`. `scale` is for base-2
+    exponentials."""
     index = tl.arange(0, SEQS)
     starts = tl.load(query_starts_ptr + index, mask=index < num_seqs, other=0)
     lengths = tl.load(query_starts_ptr + index + 1, mask=index < num_seqs, other=0) - starts

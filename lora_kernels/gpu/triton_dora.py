@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lora_kernels.dora import scaled_rows
 from lora_kernels.gpu.launch import with_constants
+from lora_kernels.gpu.triton_lora import find_block
 from lora_kernels.layout import ALIGN, LoraTable, ProjectionGroup
 from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan
@@ -28,7 +29,7 @@ class TritonScales:
     items: Tensor
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
+        """Scale the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         _, layers, targets = self.table.scales.shape
         blocks = sum(-(-features // BLOCK) for features in group.out_features)
         kernel = with_constants(
@@ -46,7 +47,7 @@ class TritonScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:
-    """Returns one step's `TritonScales`, for all layers, or None if none of its adapters scales base outputs."""
+    """Return one step's `TritonScales`, for all layers, or None if none of its adapters scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None
@@ -69,22 +70,8 @@ def scale_kernel(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Computes out[row, columns] = out (1 + scale) + shift, for one (row, block of columns) with a scale tile."""
-    block = tl.program_id(1)
-    target = GROUP[0]
-    features = OUT_FEATURES[0]
-    column = 0
-    within = block
-    blocks_before = 0
-    columns_before = 0
-    for i in tl.static_range(len(GROUP)):
-        here = block >= blocks_before
-        target = tl.where(here, GROUP[i], target)
-        features = tl.where(here, OUT_FEATURES[i], features)
-        column = tl.where(here, columns_before, column)
-        within = tl.where(here, block - blocks_before, within)
-        blocks_before += (OUT_FEATURES[i] + BLOCK - 1) // BLOCK
-        columns_before += OUT_FEATURES[i]
+    """Compute out[row, columns] = out (1 + scale) + shift, for one (row, block of columns) with a scale tile."""
+    _, target, features, column, within = find_block(tl.program_id(1), GROUP, OUT_FEATURES, BLOCK)
     item = items_ptr + tl.program_id(0) * 2
     row, adapter_slot = tl.load(item).to(tl.int64), tl.load(item + 1)
     start = tl.load(scales_ptr + (adapter_slot * LAYERS + layer) * TARGETS + target).to(tl.int64) * ALIGN

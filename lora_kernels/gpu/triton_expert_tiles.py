@@ -1,9 +1,5 @@
-"""Lists of LoRA tiles of experts' entries, made on the device, in the layout that the host gives its own lists.
-
-The host does not know which experts rows have, so that it cannot cut their segments by (adapter, expert). Entries are
-sorted by expert and then by adapter. A program counts the tiles of an expert; in a second launch, when the tiles of all
-experts before it are known, it writes them. The kernels of triton_lora.py then work on entries as they do on rows.
-"""
+"""Lists of LoRA tiles of experts' entries, made on the device, because the host does not know the entries, in the
+layout of the host's own lists. Entries are sorted by expert and then by adapter."""
 
 from __future__ import annotations
 
@@ -37,13 +33,8 @@ def prepare(
     max_features: int,
     tuning: LoraTuning,
 ) -> TritonLora:
-    """Returns the LoRA data of entries, for layer 0 and the targets 0, 1 and 2 of `table.by_expert()`, in two launches.
-    Memory and launches depend only on numbers that the host knows, so that it does not wait for the routing.
-
-    Args:
-        first_slot: virtual slot of expert 0 of adapter slot 0.
-        max_features: the largest number of inputs of an expert's projections.
-    """
+    """Return the LoRA data of entries, for layer 0 and the targets 0, 1 and 2 of `table.by_expert()`, in two launches.
+    `first_slot` is the virtual slot of expert 0 of adapter slot 0, `max_features` the widest input."""
     entries, experts = len(routing.rows), len(routing.starts) - 1
     has_long = adapters.max_rows >= tuning.long_from
     max_rank = round_up(adapters.max_rank, RANK_TILE)
@@ -70,7 +61,7 @@ def prepare(
 
 
 def tile_constants(tuning: LoraTuning, has_long: bool) -> dict[str, Any]:
-    """Returns the constants of `expert_tiles_kernel` that follow from a tuning."""
+    """Return the constants of `expert_tiles_kernel` that follow from a tuning."""
     long = {"LONG_FROM": tuning.long_from, "LONG_ROWS": tuning.long_rows, "LONG_RANKS": tuning.long_ranks}
     short = {"TILE_ROWS": tuning.tile_rows, "RANK_TILE": RANK_TILE}
     return {"HAS_LONG": has_long, **long, **short, "HEADER": HEADER, "COUNT": COUNT, "BLOCK": BLOCK}
@@ -79,8 +70,8 @@ def tile_constants(tuning: LoraTuning, has_long: bool) -> dict[str, Any]:
 def _capacities(
     entries: int, experts: int, max_rank: int, tuning: LoraTuning, has_long: bool
 ) -> tuple[int, int, int, int]:
-    """Returns the largest possible number of tiles in each list. A block may begin and end with a part of
-    a long segment that is itself shorter than a long segment."""
+    """Return the largest possible number of tiles in each list. A block may begin and end with a part of a long segment
+    that is itself shorter than a long segment."""
     long = 0
     if has_long:
         blocks, pieces = experts + entries // BLOCK, BLOCK // tuning.long_from + 2
@@ -116,7 +107,7 @@ def expert_tiles_kernel(
     BLOCK: tl.constexpr,
     WRITE: tl.constexpr,
 ):
-    """Counts the tiles of one expert in each list or, with WRITE, writes them after those of the experts before it.
+    """Count the tiles of one expert in each list or, with WRITE, write them after those of the experts before it.
     Within a block, an entry's index in its segment is the number of earlier entries with the same adapter."""
     expert = tl.program_id(0)
     end = tl.load(starts_ptr + expert + 1)
@@ -173,7 +164,7 @@ def expert_tiles_kernel(
 
 @triton.jit
 def _tiles_before(counts_ptr, total_ptr, expert, EXPERTS: tl.constexpr, EXPERT_BLOCK: tl.constexpr):
-    """Returns the number of tiles of the experts before this one. The first expert stores that of all experts."""
+    """Return the number of tiles of the experts before this one. The first expert stores that of all experts."""
     e = tl.arange(0, EXPERT_BLOCK)
     counts = tl.load(counts_ptr + e, mask=e < EXPERTS, other=0)
     tl.store(total_ptr, tl.sum(counts, axis=0), mask=expert == 0)
@@ -182,7 +173,7 @@ def _tiles_before(counts_ptr, total_ptr, expert, EXPERTS: tl.constexpr, EXPERT_B
 
 @triton.jit
 def _add_tiles(list_ptr, number, slots, first, counts, ranks, EACH: tl.constexpr, WRITE: tl.constexpr):
-    """Counts the tiles of EACH ranks that cover the `ranks` of each entry, and returns `number` plus this count. With
+    """Count the tiles of EACH ranks that cover the `ranks` of each entry, and return `number` plus this count. With
     WRITE, also writes them to a list from index `number` on: (virtual slot, first entry, entries, first rank)."""
     tiles = (ranks + EACH - 1) // EACH
     if WRITE:

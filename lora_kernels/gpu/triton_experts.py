@@ -29,7 +29,7 @@ class TritonExperts:
         self._lora_tuning = lora_tuning
 
     def route(self, logits: Tensor, top_k: int, *, normalised: bool, order: Tensor | None = None) -> Routing:
-        """Chooses the experts of each row, in three launches at most: `ExpertKernels.route`."""
+        """Choose the experts of each row, in three launches at most: `ExpertKernels.route`."""
         rows, count = logits.shape
         numbers: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
         experts, weights = torch.empty(rows, top_k, **numbers), logits.new_empty(rows, top_k, dtype=torch.float32)
@@ -46,11 +46,11 @@ class TritonExperts:
         return Routing(entry_rows, starts, places, weights)
 
     def gather(self, x: Tensor, routing: Routing) -> Tensor:
-        """Returns each entry's row of `x`: `ExpertKernels.gather`."""
+        """Return each entry's row of `x`: `ExpertKernels.gather`."""
         return x.index_select(0, routing.rows)
 
     def combine(self, entries: Tensor, routing: Routing) -> Tensor:
-        """Returns the weighted sum of each row's entries: `ExpertKernels.combine`."""
+        """Return the weighted sum of each row's entries: `ExpertKernels.combine`."""
         (rows, top_k), width = routing.places.shape, entries.shape[1]
         out = entries.new_empty(rows, width)
         kernel = with_constants(combine_kernel, TOP_K=top_k, BLOCK=COMBINE_BLOCK, num_warps=4)

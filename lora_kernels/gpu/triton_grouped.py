@@ -1,11 +1,5 @@
-"""The products of experts on a GPU: each entry with the weight of its own expert, in one launch.
-
-A tile is some entries of one expert. Programs find theirs in the experts' counts, so that no list is made and the host
-need not know any count: it launches as many programs as the numbers of entries and experts may need, and those beyond
-the last tile end at once. Weights are the left operand, as in triton_lora.py: their rows fill the height of an
-instruction, and few entries are a narrow product that costs little more than reading the weight. Only the weights of
-chosen experts are read.
-"""
+"""The products of experts on a GPU: each entry with the weight of its own expert, in one launch. Programs find their
+tiles in the experts' counts, which the host need not know; those beyond the last end at once."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ read the same few tiles of entries and, where an expert has several tiles, the s
 
 @triton.jit
 def find_tile(starts_ptr, tile, EXPERTS: tl.constexpr, EXPERT_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the expert of a tile, its first entry, and the end of the expert's entries. Tiles have BLOCK_M entries of
+    """Return the expert of a tile, its first entry, and the end of the expert's entries. Tiles have BLOCK_M entries of
     one expert, the last one of each expert what remains. The end is 0 beyond the last tile."""
     e = tl.arange(0, EXPERT_BLOCK)
     first = tl.load(starts_ptr + e, mask=e < EXPERTS, other=0)
@@ -34,7 +28,7 @@ def find_tile(starts_ptr, tile, EXPERTS: tl.constexpr, EXPERT_BLOCK: tl.constexp
 
 @triton.jit
 def tile_and_block(FEATURES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the numbers of this program's tile and of its block of outputs."""
+    """Return the numbers of this program's tile and of its block of outputs."""
     BLOCKS: tl.constexpr = (FEATURES + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     within = program % (SIDE_BY_SIDE * BLOCKS)
@@ -59,9 +53,8 @@ def grouped_kernel(
     BLOCK_K: tl.constexpr,
     HAS_BIASES: tl.constexpr,
 ):
-    """Computes out[entries, features] of one tile and one block of features, from weights [experts, FEATURES, WIDTH]
-    and, with HAS_BIASES, biases [experts, FEATURES], which are added before the result is rounded. The inner dimension
-    is added up in fp32 in order, whatever the tile's height."""
+    """Compute out[entries, features] of one tile and one block of features, from weights [experts, FEATURES, WIDTH] and
+    biases [experts, FEATURES], with fp32 sums in an order that does not depend on the tile's height."""
     tile, block = tile_and_block(FEATURES, BLOCK_N)
     expert, first, end = find_tile(starts_ptr, tile, EXPERTS, EXPERT_BLOCK, BLOCK_M)
     if first < end:

@@ -14,15 +14,9 @@ LARGEST = tl.constexpr(448.0)
 
 
 def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
-    """Stores `key` and `value` [num_rows, kv_heads, head_dim], each row contiguous, at `slots` of one layer's KV.
-
-    Args:
-        kv: [num_pages, 2, block_size, kv_heads, head_dim] in the dtype of `key`, or in float8_e4m3fn, to which numbers
-            are rounded after they are clamped to its range.
-        slots: int64 [num_rows], `page * block_size + offset`. Rows with a negative slot, which pad a captured step, are
-            not written.
-        scales: fp32 [2, kv_heads]. K and V are divided by them first. None means 1.
-    """
+    """Store `key` and `value` [num_rows, kv_heads, head_dim], each row contiguous, at `slots` (int64, `page *
+    block_size + offset`, negative for padding) of one layer's KV. In FP8 they are divided by `scales`, fp32 [2,
+    kv_heads], and clamped."""
     num_rows, kv_heads, head_dim = key.shape
     width = kv_heads * head_dim
     kernel = with_constants(
@@ -57,7 +51,7 @@ def write_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copies K and V of one row to its slot, scaled and converted like `write_kv`. A negative slot is skipped."""
+    """Copy K and V of one row to its slot, scaled and converted like `write_kv`. A negative slot is skipped."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:

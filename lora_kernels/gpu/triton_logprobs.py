@@ -14,18 +14,9 @@ CHUNK = 4096
 
 
 def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns logprobs under the model's unmodified logits. Among tokens with equal logits, the lower id ranks first.
-
-    Args:
-        logits: [num_rows, vocab_size].
-        rows: int32 [num_wanted]. Rows for which logprobs are wanted.
-        ids: int64 [num_rows]. The token chosen in each row.
-        width: number of likeliest tokens, at most vocab_size.
-
-    Returns:
-        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens from
-        the likeliest down, and bits of their fp32 logprobs.
-    """
+    """Return logprobs of `logits` [num_rows, vocab_size] for the wanted `rows`, int32 [num_wanted]: int32 [num_wanted,
+    1 + 2 * width]. `ids`, int64 [num_rows], are the tokens chosen. Among equals, the lower id ranks first."""
+    # A line has the bits of the chosen token's fp32 logprob, the ids of the likeliest tokens, and the bits of theirs.
     wanted, vocab = len(rows), logits.shape[1]
     chunks = triton.cdiv(vocab, CHUNK)
     sums = torch.empty(wanted, chunks, 2, dtype=torch.float32, device=logits.device)
@@ -54,7 +45,7 @@ def rank_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Stores the highest logit of one (row, chunk) and the sum of exp(logit - highest) at `sums_ptr`, and the `width`
+    """Store the highest logit of one (row, chunk) and the sum of exp(logit - highest) at `sums_ptr`, and the `width`
     highest logits and their ids (-1 where the chunk has fewer) at `tops_ptr` and `top_ids_ptr`."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     chunk = tl.program_id(1)
@@ -92,7 +83,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Computes one row of the result of `logprobs` from what `rank_kernel` stored for the row's chunks."""
+    """Compute one row of the result of `logprobs` from what `rank_kernel` stored for the row's chunks."""
     wanted = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + wanted).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)

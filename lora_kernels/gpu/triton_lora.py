@@ -1,20 +1,5 @@
-"""LoRA on a GPU, for any adapters with two launches per projection group, or four with short and long segments.
-
-Shrink multiplies each tile of rows with some ranks of its adapter's A; expand multiplies the result with B and adds it
-to the base output. Weights are the left operand of a tensor-core product, and rows of the batch are its columns: 16
-ranks fill the height of an instruction, and 8 columns are its minimum width, so that one row costs little more than
-reading its adapter, and several rows share one read. Tiles of every width use the same instruction. The inner dimension
-is cut into parts that depend only on its length, and their sums are added in a fixed order. A row's result therefore
-has the same bits in every batch. The kernels use no atomics, and no memory must be cleared for them.
-
-Kernels walk lists of tiles (triton_lora_plan.py) whose lengths are in device memory, so that a launch can be recorded
-once and replayed for any set of adapters. docs/kernels-lora.md has the pictures and the numbers.
-
-With EARLY, programs begin while the kernel launched before them ends (programmatic dependent launch, CUDA Programming
-Guide), find their tiles meanwhile, and then wait for it. Shrink lets expand begin only after it has waited for the base
-product itself, so that expand may read the base output before it waits for shrink. Adapters and lists do not change
-meanwhile. Programs without a tile wait, too, because the next kernel waits only for the last one.
-"""
+"""LoRA on a GPU, for any adapters with two launches per projection group, shrink and expand, or four with short and
+long segments. A row has the same bits in every batch. docs/kernels-lora.md has the pictures and the numbers."""
 
 from __future__ import annotations
 
@@ -31,17 +16,22 @@ from lora_kernels.gpu.triton_lora_plan import TileList, TritonLora
 from lora_kernels.gpu.triton_lora_tuning import PART_UNIT, LoraTuning
 from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, ProjectionGroup
 
+# Weights are the left operand of a tensor-core product, so that one row costs little more than reading its adapter.
+# With EARLY, programs begin while the kernel before them ends (programmatic dependent launch). Shrink lets expand begin
+# only after it has waited for the base product itself, so that expand may read the base output first. Programs without
+# a tile wait, too, because the next kernel waits only for the last one.
+
 LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 
 def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
+    """Add B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
     shrink(x, prepared, layer, group)
     expand(out, prepared, layer, group)
 
 
 def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. Raises
+    """Compute A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. Raises
     ValueError if splits x targets exceed the parts of `prepared.sums`."""
     splits = prepared.tuning.num_splits(group.in_features)
     if splits * len(group.targets) > len(prepared.sums):
@@ -63,9 +53,8 @@ def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) 
 
 
 def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes the second half of `add`: multiplies `prepared.sums`, which `shrink` filled for the same layer and
-    group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place. Raises ValueError if `out`
-    has 2^31 numbers or more, because the kernel computes their indices in 32 bits."""
+    """Multiply `prepared.sums`, which `shrink` filled for the same layer and group, with B, and add the result to `out`
+    [num_rows, sum(group.out_features)] in place. Raises ValueError if `out` has 2^31 numbers or more."""
     if out.numel() >= 1 << 31:
         raise ValueError(f"a step of {len(out)} rows is too large for LoRA of {out.shape[1]} outputs")
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
@@ -84,18 +73,18 @@ def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup
 
 
 def _stored(prepared: TritonLora) -> Tensor:
-    """Returns the arena viewed in the dtype in which kernels read A and B tiles: int8 for FP8."""
+    """Return the arena viewed in the dtype in which kernels read A and B tiles: int8 for FP8."""
     return prepared.arena.view(torch.int8) if prepared.table.fp8 else prepared.arena
 
 
 def _tables(prepared: TritonLora, tiles: TileList) -> tuple[Tensor, ...]:
-    """Returns the tensors of sums, tables and tiles that both kernels take, in the order of their arguments."""
+    """Return the tensors of sums, tables and tiles that both kernels take, in the order of their arguments."""
     table = prepared.table
     return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
 
 
 def _table_shape(prepared: TritonLora) -> tuple[int, int, bool]:
-    """Returns the numbers of layers and targets of the adapter table, and whether adapters are in FP8."""
+    """Return the numbers of layers and targets of the adapter table, and whether adapters are in FP8."""
     _, layers, targets = prepared.table.ranks.shape
     return layers, targets, prepared.table.fp8
 
@@ -118,7 +107,7 @@ def _shrink_launcher(
 def _expand_launcher(
     tuning: LoraTuning, group: ProjectionGroup, layers: int, targets: int, fp8: bool, long: bool
 ) -> tuple[Launcher, int]:
-    """Returns the launcher, and the number of blocks of output columns of all targets."""
+    """Return the launcher, and the number of blocks of output columns of all targets."""
     options = tuning.expand_options(long, tuning.num_splits(group.in_features), fp8)
     constants = {**_constants(tuning, group, layers, targets, fp8), "OUT_FEATURES": group.out_features}
     blocks = sum(-(-features // options["BLOCK_N"]) for features in group.out_features)
@@ -162,7 +151,7 @@ def shrink_kernel(
     NARROW_ROWS: tl.constexpr,
     NARROW_K: tl.constexpr,
 ):
-    """Computes sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part), tile after
+    """Compute sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part), tile after
     tile. With SERIAL, one program computes all parts and stores their sum at part 0."""
     index = tl.program_id(0)
     target = 0
@@ -222,7 +211,7 @@ def _shrink_tile(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Computes one tile of `shrink_kernel`. `ranks` is the adapter's rank minus the tile's first rank; if it is not
+    """Compute one tile of `shrink_kernel`. `ranks` is the adapter's rank minus the tile's first rank; if it is not
     positive, nothing is computed. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first row's sums."""
     PART: tl.constexpr = ((IN_FEATURES + SPLITS * PART_UNIT - 1) // (SPLITS * PART_UNIT)) * PART_UNIT
     m = tl.arange(0, ROWS)
@@ -250,11 +239,34 @@ def _shrink_tile(
 
 @triton.jit
 def _from_e4m3(bits, dtype: tl.constexpr):
-    """Converts the bits of e4m3 numbers to 1/256 of the numbers, exactly, so that products stay in fp16's range. The
-    bits are moved to fp32's fields, which lowers the exponent by 120, and multiplied by 2^112. Expand's factors make up
-    for the 1/256 of A and of B."""
+    """Convert the bits of e4m3 numbers to 1/256 of the numbers, exactly, so that products stay in fp16's range.
+    Expand's factors make up for it."""
+    # The bits are moved to fp32's fields, which lowers the exponent by 120, and multiplied by 2^112.
     moved = (bits.to(tl.int32) << 20) & -0x78100000  # keep the extended sign bit and the seven bits from bit 20 on
     return (moved.to(tl.float32, bitcast=True) * 2.0**112).to(dtype)
+
+
+@triton.jit
+def find_block(block, GROUP: tl.constexpr, OUT_FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+    """Return where number `block` of a group's blocks of BLOCK columns lies: the projection's index in GROUP, its
+    target, its number of features and first column, and the number of the block in it."""
+    index = 0
+    target = GROUP[0]
+    features = OUT_FEATURES[0]
+    column = 0
+    within = block
+    blocks_before = 0
+    columns_before = 0
+    for i in tl.static_range(len(GROUP)):
+        here = block >= blocks_before
+        index = tl.where(here, i, index)
+        target = tl.where(here, GROUP[i], target)
+        features = tl.where(here, OUT_FEATURES[i], features)
+        column = tl.where(here, columns_before, column)
+        within = tl.where(here, block - blocks_before, within)
+        blocks_before += (OUT_FEATURES[i] + BLOCK - 1) // BLOCK
+        columns_before += OUT_FEATURES[i]
+    return index, target, features, column, within
 
 
 @triton.jit(do_not_specialize=["layer", "max_rows"])
@@ -287,30 +299,13 @@ def expand_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile. The
-    next tile's rank, rows and offsets are loaded while a tile is computed: each load that waits for another takes some
-    0.6 us, and a tile's numbers are few."""
+    """Compute out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile."""
+    # The next tile's rank, rows and offsets are loaded early: each load that waits for another takes some 0.6 us.
     num_tiles = tl.load(count_ptr)
     step = tl.num_programs(1)
     item = tiles_ptr + tl.program_id(1) * 4
     adapter_slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-    block = tl.program_id(0)
-    index = 0
-    target = GROUP[0]
-    features = OUT_FEATURES[0]
-    column = 0
-    within = block
-    blocks_before = 0
-    columns_before = 0
-    for i in tl.static_range(len(GROUP)):
-        here = block >= blocks_before
-        index = tl.where(here, i, index)
-        target = tl.where(here, GROUP[i], target)
-        features = tl.where(here, OUT_FEATURES[i], features)
-        column = tl.where(here, columns_before, column)
-        within = tl.where(here, block - blocks_before, within)
-        blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
-        columns_before += OUT_FEATURES[i]
+    index, target, features, column, within = find_block(tl.program_id(0), GROUP, OUT_FEATURES, BLOCK_N)
     first_column = within * BLOCK_N
     out_ptr += column
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
@@ -376,9 +371,8 @@ def _expand_tile(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes rows `done` to `done` + ROWS of one tile of `expand_kernel`, whose indices in the batch are `row`
-    [ROWS]. Stores nothing if `rank` is 0. `tiles_ptr` points to the offsets of the projection's tiles of B, and `tile`
-    [RANKS] holds those of the first RANKS ranks. The next ranks of B are loaded while these are multiplied."""
+    """Compute rows `done` to `done` + ROWS of one tile, whose indices in the batch are `row` [ROWS]. Stores nothing if
+    `rank` is 0. `tile` [RANKS] holds the offsets of the first ranks of B, `tiles_ptr` all."""
     r = tl.arange(0, RANKS)
     m = done + tl.arange(0, ROWS)
     n = first_column + tl.arange(0, BLOCK_N)
@@ -423,7 +417,7 @@ def _load_b(
     RANK_TILE: tl.constexpr,
     FP8_SCALES: tl.constexpr,
 ):
-    """Loads B [RANKS, BLOCK_N] at columns `n`: rank r of the tiles at the offsets `tile` [RANKS], 0 unless `live`."""
+    """Load B [RANKS, BLOCK_N] at columns `n`: rank r of the tiles at the offsets `tile` [RANKS], 0 unless `live`."""
     weights = arena_ptr + tile.to(tl.int64) * (2 * ALIGN if FP8 else ALIGN) + r % RANK_TILE * features
     weights += 4 * FP8_SCALES if FP8 else 0
     return tl.load(weights[:, None] + n[None, :], mask=live[:, None] & (n < features)[None, :], other=0)

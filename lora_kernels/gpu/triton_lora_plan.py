@@ -1,12 +1,5 @@
-"""Plans the LoRA kernels of a step: lists of tiles, built on the host in one array and sent to the device in one copy.
-
-A *row tile* is some rows of one segment; a *shrink tile* is a row tile and some ranks of its adapter. Long segments
-have lists of their own, with larger tiles.
-
-Without a workspace, memory and launches are sized for the step. With a workspace, memory has fixed addresses, and
-launches depend only on the number of rows that they may serve, so that they can be recorded in a CUDA graph: each step
-fills the lists anew, and programs that find no tile end at once.
-"""
+"""Plans the LoRA kernels of a step as lists of tiles: a *row tile* is some rows of a segment, a *shrink tile* also some
+ranks. Long segments have larger tiles. With a workspace, launches fit a CUDA graph."""
 
 from __future__ import annotations
 
@@ -39,18 +32,14 @@ MAX_PROGRAMS = 65535
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """A list of tiles that kernels walk.
-
-    Attributes:
-        tiles: int32 [capacity, 4] on the device. (adapter slot, first index into the rows, number of rows, first rank).
-        count: int32 [1] on the device. Number of tiles in the list.
-        programs: maximum number of tiles, and of programs that a launch has along the list; 0 means that nothing is
-            launched.
-    """
+    """A list of tiles that kernels walk."""
 
     tiles: Tensor
+    """int32 [capacity, 4] on the device. (adapter slot, first index into the rows, number of rows, first rank)."""
     count: Tensor
+    """int32 [1] on the device. Number of tiles in the list."""
     programs: int
+    """Maximum number of tiles, and of programs that a launch has along the list; 0 means that nothing is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +54,16 @@ class TileLists:
 
 @dataclass(frozen=True, slots=True)
 class TritonLora:
-    """The LoRA data of one step, or of one recorded launch sequence, which all layers share.
-
-    Attributes:
-        arena: flat, in the model's dtype.
-        rows: int32 [max_rows] on the device. Batch rows sorted by adapter.
-        sums: fp32 [parts, max_rows, max_rank] on the device. Results of shrink, which expand reads.
-    """
+    """The LoRA data of one step, or of one recorded launch sequence, which all layers share."""
 
     arena: Tensor
+    """flat, in the model's dtype."""
     table: LoraTable
     rows: Tensor
+    """int32 [max_rows] on the device. Batch rows sorted by adapter."""
     lists: TileLists
     sums: Tensor
+    """fp32 [parts, max_rows, max_rank] on the device. Results of shrink, which expand reads."""
     tuning: LoraTuning
 
 
@@ -85,16 +71,12 @@ class LoraWorkspace:
     """Device memory at fixed addresses, for launches that are recorded once and replayed.
 
     Args:
-        max_rows: number of rows of the largest step that the workspace serves.
-        max_rank: largest rank of an adapter of such a step.
-        max_segments: largest number of segments of a step with prompts, whose long segments have lists of their own.
-            None means a decode-only step, in which every row may be a segment and none is long.
-        tuning: sizes of the tiles.
+        max_rows, max_rank: of the largest step that the workspace serves.
+        max_segments: of a step with prompts. None means a decode-only step, in which no segment is long.
         parts: largest product of `LoraTuning.num_splits` and number of targets of any projection group.
-        meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes. None means that the
-            workspace allocates it.
-        sums: fp32 [parts, at least max_rows, max_rank] on the device, which steps of other workspaces may use between
-            steps of this one. None means that the workspace allocates it.
+        meta: int32 [workspace_numbers(max_rows, max_rank)], aligned to 16 bytes. None means that it is allocated.
+        sums: fp32 [parts, at least max_rows, max_rank], which other workspaces may use between steps. None as for
+            `meta`.
     """
 
     def __init__(
@@ -116,14 +98,9 @@ class LoraWorkspace:
         self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
     def fill(self, host: Int32Array, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> int:
-        """Writes a step's counts, rows and tile lists into `host`, int32 memory laid out like `meta`.
-
-        Returns:
-            The number of leading numbers of `host` that must be copied to `meta`.
-
-        Raises:
-            ValueError: More rows have adapters than `max_rows`, or a rank is above `max_rank` rounded up to 16.
-        """
+        """Write a step's counts, rows and tile lists into `host`, int32 memory laid out like `meta`. Return how many
+        leading numbers to copy to `meta`. Raises ValueError for more rows or a larger rank than the workspace
+        serves."""
         ranks = table.max_ranks[plan.adapter_slots]
         if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:
             raise ValueError(f"{len(plan.rows)} rows of rank {ranks.max(initial=0)} do not fit this workspace")
@@ -132,19 +109,19 @@ class LoraWorkspace:
 
 
 def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
-    """Allocates the `sums` of a `LoraWorkspace`: uninitialised fp32 [parts, max_rows, max_rank rounded up to 16]."""
+    """Allocate the `sums` of a `LoraWorkspace`: uninitialised fp32 [parts, max_rows, max_rank rounded up to 16]."""
     return torch.empty((parts, max_rows, round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
 
 
 def workspace_numbers(
     max_rows: int, max_rank: int = MAX_RANK, max_segments: int | None = None, tuning: LoraTuning = SHIPPED
 ) -> int:
-    """Returns the size of `LoraWorkspace.meta` in int32 numbers, a multiple of four."""
+    """Return the size of `LoraWorkspace.meta` in int32 numbers, a multiple of four."""
     return list_sections(max_rows, _capacities(max_rows, round_up(max_rank, RANK_TILE), max_segments, tuning))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> TritonLora | None:
-    """Returns the LoRA data of one step whose launches are not recorded, or None if no row has an adapter with a rank
+    """Return the LoRA data of one step whose launches are not recorded, or None if no row has an adapter with a rank
     above 0. Makes one upload and does not wait for it."""
     ranks = table.max_ranks[plan.adapter_slots]
     if not ranks.any():
@@ -169,7 +146,7 @@ def record(
     tuning: LoraTuning = SHIPPED,
     has_long: bool = False,
 ) -> TritonLora:
-    """Returns LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
+    """Return LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
     have been copied into the workspace (`LoraWorkspace.fill`), and which has long segments only if `has_long`."""
     tiles = min(num_rows, workspace.capacities[0])
     shrink = tiles * workspace.max_rank // RANK_TILE
@@ -182,7 +159,7 @@ def record(
 def _cut(
     plan: SegmentPlan, ranks: Int32Array, tuning: LoraTuning, long_from: int
 ) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-    """Returns the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments of at least
+    """Return the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments of at least
     `long_from` rows are long; those whose adapter has rank 0 have no tiles. `ranks` is each segment's largest rank."""
     long = plan.lengths >= long_from
     if not long.any():
@@ -192,7 +169,7 @@ def _cut(
 
 
 def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int) -> tuple[Int32Array, Int32Array]:
-    """Returns the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile, both
+    """Return the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile, both
     int32 [num_tiles, 4] as in `TileList`. Adapters with the highest ranks come first."""
     order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
     counts = -(-np.diff(plan.starts)[order] // tile_rows)
@@ -209,14 +186,14 @@ def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks:
 
 
 def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Returns 0, 1, ... count - 1 for each count, concatenated."""
+    """Return 0, 1, ... count - 1 for each count, concatenated."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _capacities(
     max_rows: int, max_rank: int, max_segments: int | None, tuning: LoraTuning
 ) -> tuple[int, int, int, int]:
-    """Returns the largest possible number of tiles in each list of a workspace: see `LoraWorkspace`. At most, each
+    """Return the largest possible number of tiles in each list of a workspace: see `LoraWorkspace`. At most, each
     segment has one tile that is not full, and every tile has all ranks."""
     segments = max_rows if max_segments is None else max_segments
     tiles = min(max_rows, segments + max_rows // tuning.tile_rows)
@@ -227,14 +204,14 @@ def _capacities(
 
 
 def list_sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the indices, in int32 numbers, at which the rows and then each list begin after the header, and at which
+    """Return the indices, in int32 numbers, at which the rows and then each list begin after the header, and at which
     the last list ends. They are multiples of four, 16 bytes."""
     first_list = HEADER + round_up(max_rows, 4)
     return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
 
 
 def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists: tuple[Int32Array, ...]) -> int:
-    """Writes header, rows and lists into their sections. Returns the index after the last number that is used."""
+    """Write header, rows and lists into their sections. Return the index after the last number that is used."""
     host[:HEADER:COUNT] = [len(tiles) for tiles in lists]
     end = HEADER
     for start, part in zip(sections, (rows, *lists), strict=False):
@@ -245,7 +222,7 @@ def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists:
 
 
 def tile_lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -> TileLists:
-    """Returns the lists in `meta`, whose sections begin at `sections` (see `list_sections`), for launches of up to so
+    """Return the lists in `meta`, whose sections begin at `sections` (see `list_sections`), for launches of up to so
     many `programs` for each list."""
     counts = meta[:HEADER].split(COUNT)
     spans = itertools.pairwise(sections[1:])
@@ -258,5 +235,5 @@ def tile_lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...
 
 
 def round_up(number: int, unit: int) -> int:
-    """Returns the smallest multiple of `unit` that is not below `number`."""
+    """Return the smallest multiple of `unit` that is not below `number`."""
     return -(-number // unit) * unit

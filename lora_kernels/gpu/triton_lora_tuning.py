@@ -23,54 +23,53 @@ class LoraTuning:
     """Block sizes and launch options, with the shipped ones as defaults. Only `k_per_split` and `max_splits` change the
     bits of results.
 
-    Attributes:
-        k_per_split: the inner dimension is cut into parts of about this size, as long as `max_splits` parts suffice.
-        max_splits: maximum number of parts of the inner dimension.
-        narrow_rows, narrow_k: maximum rows of a narrow tile, and the step over the inner dimension in narrow tiles.
-            An expand program for short segments processes `narrow_rows` rows at a time.
-        tile_rows, tile_k: the same for the other tiles of short segments.
-        shrink_warps, shrink_stages: launch options of shrink programs for short segments.
-        fp8_shrink_warps: replaces `shrink_warps` where A is FP8, because each warp of a narrow tile converts all of A.
-        expand_block, expand_warps, expand_stages: output columns of an expand program for short segments, and its
-            launch options; `expand_stages` also holds for long segments.
-        expand_ranks: ranks that an expand program processes at a time (at least 32 in FP8).
-        long_from: number of rows from which on a segment is long: it is cut into taller tiles, and each of its shrink
-            programs computes all parts of the inner dimension.
-        long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
-        long_shrink_warps, long_shrink_stages, long_expand_block, long_expand_warps: the same options for long segments.
-        long_expand_rows: rows that an expand program for long segments processes at a time.
-        most_programs: programs of a launch that are enough to fill a device; they walk over the tiles beyond.
-        early: 1 if kernels begin before the kernel launched before them has ended (compute capability 9.0 and up).
-
     Raises:
         ValueError: A size is not a power of two (`long_from`, stages, programs: not positive), a k is not 32 to 256,
             `narrow_rows` is above `tile_rows`, a tile is less than an instruction, or one would use wgmma.
     """
 
     k_per_split: int = 1024
+    """The inner dimension is cut into parts of about this size, as long as `max_splits` parts suffice."""
     max_splits: int = 8
+    """Maximum number of parts of the inner dimension."""
     narrow_rows: int = 8
     narrow_k: int = 128
+    """`narrow_rows` and `narrow_k`: maximum rows of a narrow tile, and the step over the inner dimension in narrow
+    tiles. An expand program for short segments processes `narrow_rows` rows at a time."""
     tile_rows: int = 16
     tile_k: int = 128
+    """`tile_rows` and `tile_k`: the same for the other tiles of short segments."""
     shrink_warps: int = 2
     shrink_stages: int = 4
+    """`shrink_warps` and `shrink_stages`: launch options of shrink programs for short segments."""
     fp8_shrink_warps: int = 1
+    """Replaces `shrink_warps` where A is FP8, because each warp of a narrow tile converts all of A."""
     expand_block: int = 128
     expand_warps: int = 1
     expand_stages: int = 1
+    """`expand_block`, `expand_warps` and `expand_stages`: output columns of an expand program for short segments, and
+    its launch options; `expand_stages` also holds for long segments."""
     expand_ranks: int = 16
+    """Ranks that an expand program processes at a time (at least 32 in FP8)."""
     long_from: int = 128
+    """Number of rows from which on a segment is long: it is cut into taller tiles, and each of its shrink programs
+    computes all parts of the inner dimension."""
     long_rows: int = 64
     long_ranks: int = 32
     long_k: int = 64
+    """`long_rows`, `long_ranks` and `long_k`: rows, ranks and inner step of a tile of a long segment."""
     long_shrink_warps: int = 8
     long_shrink_stages: int = 5
     long_expand_rows: int = 32
+    """Rows that an expand program for long segments processes at a time."""
     long_expand_block: int = 128
     long_expand_warps: int = 2
+    """`long_shrink_warps`, `long_shrink_stages`, `long_expand_block` and `long_expand_warps`: the same options for long
+    segments."""
     most_programs: int = 2048
+    """Programs of a launch that are enough to fill a device; they walk over the tiles beyond."""
     early: int = 0
+    """1 if kernels begin before the kernel launched before them has ended (compute capability 9.0 and up)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -89,12 +88,12 @@ class LoraTuning:
         self._refuse_warp_groups()
 
     def num_splits(self, in_features: int) -> int:
-        """Returns the number of parts into which the inner dimension is cut. It depends only on `in_features`, so that
-        a row's sums are always added in the same way."""
+        """Return the number of parts into which the inner dimension is cut. It depends only on `in_features`, so that a
+        row's sums are always added in the same way."""
         return min(self.max_splits, -(-in_features // self.k_per_split))
 
     def shrink_options(self, long: bool, fp8: bool) -> dict[str, int]:
-        """Returns the constants and launch options of `shrink_kernel` for long or short segments, FP8 or 16-bit A."""
+        """Return the constants and launch options of `shrink_kernel` for long or short segments, FP8 or 16-bit A."""
         if long:
             blocks = {"RANKS": self.long_ranks, "ROWS": self.long_rows, "BLOCK_K": self.long_k}
             launch = {"num_warps": self.long_shrink_warps, "num_stages": self.long_shrink_stages}
@@ -104,9 +103,9 @@ class LoraTuning:
         return {"SERIAL": False, "NARROW_ROWS": self.narrow_rows, "NARROW_K": self.narrow_k, **blocks, **launch}
 
     def expand_options(self, long: bool, splits: int, fp8: bool) -> dict[str, int]:
-        """Returns the constants and launch options of `expand_kernel` for long or short segments, FP8 or 16-bit B.
-        `splits` is the number of parts in which shrink stored the sums of short segments; for long segments it stores
-        one. A program for FP8 has half as many columns, because it holds twice as many ranks."""
+        """Return the constants and launch options of `expand_kernel` for long or short segments, FP8 or 16-bit B, and
+        `splits` parts of short segments' sums."""
+        # A program for FP8 has half as many columns, because it holds twice as many ranks.
         ranks, shares = (max(self.expand_ranks, LEAST_K), 2) if fp8 else (self.expand_ranks, 1)
         common = {"RANKS": ranks, "num_stages": self.expand_stages}
         if long:
@@ -116,12 +115,12 @@ class LoraTuning:
         return {**common, **blocks, "num_warps": self.expand_warps}
 
     def num_programs(self, tiles: int, others: int) -> int:
-        """Returns the size of a launch along the axis of its list of `tiles` tiles: one for each tile, or as many
-        as fill the device. `others` is the size along the other axis, whose programs work on the same tile."""
+        """Return the size of a launch along the axis of its list of `tiles` tiles: one for each, or as many as fill the
+        device. `others` is the size along the other axis."""
         return min(tiles, max(1, self.most_programs // others))
 
     def early_options(self) -> dict[str, bool]:
-        """Returns the constant EARLY of the LoRA kernels and, if `early` is 1, the launch option for programmatic
+        """Return the constant EARLY of the LoRA kernels and, if `early` is 1, the launch option for programmatic
         dependent launch."""
         return {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
 

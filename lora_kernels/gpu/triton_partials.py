@@ -1,8 +1,5 @@
-"""Stores and merges the partial results of contexts that are cut into splits.
-
-A split stores, for each query row and head, the largest score, the sum of exponentials, and the sum of exponentials
-times values, all in fp32 (Flash-Decoding, Dao et al. 2023). Merging reads them in the order of the splits.
-"""
+"""Stores and merges, in their order, the partial results of contexts cut into splits: for each query row and head the
+largest score, the sum of exponentials, and their sum times values, in fp32 (Flash-Decoding, Dao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -21,15 +18,12 @@ MERGE_WARPS, MERGE_SPLITS = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Memory for partial results. A *part* is one split of one query row.
-
-    Attributes:
-        totals: fp32 [num_parts, heads, head_dim]. Sums of exponentials times values.
-        stats: fp32 [num_parts, heads, 2]. (largest score in base 2, sum of exponentials).
-    """
+    """Memory for partial results. A *part* is one split of one query row."""
 
     totals: Tensor
+    """fp32 [num_parts, heads, head_dim]. Sums of exponentials times values."""
     stats: Tensor
+    """fp32 [num_parts, heads, 2]. (largest score in base 2, sum of exponentials)."""
 
 
 def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.device) -> Partials:
@@ -48,14 +42,11 @@ def merge(
     max_splits: int,
     sinks: Tensor | None = None,
 ) -> None:
-    """Computes rows of `out` [num_rows, heads, head_dim] from the partial results of their splits.
+    """Compute rows of `out` [num_rows, heads, head_dim] from the partial results of up to `max_splits` splits.
 
     Args:
-        rows: int32 [at least count, 3]. (row, its first part, number of its parts). Rows with one part are left
-            unchanged.
-        count: int32, its first number is the length of the list `rows`.
+        rows: int32 [at least count, 3]. (row, its first part, number of its parts). Rows of one part stay as they are.
         programs: number of programs per head, which walk over the list.
-        max_splits: maximum number of parts of a row, a power of two.
         sinks: see `Scores`.
     """
     _, heads, head_dim = out.shape
@@ -80,8 +71,8 @@ def store_partial(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Stores the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) in
-    `Partials`, as parts `part` of heads `head`, both [BLOCK_M]. Rows that `mask` excludes are not stored."""
+    """Store the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) in `Partials`,
+    as parts `part` of heads `head`, both [BLOCK_M]. Rows that `mask` excludes are not stored."""
     d = tl.arange(0, BLOCK_D)
     place = part.to(tl.int64) * HEADS + head
     tl.store(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], total, mask=mask[:, None] & (d < HEAD_DIM)[None, :])
@@ -105,9 +96,8 @@ def merge_kernel(
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes one head of one row after the other as the mean of its parts, weighted by their sums of exponentials. A
-    program reads `SPLITS` parts at a time: most rows have few, and a larger tile takes registers for all that a row may
-    have, so that fewer programs run side by side."""
+    """Compute one head of one row after the other as the mean of its parts, weighted by their sums of exponentials."""
+    # `SPLITS` parts are read at a time: most rows have few, and larger tiles leave registers for fewer programs.
     head = tl.program_id(1)
     every, some = tl.arange(0, MAX_SPLITS), tl.arange(0, SPLITS)
     d = tl.arange(0, BLOCK_D)

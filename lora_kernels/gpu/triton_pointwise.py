@@ -29,7 +29,7 @@ class TritonPointwise:
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, factor: float = 1.0
     ) -> Tensor:
-        """Adds `delta` times `factor`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor, or `x`:
+        """Add `delta` times `factor`, if given, to `x` in place. Return RMSNorm(x) * weight, a new tensor, or `x`:
         `Pointwise.add_norm`. Raises ValueError unless each row of `x` and `delta` is contiguous."""
         if delta is not None and factor != 1.0:
             delta = delta * factor
@@ -45,7 +45,7 @@ class TritonPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
+        """Apply the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
         ValueError unless each row's heads, `cos` and `sin` are contiguous."""
         _, heads, head_dim = x.shape
         if x.stride()[1:] != (head_dim, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
@@ -53,15 +53,15 @@ class TritonPointwise:
         _launch_heads(x, heads, 0, cos, sin, None, x, cos, None)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
+        """Return silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         return _glu(gate_up, gelu=False)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
-        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+        """Return gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
         return _glu(gate_up, gelu=True)
 
     def bounded_swiglu(self, gate_up: Tensor, bounds: BoundedSwiglu) -> Tensor:
-        """Returns the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
+        """Return the activation that `bounds` describes: `Pointwise.bounded_swiglu`."""
         return _glu(gate_up, gelu=False, bounds=bounds)
 
 
@@ -76,7 +76,7 @@ def _glu(gate_up: Tensor, *, gelu: bool, bounds: BoundedSwiglu | None = None) ->
 
 
 def bound_constants(bounds: BoundedSwiglu | None) -> dict[str, float]:
-    """Returns the constants of `glu_kernel` that say how gate and up are bounded. None means that they are not."""
+    """Return the constants of `glu_kernel` that say how gate and up are bounded. None means that they are not."""
     return {"LIMIT": bounds.limit if bounds else 0.0, "SLOPE": bounds.slope if bounds else 1.0}
 
 
@@ -89,12 +89,8 @@ def rotate_and_write(
     norms: QkNorms | None,
     coding: KvCoding | None = None,
 ) -> Tensor:
-    """Applies norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
-    [num_rows, heads, head_dim], a view of `qkv`, in which it is changed in place. See `Backend.rotate_and_write`.
-
-    K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
-    shifted and divided as `coding` says, and clamped to its range.
-    """
+    """Apply norms (if any) and the rotary embedding, write K and V to `kv` at `kv_slots`, coded as `coding` says in
+    FP8, and return the query [num_rows, heads, head_dim], a view of `qkv`. See `Backend.rotate_and_write`."""
     kv_heads, head_dim = kv.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
     num_query = heads.shape[1] - 2 * kv_heads
@@ -116,8 +112,8 @@ def _launch_heads(
     slots: Tensor,
     coding: KvCoding | None,
 ) -> None:
-    """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
-    may be any tensors of two or more dimensions, because the kernel does not read them."""
+    """Launch `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots` may
+    be any tensors of two or more dimensions, because the kernel does not read them."""
     rows, _, head_dim = x.shape
     kernel = with_constants(
         heads_kernel,
@@ -143,7 +139,7 @@ def _launch_heads(
 
 @cache
 def norm_tuning(width: int) -> dict[str, int]:
-    """Returns options of `norm_kernel` that keep a row in registers: 16 numbers a thread, 1 to 16 warps."""
+    """Return options of `norm_kernel` that keep a row in registers: 16 numbers a thread, 1 to 16 warps."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // NORM_NUMBERS))}
 
@@ -161,7 +157,7 @@ def norm_kernel(
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one row: x += delta in place (with HAS_DELTA), out = RMSNorm(x) * weight."""
+    """Compute one row: x += delta in place (with HAS_DELTA), out = RMSNorm(x) * weight."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     mask = n < WIDTH
@@ -191,7 +187,7 @@ def glu_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one block of columns of one row: out = silu(gate) * up, or with GELU, gelu(gate) * up, or with a LIMIT
+    """Compute one block of columns of one row: out = silu(gate) * up, or with GELU, gelu(gate) * up, or with a LIMIT
     that is not 0, `BoundedSwiglu`."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -237,10 +233,10 @@ def heads_kernel(
     TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
-    rotary embedding to query and key heads. Stores query heads in place, others at the row's slot, if not negative.
-    A head is processed as two halves, low and high, of which the numbers at the same place are rotated together. Each
-    half begins with half of the first ROTARY numbers of the head, which alone are rotated."""
+    """Process a tile of one row's heads, all query, key or value heads. Apply the norm and the rotary embedding to
+    query and key heads. Store query heads in place, others at the row's slot, if not negative."""
+    # A head is two halves, of which the numbers at the same place are rotated together. Each half begins with half of
+    # the head's first ROTARY numbers, which alone are rotated.
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE

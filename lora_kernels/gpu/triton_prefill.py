@@ -1,10 +1,5 @@
-"""Paged attention of prompt chunks: tall tiles of query rows attend to a ragged batch of paged contexts.
-
-A tile holds all query heads of one KV head for some rows of one chunk. Blocks that all its rows see need no mask; the
-other blocks, at the diagonal and at a window's start, are masked. The context of a chunk that makes too few tiles to
-fill a GPU is split, as in decoding. A fixed number of programs walk a list of work items (triton_prefill_plan.py) whose
-length is in device memory, so that a launch is the same for all chunks.
-"""
+"""Paged attention of prompt chunks. A tile holds all query heads of one KV head for some rows of one chunk; a fixed
+number of programs walk a list of items (triton_prefill_plan.py) whose length is in device memory."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ MERGE_PROGRAMS = 64
 
 
 def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tuning: PrefillTuning) -> None:
-    """Computes attention of a batch's chunks into the rows of `call.out` that `plan` covers, and merges splits."""
+    """Compute attention of a batch's chunks into the rows of `call.out` that `plan` covers, and merge splits."""
     programs = min(tuning.programs, len(plan.items) * call.kv.shape[3])
     kernel = with_constants(
         prefill_kernel,
@@ -57,19 +52,16 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
 
 
 def prefill_constants(group: int, tuning: PrefillTuning) -> dict[str, int]:
-    """Returns the constants of `prefill_kernel` besides `AttentionCall.constants`."""
+    """Return the constants of `prefill_kernel` besides `AttentionCall.constants`."""
     return {"BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 
 @triton.jit
 def find_item(turn, programs, items_ptr, count_ptr, KV_HEADS: tl.constexpr, AGAIN: tl.constexpr):
-    """Returns the address of the work item that this program computes in a turn, the KV head, and whether there is one
-    (the first item's address if not). Every second turn goes backwards: items become shorter, and so every program gets
-    as much to do.
-
-    With AGAIN, numbers are read from memory once more, and what follows from them is computed once more. Without, the
-    compiler would keep all that for a second use, through loops that need the registers.
-    """
+    """Return the address of the work item that this program computes in a turn, the KV head, and whether there is one
+    (the first item's address if not)."""
+    # Every second turn goes backwards, because items become shorter. With AGAIN, numbers are read from memory once
+    # more; otherwise the compiler would keep them in registers that the loops need.
     place = tl.program_id(0)
     number = tl.where(turn % 2 == 0, turn * programs + place, (turn + 1) * programs - 1 - place)
     exists = number < tl.load(count_ptr, volatile=AGAIN) * KV_HEADS
@@ -89,7 +81,7 @@ def find_rows(
     BLOCK_D: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """Returns where a tile's numbers lie in a tensor [num_rows, heads, head_dim] with a row stride of `stride`, which
+    """Return where a tile's numbers lie in a tensor [num_rows, heads, head_dim] with a row stride of `stride`, which
     rows of the tile exist, and which of its numbers do. For AGAIN, see `find_item`."""
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
@@ -138,9 +130,8 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes splits of tiles, each for one KV head, into `out_ptr` or, if the tile is split, as partial results, item
-    after item. `scale` is for base-2 exponentials. `programs` is the number of programs: an argument is read where it
-    is used, and takes no register in between."""
+    """Compute splits of tiles, each for one KV head, into `out_ptr` or, if the tile is split, as partial results, item
+    after item. `scale` is for base-2 exponentials, `programs` the number of programs."""
     # Numbers that are the same for all items are computed again for each, as there are no registers to keep them in.
     for turn in tl.range(0, tl.cdiv(tl.load(count_ptr) * KV_HEADS, programs), disable_licm=True):
         item_ptr, kv_head, exists = find_item(turn, programs, items_ptr, count_ptr, KV_HEADS, False)

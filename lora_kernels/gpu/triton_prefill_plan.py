@@ -1,11 +1,5 @@
-"""Cuts the chunks of a step into tiles of query rows, and long contexts of short chunks into splits, on the device.
-
-One launch per step and window writes the list of work items that all layers walk, and the list of rows whose splits are
-merged. The host knows only upper bounds of their lengths, so that the same launches serve any step of the same sizes,
-as a CUDA graph requires. Cutting on the host took 140 to 230 us of numpy for each step and two more uploads.
-
-Tiles and splits depend only on a chunk and its own context, so that a row's bits do not depend on the other rows.
-"""
+"""Cuts the chunks of a step into tiles of query rows, and long contexts of short chunks into splits, on the device,
+once per step and window. Both depend only on a chunk and its own context."""
 
 from __future__ import annotations
 
@@ -31,81 +25,69 @@ BLOCK = 128
 @dataclass(frozen=True, slots=True)
 class PrefillTuning:
     """Parameters that an autotuner may vary. The first five decide a result's bits, so an engine keeps them for life.
-
-    Attributes:
-        block_m: minimum number of (row, head of the group) pairs of a tile, a power of two; see `height`.
-        block_n: tokens that a program reads at once, a power of two.
-        fill: number of programs that fill the GPU; a chunk that makes fewer is split into up to this many.
-        split_tokens: minimum tokens of every split but the last, rounded up to `block_n`.
-        max_splits: maximum splits of a tile's context, a power of two.
-        num_warps, num_stages: launch options.
-        programs: number of programs launched, as many as fit on the device at the same time.
-
-    Raises:
-        ValueError: `block_m`, `block_n` or `max_splits` is not a power of two; the message names it. The other values
-            are not checked.
-    """
+    Raises ValueError if `block_m`, `block_n` or `max_splits` is not a power of two."""
 
     block_m: int = 128
+    """Minimum number of (row, head of the group) pairs of a tile, a power of two; see `height`."""
     block_n: int = 64
+    """Tokens that a program reads at once, a power of two."""
     fill: int = 264
+    """Number of programs that fill the GPU; a chunk that makes fewer is split into up to this many."""
     split_tokens: int = 2048
+    """Minimum tokens of every split but the last, rounded up to `block_n`."""
     max_splits: int = 16
+    """Maximum splits of a tile's context, a power of two."""
     num_warps: int = 8
     num_stages: int = 3
+    """`num_warps` and `num_stages`: launch options."""
     programs: int = 264
+    """Number of programs launched, as many as fit on the device at the same time."""
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "max_splits"):
             require_power_of_two(name, getattr(self, name))
 
     def height(self, group: int) -> int:
-        """Returns the (row, head) pairs of a tile, a power of two, at least one query row of `group` heads."""
+        """Return the (row, head) pairs of a tile, a power of two, at least one query row of `group` heads."""
         return max(self.block_m, MIN_DOT, triton.next_power_of_2(group))
 
     def tile_rows(self, group: int) -> int:
-        """Returns the query rows of a tile."""
+        """Return the query rows of a tile."""
         return self.height(group) // group
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRoom:
-    """Upper bounds of a plan's size.
-
-    Attributes:
-        items: work items.
-        rows: query rows whose context may be split.
-        parts: parts of these rows (`Partials`), one for each split of each row.
-    """
+    """Upper bounds of a plan's size."""
 
     items: int
+    """Work items."""
     rows: int
+    """Query rows whose context may be split."""
     parts: int
+    """Parts of these rows (`Partials`), one for each split of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work items of a step's chunks, for layers with the same window. Made once per step.
-
-    Attributes:
-        items: int32 [room for items, 6]. (sequence, tile's first query row in its chunk, first token, token after the
-            last, part of the tile's first row, distance to the next row's part); the part is -1 where the tile is not
-            split. An item without tokens is empty.
-        rows: int32 [room for rows, 3], the `rows` argument of `merge`.
-        counts: int32 [2]. Number of items, and of rows that are merged.
-        partials: memory for the parts. It has none if no tile can be split.
-    """
+    """The work items of a step's chunks, for layers with the same window. Made once per step."""
 
     items: Tensor
+    """int32 [room for items, 6]. (sequence, tile's first query row in its chunk, first token, token after the last,
+    part of the tile's first row, distance to the next row's part); the part is -1 where the tile is not split. An item
+    without tokens is empty."""
     rows: Tensor
+    """int32 [room for rows, 3], the `rows` argument of `merge`."""
     counts: Tensor
+    """int32 [2]. Number of items, and of rows that are merged."""
     partials: Partials
+    """Memory for the parts. It has none if no tile can be split."""
 
 
 def plan_prefill(
     batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning, reserved: Partials | None = None
 ) -> PrefillPlan:
-    """Launches the kernel that cuts the chunks of `batch`, and returns the memory that holds the plan.
+    """Launch the kernel that cuts the chunks of `batch`, and return the memory that holds the plan.
 
     Args:
         reserved: memory for the parts, which is used if it is large enough. None means that there is none.
@@ -127,7 +109,7 @@ def plan_prefill(
 
 
 def plan_constants(num_seqs: int, call: AttentionCall, tuning: PrefillTuning) -> dict[str, int | bool]:
-    """Returns the compile-time constants of `plan_kernel`."""
+    """Return the compile-time constants of `plan_kernel`."""
     return {
         "HAS_WINDOW": call.window is not None,
         "SEQS": seqs_width(num_seqs),
@@ -141,15 +123,15 @@ def plan_constants(num_seqs: int, call: AttentionCall, tuning: PrefillTuning) ->
 
 
 def largest_room(rows: int, num_seqs: int, span: int, group: int, kv_heads: int, tuning: PrefillTuning) -> PrefillRoom:
-    """Returns upper bounds for the plans of all steps with at most `rows` rows and `num_seqs` sequences in which no
-    tile reads more than `span` tokens."""
+    """Return upper bounds for the plans of all steps with at most `rows` rows and `num_seqs` sequences in which no tile
+    reads more than `span` tokens."""
     tiles = rows // tuning.tile_rows(group) + min(num_seqs, rows // 2)
     splits = max(1, min(tuning.max_splits, tuning.fill // kv_heads, -(-span // tuning.split_tokens)))
     return PrefillRoom(tiles * splits, *((rows, rows * splits) if splits > 1 else (0, 0)))
 
 
 def _room(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning) -> PrefillRoom:
-    """Returns upper bounds for the plan of a batch, from its lengths on the host, counted as `plan_kernel` counts."""
+    """Return upper bounds for the plan of a batch, from its lengths on the host, counted as `plan_kernel` counts."""
     span, kv_heads = _longest_span(batch.max_context, call, tuning), call.kv.shape[3]
     if batch.has_any_lengths:
         return largest_room(batch.max_query, len(batch.context_lens), span, call.group, kv_heads, tuning)
@@ -166,7 +148,7 @@ def _room(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning) -> 
 
 
 def _longest_span(max_context: int, call: AttentionCall, tuning: PrefillTuning) -> int:
-    """Returns an upper bound of the tokens that a tile reads: with a window, those that its first or its last row sees,
+    """Return an upper bound of the tokens that a tile reads: with a window, those that its first or its last row sees,
     and the rest of the block in which the window begins."""
     if call.window is None:
         return max_context
@@ -185,8 +167,8 @@ def split_tile(
     BLOCK_N: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
 ):
-    """Returns the first token that tile number `tile` of a chunk reads, the token after the last, and the tokens of
-    each split, in whole blocks: at most `wanted` splits of at least SPLIT_TOKENS."""
+    """Return the first token that tile number `tile` of a chunk reads, the token after the last, and the tokens of each
+    split, in whole blocks: at most `wanted` splits of at least SPLIT_TOKENS."""
     rows = tl.minimum(length - tile * TILE_ROWS, TILE_ROWS)
     end = context - length + tile * TILE_ROWS + rows
     begin = end * 0
@@ -214,9 +196,8 @@ def plan_kernel(
     MAX_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes the items and the merged rows of one sequence, behind those of sequences that read more, so that the last
-    items to start are short. FILL is the number of tiles of one KV head that fill the GPU. A sequence of one row or
-    none has no items. Each tile of a chunk gets as many items as the one with most splits may need."""
+    """Write the items and the merged rows of one sequence, none for one row, behind those of sequences that read more,
+    so that the last items to start are short. FILL tiles of one KV head fill the GPU."""
     index = tl.arange(0, SEQS)
     here = index < num_seqs
     starts = tl.load(query_starts_ptr + index, mask=here, other=0)

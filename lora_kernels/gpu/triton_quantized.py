@@ -1,16 +1,14 @@
-"""Kernels of quantised weights on a GPU: products with a few rows, their sums, and dequantised rows.
-
-Codes lie in words of 16 bits, [spans, features, 32]. A span is 32 inputs for each code that a word holds, and code p of
-word j belongs to input 32 p + j of its span, so that a tile of words becomes tiles of neighbouring inputs by shifts
-alone; the inputs of a weight are a multiple of 32. With OFFSETS 0 a weight is `scale * (code -
-2^(BITS - 1))`, with 1 `scale * (code + offset)`, with 2 `scale * code + offset`, computed in fp32 and rounded to the
-dtype of activations; products are added up in fp32. Sources of the idea: the papers of AWQ and of Marlin.
-"""
+"""Kernels of quantised weights on a GPU (after the papers of AWQ and Marlin): products with a few rows, their sums, and
+dequantised rows. Codes lie in words of 16 bits, [spans, features, 32]."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# A span is 32 inputs for each code that a word holds, and code p of word j belongs to input 32 p + j of its span, so
+# that shifts turn words into neighbouring inputs. With OFFSETS 0 a weight is `scale * (code - 2^(BITS - 1))`, with 1
+# `scale * (code + offset)`, with 2 `scale * code + offset`, in fp32 and rounded to the dtype of activations.
 
 LANES = tl.constexpr(32)
 """Words that a feature has in a span."""
@@ -18,7 +16,7 @@ LANES = tl.constexpr(32)
 
 @triton.jit
 def _group_numbers(group_scales_ptr, group_offsets_ptr, group, BITS: tl.constexpr, OFFSETS: tl.constexpr):
-    """Returns the fp32 scale and offset of the groups at the index `group`, in the form that `_weights` takes: a weight
+    """Return the fp32 scale and offset of the groups at the index `group`, in the form that `_weights` takes: a weight
     is `scale * (2^BITS + code) + offset`."""
     scale = tl.load(group_scales_ptr + group).to(tl.float32)
     if OFFSETS == 0:
@@ -31,9 +29,8 @@ def _group_numbers(group_scales_ptr, group_offsets_ptr, group, BITS: tl.constexp
 
 @triton.jit
 def _weights(words, scale, offset, PART: tl.constexpr, BITS: tl.constexpr):
-    """Returns the weights of code `PART` of each word, fp32. The code is put into the upper bits of a mantissa, which
-    makes the number 2^BITS + code in fewer instructions than a conversion. `scale` and `offset` (`_group_numbers`) then
-    turn it into the weight in one."""
+    """Return the weights of code `PART` of each word, fp32. `scale` and `offset` are those of `_group_numbers`."""
+    # A code in the upper bits of a mantissa makes 2^BITS + code in fewer instructions than a conversion.
     mantissa = (words.to(tl.int32) << (23 - BITS - PART * BITS)) & (((1 << BITS) - 1) << (23 - BITS))
     number = (mantissa | ((127 + BITS) << 23)).to(tl.float32, bitcast=True)
     return number * scale[:, None] + offset[:, None]
@@ -60,7 +57,7 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Computes out[row, feature] of one tile. With SPLITS above 1, computes the sum over one split of the inputs
+    """Compute out[row, feature] of one tile. With SPLITS above 1, computes the sum over one split of the inputs
     instead: `out` is then fp32 [SPLITS, rows, features], and bias is not added."""
     PARTS: tl.constexpr = 16 // BITS
     SPAN: tl.constexpr = PARTS * LANES
@@ -102,7 +99,7 @@ def split_sum_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes out[row, feature], the sum of [SPLITS, rows, features] in fp32 and bias, for a block of features."""
+    """Compute out[row, feature], the sum of [SPLITS, rows, features] in fp32 and bias, for a block of features."""
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < features
@@ -132,7 +129,7 @@ def dequantise_kernel(
     HAS_IDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out[i, inputs of a span], [count, width]: the weights of feature `first + i` or, with ids, of feature
+    """Compute out[i, inputs of a span], [count, width]: the weights of feature `first + i` or, with ids, of feature
     `ids[i]`."""
     PARTS: tl.constexpr = 16 // BITS
     i = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,22 +1,14 @@
-"""Searches a row of scores without sorting it. The sampling kernels are built from these functions.
-
-Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order, and a draw is a
-place in it, so all of them are the same search: how far down the order until a given amount (a number of tokens, or a
-probability) is exceeded. A histogram of the likely scores answers to a sixteenth of a logit. The tokens above that
-score are then gathered side by side, and passes over those few, each of which measures three candidates, divide the
-interval by four until it holds one score.
-
-Probabilities are integers in units of 2^-43. Sums of integers do not depend on the order of addition, with or without
-atomics, so a row's outcome is the same in every batch, for every tile size, and on every device that computes the same
-exponentials. A bin of the histogram counts tokens in its low bits and probability in the bits above.
-
-Rows and gathered scores that functions pass over have `n` scores, followed by -inf up to the end of a tile.
-"""
+"""Searches a row of scores without sorting it: how far down the order (score, descending; id, ascending) until a number
+of tokens or a probability is exceeded. Probabilities are integers in units of 2^-43, whose sums have no order."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# A histogram answers to a sixteenth of a logit; passes over the few tokens above it then measure three candidates each,
+# until the interval holds one score. Its bins count tokens in low bits and probability in those above. Rows have `n`
+# scores, followed by -inf up to the end of a tile.
 
 COUNT_BITS = tl.constexpr(19)
 COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
@@ -30,26 +22,26 @@ BINS_A_LOGIT = tl.constexpr(16)
 
 @triton.jit
 def order_key(scores):
-    """Returns int32 keys in the order of the fp32 `scores`, which must not hold NaN. 0.0 and -0.0 have the same key."""
+    """Return int32 keys in the order of the fp32 `scores`, which must not hold NaN. 0.0 and -0.0 have the same key."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def key_score(key):
-    """Returns the score of a key: the inverse of `order_key`."""
+    """Return the score of a key: the inverse of `order_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(scores, peak, scale):
-    """Returns each score's probability in units of 2^-43: exp(scores - peak) * scale, truncated to int64."""
+    """Return each score's probability in units of 2^-43: exp(scores - peak) * scale, truncated to int64."""
     return (tl.exp(scores - peak) * scale).to(tl.int64)
 
 
 @triton.jit
 def share(part, mass):
-    """Returns the fraction `part`, in units of 2^-62, of a probability: part * 2^-62 * mass, truncated to int64. `part`
+    """Return the fraction `part`, in units of 2^-62, of a probability: part * 2^-62 * mass, truncated to int64. `part`
     is at most 2^62, and `mass` at most 2^61."""
     return tl.umulhi(part.to(tl.uint64), mass.to(tl.uint64) << 2).to(tl.int64)
 
@@ -63,7 +55,7 @@ def mix(state):
 
 @triton.jit
 def point_in(mass, seed, position):
-    """Returns an int64 in [0, mass): `mass` times the uniform random number in [0, 1) that the engine's draws take for
+    """Return an int64 in [0, mass): `mass` times the uniform random number in [0, 1) that the engine's draws take for
     (seed, position)."""
     step = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     state = mix(mix(seed.to(tl.uint64) + step) + (position.to(tl.uint64) + 1) * step)
@@ -72,7 +64,7 @@ def point_in(mass, seed, position):
 
 @triton.jit
 def field(measured, WEIGH: tl.constexpr):
-    """Returns the probability (with WEIGH) or else the number of tokens of histogram entries `measured`."""
+    """Return the probability (with WEIGH) or else the number of tokens of histogram entries `measured`."""
     if WEIGH:
         return measured >> COUNT_BITS
     return measured & COUNT_MASK
@@ -80,13 +72,13 @@ def field(measured, WEIGH: tl.constexpr):
 
 @triton.jit
 def bin_of(scores, peak):
-    """Returns the histogram bin of each score, int32: 0 at `peak`, one more per 1/16 below, at most BINS (no bin)."""
+    """Return the histogram bin of each score, int32: 0 at `peak`, one more per 1/16 below, at most BINS (no bin)."""
     return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
 
 
 @triton.jit
 def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
-    """Fills the histogram at `bins_ptr` from the scores `row_ptr[:n]`. Returns its cumulative sums, int64 [BINS]: for
+    """Fill the histogram at `bins_ptr` from the scores `row_ptr[:n]`. Return its cumulative sums, int64 [BINS]: for
     each bin the sum of the entries up to and including that bin, see `field`."""
     bins = tl.arange(0, BINS)
     tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
@@ -103,8 +95,8 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
-    """Copies to `to_ptr`, in token order, the scores of `row_ptr[:n]` in bins up to `last_bin` whose probability (see
-    `weigh`) is at least `least`. Returns their number and total probability. Pads the last tile with -inf."""
+    """Copy to `to_ptr`, in token order, the scores of `row_ptr[:n]` in bins up to `last_bin` whose probability (see
+    `weigh`) is at least `least`. Return their number and total probability. Pads the last tile with -inf."""
     gathered = n * 0
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -125,12 +117,8 @@ def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr)
 
 @triton.jit
 def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl.constexpr):
-    """Returns the highest key such that scores of `ptr[:n]` with at least that key amount to more than `target`.
-
-    The amount is the probability with WEIGH, otherwise the number of scores. Keys are int64 in this function. The
-    caller guarantees that scores with keys of at least `low` amount to more than `target`, and those of at least `high`
-    do not.
-    """
+    """Return the highest key (int64) such that scores of `ptr[:n]` with at least that key amount to more than `target`,
+    in probability with WEIGH, else in number. The result must lie in `low` to before `high`."""
     while high - low > 1:
         step = (high - low + 3) // 4
         first = low + step
@@ -160,7 +148,7 @@ def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl
 
 @triton.jit
 def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
-    """Returns how many scores of `ptr[:n]` have keys of at least `low`, and their total probability, both int64."""
+    """Return how many scores of `ptr[:n]` have keys of at least `low`, and their total probability, both int64."""
     count = tl.zeros((TILE,), dtype=tl.int64)
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -174,7 +162,7 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def find(ptr, n, key, index, TILE: tl.constexpr):
-    """Returns the index (int64) in `ptr[:n]` of the `index`-th (from 0) score with this key, or of the last such score
+    """Return the index (int64) in `ptr[:n]` of the `index`-th (from 0) score with this key, or of the last such score
     if there are fewer; 0 if there is none."""
     place = (n * 0).to(tl.int64)
     seen = place

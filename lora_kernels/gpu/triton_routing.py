@@ -1,8 +1,5 @@
-"""Kernels that route rows to experts without the host: which experts, in which order, and the sums of their results.
-
-Entries are sorted by counting, without atomics, so that their order, and with it every result, is the same each time.
-All sizes depend on the numbers of rows and of experts alone, so that the launches can be captured in a CUDA graph.
-"""
+"""Kernels that route rows to experts without the host. Entries are sorted by counting, without atomics, so that results
+are the same each time. All sizes depend on the numbers of rows and experts alone, as CUDA graphs require."""
 
 from __future__ import annotations
 
@@ -27,10 +24,9 @@ def choose_experts_kernel(
     BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
 ):
-    """Finds the TOP_K largest logits of ROWS rows: writes their experts, int32, and weights, fp32, [rows, TOP_K].
-
-    A logit is compared by an integer whose upper half is in the order of floats, and whose lower half prefers the first
-    of equal logits. Therefore a row of NaN has TOP_K experts, too, and harms no other."""
+    """Find the TOP_K largest logits of ROWS rows: write their experts, int32, and weights, fp32, [rows, TOP_K]."""
+    # A logit is compared by an integer, its upper half in the order of floats and its lower half preferring the first
+    # of equals. Therefore a row of NaN has TOP_K experts, too, and harms no other.
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     e = tl.arange(0, BLOCK)
     k = tl.arange(0, CHOSEN)
@@ -71,9 +67,9 @@ def place_entries_kernel(
     HAS_ORDER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes the fields of `Routing` of one expert: counts the entries of the experts before it, then numbers its own,
-    row by row in the given order. Each program reads the experts of all entries, which takes less time than programs
-    that wait for each other."""
+    """Write the fields of `Routing` of one expert: count the entries of the experts before it, then number its own, row
+    by row in the given order."""
+    # Each program reads the experts of all entries, which takes less time than programs that wait for each other.
     expert = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     earlier = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -105,7 +101,7 @@ def combine_kernel(
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes out[row, columns], the sum of the row's entries times their weights, always in the same order."""
+    """Compute out[row, columns], the sum of the row's entries times their weights, always in the same order."""
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)

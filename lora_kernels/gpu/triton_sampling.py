@@ -1,13 +1,5 @@
-"""Samples tokens from logits on a GPU, with two launches per step for any requests and no copy to the host.
-
-The first launch cuts every row into chunks, shapes their scores (masks, bans, bias, penalties, temperature), and stores
-the highest score and the sum of exponentials of each chunk. The second has one program per row. Greedy rows take the
-best token of their chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again.
-Rows with filters need the tokens in order, which is searched and not sorted (triton_ranking.py). Kernels read a
-request's sampling parameters from its words (sampling_words.py). The program that chose a token also counts it there,
-so that the next step of a request without a grammar needs nothing from the host. It stores the token in host memory,
-too: a copy after the kernel would be one more operation in each step, which took 0.15 ms on an H200.
-"""
+"""Samples tokens from logits on a GPU, with two launches per step and no copy to the host. The first shapes the scores
+of chunks of rows; the second chooses each row's token and updates its words (sampling_words.py)."""
 
 from __future__ import annotations
 
@@ -54,6 +46,9 @@ from lora_kernels.gpu.triton_scores import (
     shape_chunk,
 )
 
+# Rows with filters search their tokens in order, without sorting them (triton_ranking.py). The kernel stores tokens in
+# host memory itself: a copy after it took 0.15 ms more on an H200.
+
 MAX_VOCAB = 1 << COUNT_BITS.value
 """Maximum length of a row with its padding: the tokens of a histogram are counted in `COUNT_BITS` bits."""
 OFF_TOP_P = tl.constexpr(1 << 62)
@@ -65,50 +60,41 @@ without overflow."""
 @dataclass(frozen=True, slots=True)
 class SamplingTiles:
     """Tile sizes of the sampling kernels, in tokens. Results depend on `chunk` only through rounding, and not on
-    `tile`.
-
-    Attributes:
-        chunk: tokens that one program shapes.
-        tile: tokens that a pass over a row holds in registers; divides `chunk`.
-    """
+    `tile`."""
 
     chunk: int = 4096
+    """Tokens that one program shapes."""
     tile: int = 2048
+    """Tokens that a pass over a row holds in registers; divides `chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Device memory through which the first launch of `sample` passes results to the second.
-
-    Attributes:
-        peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
-        best: int32 [num_rows, num_chunks]. The first token that has the highest score of its chunk.
-        masses: int64 [num_rows, num_chunks]. Sum of exponentials of each chunk, see `CHUNK_ONE`.
-        scores: fp32 [num_rows, 2, num_chunks * chunk]. Scores of each row with filters, and those that the filters may
-            keep. Has 0 rows where no row has filters.
-        bins: int64 [num_rows, BINS]. Histogram of each row with filters. Has 0 rows where no row has filters.
-    """
+    """Device memory through which the first launch of `sample` passes results to the second."""
 
     peaks: Tensor
+    """fp32 [num_rows, num_chunks]. Highest score of each chunk."""
     best: Tensor
+    """int32 [num_rows, num_chunks]. The first token that has the highest score of its chunk."""
     masses: Tensor
+    """int64 [num_rows, num_chunks]. Sum of exponentials of each chunk, see `CHUNK_ONE`."""
     scores: Tensor
+    """fp32 [num_rows, 2, num_chunks * chunk]. Scores of each row with filters, and those that the filters may keep. Has
+    0 rows where no row has filters."""
     bins: Tensor
+    """int64 [num_rows, BINS]. Histogram of each row with filters. Has 0 rows where no row has filters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What each row of logits is sampled with, on the device.
-
-    Attributes:
-        slots: int32 [num_rows]. Index of the row's request into `words`. Negative in padding rows.
-        lines: int32 [num_rows]. Line of `masks` with the tokens that the row allows. Negative if it allows all.
-        masks: int32 [num_lines, ceil(vocab_size / 32)]. Bit t % 32 of number t // 32 allows token t.
-    """
+    """What each row of logits is sampled with, on the device."""
 
     slots: Tensor
+    """int32 [num_rows]. Index of the row's request into `words`. Negative in padding rows."""
     lines: Tensor
+    """int32 [num_rows]. Line of `masks` with the tokens that the row allows. Negative if it allows all."""
     masks: Tensor
+    """int32 [num_lines, ceil(vocab_size / 32)]. Bit t % 32 of number t // 32 allows token t."""
 
 
 def sample(
@@ -120,24 +106,16 @@ def sample(
     any_filters: bool,
     tiles: SamplingTiles,
 ) -> Tensor:
-    """Chooses the next token of every row, stores it in `last` and `host`, and updates the row's words: increments
-    `position` and `num_generated`, and counts the token at `seen`.
+    """Choose the next token of every row, store it in `last` (int64 [num_slots]) and `host`, update the row's words,
+    and return the tokens, int64 [num_rows], on the device.
 
     Args:
-        logits: [num_rows, vocab_size], of any floating dtype; not modified. The token of an unsound row is arbitrary:
-            one with a logit that is NaN or +inf, or in which no token has any probability.
-        rows: request and allowed tokens of each row. The token of a padding row is 0.
+        logits: [num_rows, vocab_size], of any floating dtype; not modified.
+        rows: the token of a padding row is 0.
         words: int64 [num_slots, 16]. See `SlotWords`.
-        last: int64 [num_slots]. Receives each slot's token.
-        host: int64 [num_rows], contiguous in host memory, pinned for a GPU. Receives the chosen tokens, in unsound
-            rows as -1 minus the token, which the host may read once an event that is recorded after this call has
-            passed. Memory that is registered with the driver is mapped for the device, perhaps at another address.
-            Triton's launcher asks the driver for that (CU_POINTER_ATTRIBUTE_DEVICE_POINTER), as for every pointer, so
-            that the tensor is an argument like others.
+        host: int64 [num_rows] in host memory, pinned for a GPU; readable once an event recorded after this call has
+            passed. An unsound row (a logit is NaN or +inf, or no token has a probability) has -1 minus any token.
         any_filters: must be True if any row is FILTERED, because such rows need more memory.
-
-    Returns:
-        The chosen tokens, int64 [num_rows], on the device.
     """
     num_rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, tiles.chunk)
@@ -156,7 +134,7 @@ def sample(
 
 
 def work_bytes(rows: int, vocab: int) -> int:
-    """Returns the bytes of device memory that `sample` uses while it runs, without its result, if all rows have filters
+    """Return the bytes of device memory that `sample` uses while it runs, without its result, if all rows have filters
     and the tiles are the default ones."""
     tiles = SamplingTiles()
     work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
@@ -190,9 +168,8 @@ def score_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Shapes the scores of one (row, chunk), and stores the chunk's entries in `Work`: highest score and its token (-1
-    minus the token if a logit is NaN or +inf), for rows that draw the sum of exponentials, and for rows with filters
-    the scores."""
+    """Shape the scores of one (row, chunk), and store the chunk's entries in `Work`: the best token (-1 minus it if a
+    logit is NaN or +inf), for rows that draw the sum of exponentials, and with filters the scores."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
@@ -238,8 +215,8 @@ def choose_kernel(
     HAS_FILTERS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Chooses the token of one row, stores it at `ids_ptr`, `last_ptr` and, in host memory, `host_ptr` (there -1 minus
-    the token if the row is unsound), and updates the row's words."""
+    """Choose the token of one row, store it at `ids_ptr`, `last_ptr` and, in host memory, `host_ptr` (there -1 minus
+    the token if the row is unsound), and update the row's words."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
     token = tl.full((), 0, tl.int64)
@@ -287,12 +264,9 @@ def choose_kernel(
 
 @triton.jit
 def draw(logits_ptr, word_ptr, masks_ptr, line, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """Samples one token by inverse CDF. Returns (int64) the smallest token id whose cumulative probability, in id
-    order, exceeds the row's uniform random number.
-
-    `masses`, `fades` and `peaks` are [CHUNKS]: each chunk's probability, the factor that converted the chunk's own sum
-    of exponentials to it, and the chunk's highest score.
-    """
+    """Return (int64) the smallest token id whose cumulative probability, in id order, exceeds the row's uniform random
+    number. `masses`, `fades` and `peaks`, [CHUNKS], are chunks' probabilities, factors from their own sums to these,
+    and highest scores."""
     through = tl.cumsum(masses, 0)
     point = point_in(tl.max(through, 0), tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
     chosen = tl.sum((through <= point).to(tl.int32), 0)
@@ -310,12 +284,9 @@ def draw(logits_ptr, word_ptr, masks_ptr, line, masses, fades, peaks, vocab, CHU
 
 @triton.jit
 def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.constexpr):
-    """Samples one token by inverse CDF among the tokens that the filters keep. Returns (int64) the first token, in
-    order of scores, at which the cumulative share of the kept probability exceeds the row's uniform random number.
-
-    `row_ptr` points to `padded` scores, followed by room for as many, which is overwritten, as is the histogram
-    `bins_ptr`.
-    """
+    """Return (int64) the first token, in order of scores, at which the cumulative share of the probability that filters
+    keep exceeds the row's uniform random number. Overwrites `bins_ptr` and the room after the `padded` scores at
+    `row_ptr`."""
     top_k = tl.load(word_ptr + TOP_K)
     top_p = tl.load(word_ptr + TOP_P)
     min_p = tl.load(word_ptr + MIN_P)

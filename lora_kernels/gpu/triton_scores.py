@@ -41,17 +41,15 @@ def load_fp32(word_ptr):
 
 @triton.jit
 def load_chunk(logits_ptr, first, vocab, CHUNK: tl.constexpr):
-    """Returns the logits of the CHUNK tokens from `first` on, fp32 [CHUNK], -inf beyond the vocabulary."""
+    """Return the logits of the CHUNK tokens from `first` on, fp32 [CHUNK], -inf beyond the vocabulary."""
     token = first + tl.arange(0, CHUNK)
     return tl.load(logits_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def shape_chunk(scores, word_ptr, masks_ptr, line, first, vocab, CHUNK: tl.constexpr):
-    """Returns the scores of the CHUNK tokens from `first` on, fp32 [CHUNK]: the logits `scores` after the bans, biases,
-    penalties and (not for GREEDY) temperature of the words at `word_ptr`. They are -inf for NaN, beyond the vocabulary
-    and, if `line` is not negative, for tokens whose bit is 0 in that line of the masks at `masks_ptr`. Biases and
-    penalties are finite, so that they do not change that."""
+    """Return the scores of the CHUNK tokens from `first` on, fp32: `scores` after the bans, biases, penalties and (not
+    for GREEDY) temperature at `word_ptr`, -inf for NaN, beyond the vocabulary, and where mask `line` forbids."""
     token = first + tl.arange(0, CHUNK)
     mask = token < vocab
     scores = tl.where(scores == scores, tl.minimum(scores, HUGE), float("-inf"))

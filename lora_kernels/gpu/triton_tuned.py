@@ -40,7 +40,7 @@ LEAST_EARLY = 90
 
 
 def device_key(device: torch.device) -> DeviceKey:
-    """Returns the key of a CUDA device's stored measurements: its name, compute capability and the Triton version."""
+    """Return the key of a CUDA device's stored measurements: its name, compute capability and the Triton version."""
     major, minor = torch.cuda.get_device_capability(device)
     return DeviceKey(torch.cuda.get_device_name(device), 10 * major + minor, triton.__version__)
 
@@ -50,25 +50,16 @@ def lora_shape(dtype: torch.dtype) -> str:
 
 
 def attention_shape(head_dim: int, kv_dtype: torch.dtype) -> str:
-    """Returns the key of measurements of attention over K and V stored in `kv_dtype`, on which sizes of blocks depend:
-    K and V take nearly all of the bytes and of the shared memory."""
+    """Return the key of measurements of attention over K and V stored in `kv_dtype`, on which sizes of blocks depend: K
+    and V take nearly all of the bytes and of the shared memory."""
     return f"{head_dim} {lora_shape(kv_dtype)}"
 
 
 def load_backend(
     device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None, fp8_kv: bool = False
 ) -> TritonBackend:
-    """Return the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration for
-    the dtype in which its K and V are stored.
-
-    Args:
-        data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
-            there is none.
-        fp8_kv: whether K and V are stored in FP8.
-
-    Raises:
-        TuningError: A file of measurements in `data_dir`, or a shipped one, cannot be used.
-    """
+    """Return the backend of a CUDA device for a model's dtype and head dimension, KV perhaps in FP8, in the best known
+    configuration: measured in `data_dir`, if given, or shipped. Raises TuningError if a file cannot be used."""
     tunings = load_tunings(device_key(device), DEFAULTS, data_dir)
     return tuned_backend(tunings, device, dtype, head_dim, torch.float8_e4m3fn if fp8_kv else dtype)
 
@@ -76,7 +67,7 @@ def load_backend(
 def tuned_backend(
     tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype
 ) -> TritonBackend:
-    """Returns the backend for a model of this dtype and head dimension whose K and V are stored in `kv_dtype`, with the
+    """Return the backend for a model of this dtype and head dimension whose K and V are stored in `kv_dtype`, with the
     configurations in `tunings`, and with the device's defaults where there are none."""
     processor, shape = find_processor(device), attention_shape(head_dim, kv_dtype)
     decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, kv_dtype, processor))
@@ -85,6 +76,6 @@ def tuned_backend(
 
 
 def lora_tuning(tunings: Tunings, dtype: torch.dtype, processor: Processor) -> LoraTuning:
-    """Returns the LoRA tuning for a model of `dtype`, merged from configurations of short and of long segments."""
+    """Return the LoRA tuning for a model of `dtype`, merged from configurations of short and of long segments."""
     parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
     return replace(LoraTuning(early=int(processor.capability >= LEAST_EARLY)), **parts[0], **parts[1])

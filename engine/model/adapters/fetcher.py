@@ -29,12 +29,9 @@ LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 def start_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Returns a pool of `count` threads, named after `name`, that run torch operations without further threads.
-
-    A thread that runs a parallel operation gets OpenMP threads of its own, and with more OpenMP threads than cores
-    libgomp stops spinning in all of them. Measured: every step took 2.5 times as long after one adapter was loaded by a
-    thread with four OpenMP threads.
-    """
+    """Return a pool of `count` threads, named after `name`, that run torch operations without further threads."""
+    # With more OpenMP threads than cores libgomp stops spinning in all of them: every step took 2.5 times as long after
+    # one adapter was loaded by a thread with four.
     return ThreadPoolExecutor(count, name, initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -43,16 +40,8 @@ class _CalledOff(Exception):
 
 
 class Fetcher:
-    """Reads and packs adapters into a store: for a plan, as a fetch, to each of which it reports exactly one answer, or
-    for a caller that waits. Tries a read of a fetch that failed for a passing reason up to three times. A fetch fails
-    if the folder's content hash is not the requested one.
-
-    Args:
-        packer: reads and packs adapters.
-        store: receives the packed adapters.
-        report: called with each answer, in the thread that reads the adapter.
-        num_threads: number of fetches that run at the same time, and of callers served at the same time.
-    """
+    """Reads and packs adapters into `store`: for plans, or for callers that wait. `report` gets exactly one answer to
+    each fetch, which is tried up to three times, in the thread that reads. A fetch fails for another content hash."""
 
     def __init__(self, packer: Packer, store: HostStore, report: Report, num_threads: int) -> None:
         self._packer = packer
@@ -67,18 +56,15 @@ class Fetcher:
         self._threads.submit(self._answer, fetch, event)
 
     def cancel(self, adapter_hash: AdapterHash) -> None:
-        """Cancels a fetch, which stops before its next read or before packing and is answered with `FetchCancelled`. A
+        """Cancel a fetch, which stops before its next read or before packing and is answered with `FetchCancelled`. A
         fetch that is being packed continues. Does nothing if the fetch has been answered."""
         event = self._called_off.get(adapter_hash)
         if event is not None:
             event.set()
 
     def load(self, path: str, claim: Claim) -> HostAdapter:
-        """Read and validate a PEFT folder in a loader thread, wait, and return facts about the adapter. If `claim`,
-        which gets the facts, returns True, pack the adapter into host memory, from which plans may load it, and report
-        `AdapterFetched` or `FetchFailed`. Raises ValueError, whose message says why, if the adapter is not one of this
-        model or `claim` refuses it. If packing fails, reports `FetchFailed` and raises the error. Any thread may call
-        this."""
+        """Read and validate a PEFT folder in a loader thread, wait, and return its facts. If `claim` then returns True,
+        pack the adapter and report it. Raises ValueError, which says why, if the adapter is refused. Thread-safe."""
         return self._loaders.submit(self._load, path, claim).result()
 
     def _load(self, path: str, claim: Claim) -> HostAdapter:
@@ -132,7 +118,7 @@ class Fetcher:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Returns whether the error is, or was caused by, an OSError other than `LASTING`: the disk or the network failed,
+    """Return whether the error is, or was caused by, an OSError other than `LASTING`: the disk or the network failed,
     so the next attempt may succeed."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, LASTING)

@@ -43,10 +43,8 @@ def load_kernels(dtype: torch.dtype) -> None:
 
 
 def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
-    """Start a thread that loads the kernels that pack adapters, while the engine continues to start, and return an
-    event that is set once they are loaded. None means that adapters are packed without them (see `has_recipes`).
-    Compiling them takes 4.5 s once, for the most part without the GIL. If loading fails, an error is logged and the
-    event never set."""
+    """Start a thread that loads the kernels that pack adapters (4.5 s when they are compiled), and return an event that
+    is set then; if loading fails, never. None means that they are not used (see `has_recipes`)."""
     if not has_recipes(dtype, fp8=fp8):
         return None
     loaded = Event()
@@ -67,20 +65,15 @@ class Packer:
     """Reads adapters from their folders, checks them, and packs them into host memory as the arena holds them.
     Thread-safe.
 
-    Once the kernels are loaded, content that has been checked is packed by a recipe (a table of copies), and of later
-    adapters with the same structure only the numbers are checked. Before that, or without a recipe for the structure,
-    adapters are checked and packed tensor by tensor, with the same result.
-
     Args:
-        shapes: the projections of the model that can be adapted.
-        dtype: dtype of the arena, whose pages have `page_elems` elements.
-        memory: memory into which adapters are packed.
+        dtype, page_elems: of the arena.
         kernels: from `load_ahead`.
         fp8: whether A and B are stored in e4m3, for which there are no recipes.
-        draft: packs adapters of the draft model into the same kind of pages. None means that there is no draft model,
-            and that what adapters have for one is only hashed.
+        draft: packs adapters of the draft model, or None.
     """
 
+    # Once the kernels are loaded, checked content is packed by a recipe, and later adapters of the same structure have
+    # only their numbers checked. Without recipes the result is the same, tensor by tensor.
     def __init__(
         self,
         shapes: TargetShapes,
@@ -110,7 +103,7 @@ class Packer:
         return self._all_recipes if self._kernels is not None and self._kernels.is_set() else None
 
     def read(self, path: str) -> PeftFolder:
-        """Reads an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
+        """Read an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
         reads another one. Raises AdapterError if it cannot be read or its configuration cannot be served."""
         read = read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
         folder = self._shapes.reduce(read)
@@ -119,7 +112,7 @@ class Packer:
         return folder.with_draft(shapes.reduce(draft)) if draft else folder
 
     def check(self, folder: PeftFolder) -> HostAdapter:
-        """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises
+        """Check an adapter's tensors, and return its hash, largest rank, changed projections and packed size. Raises
         AdapterError if the adapter cannot be served."""
         host = self._check(folder)
         if folder.draft is None or self._draft is None:
@@ -139,9 +132,8 @@ class Packer:
         return self._describe(folder, loaded.ranks, self._layout(loaded))
 
     def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], layout: AdapterLayout) -> HostAdapter:
-        """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that of its pages on the
-        pipeline stage with the largest pages, where host memory holds the fewest adapters, and of its layout, which has
-        5 MB with 48 layers of 128 experts."""
+        """Describe an adapter of these ranks (int32 [layers, targets]). Its bytes are those of its pages, on the
+        pipeline stage where pages are largest, and of its layout, which has 5 MB with 48 layers of 128 experts."""
         page_bytes = self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
         sizes = layout.num_pages, layout.num_pages * page_bytes + layout.num_bytes
         touched = touched_names(self._shapes.targets, ranks)
@@ -150,7 +142,7 @@ class Packer:
         return HostAdapter(folder.adapter_hash, largest, touched, *sizes, settings.invocation, settings.warnings)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
-        """Returns whether an adapter's weights file, whose structure has this recipe, has the right length, and numbers
+        """Return whether an adapter's weights file, whose structure has this recipe, has the right length, and numbers
         that are finite before and after scaling. If not, the caller makes a full check, which says why."""
         from lora_kernels.cpu.numba_pack import is_finite
 
@@ -160,7 +152,7 @@ class Packer:
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
-        """Allocates a blob in host memory, packs an adapter into it, and returns it with its layout. `folder` must have
+        """Allocate a blob in host memory, pack an adapter into it, and return it with its layout. `folder` must have
         been checked, now or when it was loaded. The blob is freed if packing fails."""
         packed = self._pack(folder)
         if folder.draft is None or self._draft is None:
@@ -206,7 +198,7 @@ class Packer:
             raise AdapterError(f"{error}: raise engine.block_size, with which pages grow, or lower the rank") from error
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
-        """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""
+        """Pack an adapter, whose weights file is `data`, into `blob` as its recipe says."""
         from lora_kernels.cpu.numba_pack import pack_tiles
 
         words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory

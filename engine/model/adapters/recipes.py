@@ -1,9 +1,5 @@
-"""Recipes for packing adapters without examining every tensor again.
-
-Adapters of one structure (the same configuration and the same header of their weights file) differ only in their
-numbers. A recipe is a table of the source and the destination of each tile. It is worked out for one adapter and serves
-all of the structure, each of which one call packs. Only content that has been checked may be packed like this.
-"""
+"""Recipes for packing adapters without examining every tensor again: tables of the source and destination of each tile,
+for all adapters with the same configuration and header. Only checked content may be packed like this."""
 
 from __future__ import annotations
 
@@ -38,26 +34,23 @@ Structure = tuple[bytes, bool, bytes]
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """The copies by which adapters of one structure (the same configuration and the same header of the weights file)
-    are packed.
-
-    Attributes:
-        layout: layout of the rank's part.
-        ranks: int32 [layers, targets], of all layers.
-        largest_scale: the largest LoRA scale of any projection, and at least 1.
-        start, end: byte range of the numbers in the weights file.
-        source: numpy type in which the numbers are read.
-        tiles: int64 [tiles, 6]. Source and destination of each tile; see `pack_tiles`.
-        scales: fp32 [tiles]. Factor of each tile: 1 for A, the LoRA scale for B.
-    """
+    are packed."""
 
     layout: AdapterLayout
+    """Layout of the rank's part."""
     ranks: npt.NDArray[np.int32]
+    """int32 [layers, targets], of all layers."""
     largest_scale: float
+    """The largest LoRA scale of any projection, and at least 1."""
     start: int
     end: int
+    """`start` and `end`: byte range of the numbers in the weights file."""
     source: npt.DTypeLike
+    """Numpy type in which the numbers are read."""
     tiles: npt.NDArray[np.int64]
+    """int64 [tiles, 6]. Source and destination of each tile; see `pack_tiles`."""
     scales: npt.NDArray[np.float32]
+    """fp32 [tiles]. Factor of each tile: 1 for A, the LoRA scale for B."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,8 +58,8 @@ class Recipe:
         return self.layout.num_bytes + self.ranks.nbytes + self.tiles.nbytes + self.scales.nbytes
 
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
-        """Returns the recipe's `tiles` for packing into `blob`: a copy whose last column, offsets in the blob, is
-        mapped to offsets in the blob's memory."""
+        """Return the recipe's `tiles` for packing into `blob`: a copy whose last column, offsets in the blob, is mapped
+        to offsets in the blob's memory."""
         return np.column_stack([self.tiles[:, :-1], blob.places(self.tiles[:, -1])])
 
 
@@ -81,15 +74,14 @@ class Recipes:
         self._lock = Lock()
 
     def known(self, folder: PeftFolder) -> Recipe | None:
-        """Returns the cached recipe of the folder's structure if an adapter of it was packed, and so checked, before.
+        """Return the cached recipe of the folder's structure if an adapter of it was packed, and so checked, before.
         None means that no such adapter was, or that the structure has no recipe."""
         with self._lock:
             return self._known.get(_structure(folder))
 
     def find(self, folder: PeftFolder) -> Recipe | None:
-        """Returns the recipe of a checked folder's structure, and works it out if it is new. None means that tensors
-        need more than a copy (DoRA, (IA)³, trained tokens), are not all bf16 or all fp32, or are not aligned in the
-        file."""
+        """Return the recipe of a checked folder's structure, and work it out if it is new. None means that tensors need
+        more than a copy, are not all bf16 or all fp32, or are not aligned."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:
@@ -133,7 +125,7 @@ class Recipes:
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yields the copies of a recipe: for each tile of the rank's layers, its row of `Recipe.tiles` and its scale.
+        """Yield the copies of a recipe: for each tile of the rank's layers, its row of `Recipe.tiles` and its scale.
         A's rows are copied as they are, B's columns become rows."""
         widths = self._shapes.packed_widths.tolist()
         for place, pair in pairs.items():
@@ -153,7 +145,7 @@ class Recipes:
 
 
 def _structure(folder: PeftFolder) -> Structure:
-    """Returns the key of a folder's structure: the canonical configuration, whether it asks for DoRA (in which case a
+    """Return the key of a folder's structure: the canonical configuration, whether it asks for DoRA (in which case a
     file without magnitudes is refused), and the header of the weights file, which ends where the numbers begin."""
     header = bytes(folder.data[: 8 + int.from_bytes(folder.data[:8], "little")])
     return folder.settings.canonical(), folder.settings.use_dora, header

@@ -1,9 +1,5 @@
-"""Which part of an adapter a rank has: that of its part of the base model's projections, in its stage's layers.
-
-A projection of which the rank has some outputs needs all of A and these outputs of B. One of which it has some inputs
-needs these inputs of A and all of B: since B (A1 x1 + A2 x2) = B A1 x1 + B A2 x2, each rank adds its own delta to its
-part of the base output, and the sum over ranks that the base model needs anyway completes both.
-"""
+"""Which part of an adapter a rank has: that of its part of the base model's projections, in its stage's layers, with
+all of A and some outputs of B, or some inputs of A and all of B."""
 
 from __future__ import annotations
 
@@ -25,24 +21,21 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AdapterShard:
-    """One rank's part of every adapter of a model that is split by tensor or pipeline parallelism.
-
-    Attributes:
-        cuts: the rank's part of each projection, in the order of the LoRA table; None means the whole projection, as
-            for routers. Empty means that the rank has every projection whole.
-        is_first: whether this is rank 0 of its stage. Only this rank adds what a sum over ranks must contain once, such
-            as DoRA's shifts.
-        stages: the layers of each stage. Empty means that one stage has all layers.
-        stage: number of the rank's stage.
-    """
+    """One rank's part of every adapter of a model that is split by tensor or pipeline parallelism."""
 
     cuts: tuple[Cut | None, ...] = ()
+    """The rank's part of each projection, in the order of the LoRA table; None means the whole projection, as for
+    routers. Empty means that the rank has every projection whole."""
     is_first: bool = True
+    """True means that this is rank 0 of its stage. Only this rank adds what a sum over ranks must contain once, such as
+    DoRA's shifts."""
     stages: tuple[range, ...] = ()
+    """The layers of each stage. Empty means that one stage has all layers."""
     stage: int = 0
+    """Number of the rank's stage."""
 
     def place(self, place: Place) -> Place | None:
-        """Converts the (layer, target index) of a projection in the whole model to that in the rank's pipeline stage,
+        """Convert the (layer, target index) of a projection in the whole model to that in the rank's pipeline stage,
         which counts its layers from 0. None means that another stage has the layer."""
         if not self.stages:
             return place
@@ -50,8 +43,8 @@ class AdapterShard:
         return (layer - own.start, place[1]) if layer in own else None
 
     def most_elements(self, page_elems: int) -> int:
-        """Returns the number of elements of a page on the pipeline stage that has most layers, and so the largest
-        pages. `page_elems` is that of a page on this rank."""
+        """Return the number of elements of a page on the pipeline stage that has most layers, and so the largest pages.
+        `page_elems` is that of a page on this rank."""
         if not self.stages:
             return page_elems
         return page_elems // len(self.stages[self.stage]) * max(map(len, self.stages))
@@ -65,9 +58,9 @@ class AdapterShard:
         fp8: bool = False,
         tokens: TokenIds | None = None,
     ) -> AdapterLayout:
-        """Returns the layout of the rank's part of an adapter: see `plan_layout`. `ranks` and `scaled` are those of all
-        layers, `widths` those of the rank's part. Only ranks of the first stage have `tokens`, and each has all of
-        them. An adapter has the same pages in every stage, so their number is that of the stage that needs most."""
+        """Return the layout of the rank's part of an adapter: see `plan_layout`. `ranks` and `scaled` are those of all
+        layers, `widths` those of the part. Only ranks of the first stage have `tokens`."""
+        # An adapter has the same pages in every stage, so their number is that of the stage that needs most.
         if not self.stages:
             return plan_layout(ranks, widths, page_elems, scaled, fp8, tokens)
         layer_elems, layouts = page_elems // len(self.stages[self.stage]), []
@@ -82,7 +75,7 @@ class AdapterShard:
         return self.cuts[target] if self.cuts else None
 
     def widths(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Returns (in_features, out_features) of this rank's part of each projection, int32 [targets, 2], from those of
+        """Return (in_features, out_features) of this rank's part of each projection, int32 [targets, 2], from those of
         the whole model."""
         widths = widths.copy()
         for target, cut in enumerate(self.cuts):
@@ -91,7 +84,7 @@ class AdapterShard:
         return widths
 
     def block(self, target: int, block: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the parts of a projection's A [rank, in_features] and B [out_features, rank] that this rank packs.
+        """Return the parts of a projection's A [rank, in_features] and B [out_features, rank] that this rank packs.
         `rank` of the shapes is the LoRA rank."""
         (a, b), cut = block, self._cut(target)
         if cut is None:
@@ -99,8 +92,8 @@ class AdapterShard:
         return (a, b[cut.slice]) if cut.axis == 0 else (a[:, cut.slice], b)
 
     def scales(self, target: int, scales: Tensor) -> Tensor:
-        """Returns the rank's part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). Where
-        ranks add up their outputs, each applies the scale, and only rank 0 adds the shift."""
+        """Return the rank's part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). Where ranks
+        add up their outputs, each applies the scale, and only rank 0 adds the shift."""
         cut = self._cut(target)
         if cut is None:
             return scales
@@ -113,7 +106,7 @@ class AdapterShard:
         return scales
 
     def starts(self, target: int) -> tuple[int, int]:
-        """Returns (input, output): the indices in the whole projection, LoRA target `target`, at which this rank's part
+        """Return (input, output): the indices in the whole projection, LoRA target `target`, at which this rank's part
         of it begins."""
         cut = self._cut(target)
         if cut is None:
@@ -126,7 +119,7 @@ WHOLE_ADAPTERS = AdapterShard()
 
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:
-    """Returns which part of every adapter a rank has, whose part of the model is `shard`. `spec` is the whole model's
+    """Return which part of every adapter a rank has, whose part of the model is `shard`. `spec` is the whole model's
     shape."""
     cuts: tuple[Cut | None, ...] = ()
     if shard.size > 1:

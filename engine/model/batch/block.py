@@ -1,13 +1,5 @@
-"""The input of a captured step: one block of memory at a fixed address, filled by one copy.
-
-    kv slots | row order | token ids | positions | contexts | sampler slots | query starts | sample rows |
-    adapter slots | block tables | LoRA lists
-
-Only steps with prompts have query starts and sample rows: in the others every row is a sequence, and is sampled from.
-Only models with experts have a row order and adapter slots (see `RowAdapters`).
-Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last, with
-room for the largest possible lists; a step fills and uploads only their beginning.
-"""
+"""The input of a captured step: one block of memory at a fixed address, filled by one copy. The LoRA lists come last,
+with room for the largest; a step uploads only their beginning."""
 
 from __future__ import annotations
 
@@ -22,27 +14,28 @@ from torch import Tensor
 from engine.model.batch.rows import HostBatch
 from lora_kernels.pinned import HostBlock
 
+# kv slots | row order | token ids | positions | contexts | sampler slots | query starts | sample rows | adapter slots |
+# block tables | LoRA lists. Only steps with prompts have query starts and sample rows, only models with experts row
+# order and adapter slots.
+
 ALIGN = 4
 """Parts begin at multiples of this many int32, which are 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes that determine the layout of the input block of a captured step.
-
-    Attributes:
-        rows: rows of the step, padding included.
-        max_blocks: maximum length of a block table.
-        lora_numbers: maximum number of int32 in the LoRA lists.
-        chunk_seqs: maximum number of sequences of a step with prompts. 0 means a decode-only step.
-        has_experts: whether the model has layers with experts.
-    """
+    """The sizes that determine the layout of the input block of a captured step."""
 
     rows: int
+    """Rows of the step, padding included."""
     max_blocks: int
+    """Maximum length of a block table."""
     lora_numbers: int
+    """Maximum number of int32 in the LoRA lists."""
     chunk_seqs: int = 0
+    """Maximum number of sequences of a step with prompts. 0 means a decode-only step."""
     has_experts: bool = False
+    """True means that the model has layers with experts."""
 
     @property
     def seqs(self) -> int:
@@ -77,36 +70,33 @@ class StepShape:
 
 
 class StepFields(NamedTuple):
-    """The parts of a captured step's input block: tensors on the device, numpy arrays on the host.
-
-    Attributes:
-        kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
-        row_order: int64 [rows], the rows ordered by adapter slot, padding rows among those of the base model; empty
-            without experts.
-        token_ids, positions, sampler_slots: int32 [rows].
-        contexts: int32 [seqs]; 0 in padding sequences.
-        query_starts: int32 [chunk_seqs + 1]; the number of rows, without padding, after the last sequence.
-        sample_rows: int32 [chunk_seqs]; 0 beyond the rows that are sampled from.
-        adapter_slots: int32 [rows]; -1 in padding rows; empty without experts.
-        block_tables: int32 [seqs, max_blocks].
-        lora: int32 [lora_numbers]. See `LoraWorkspace.meta`.
-    """
+    """The parts of a captured step's input block: tensors on the device, numpy arrays on the host."""
 
     kv_slots: Any
+    """int64 [rows]; -1 in padding rows, like `sampler_slots`."""
     row_order: Any
+    """int64 [rows], the rows ordered by adapter slot, padding rows among those of the base model; empty without
+    experts."""
     token_ids: Any
     positions: Any
     contexts: Any
+    """int32 [seqs]; 0 in padding sequences."""
     sampler_slots: Any
+    """`token_ids`, `positions` and `sampler_slots`: int32 [rows]."""
     query_starts: Any
+    """int32 [chunk_seqs + 1]; the number of rows, without padding, after the last sequence."""
     sample_rows: Any
+    """int32 [chunk_seqs]; 0 beyond the rows that are sampled from."""
     adapter_slots: Any
+    """int32 [rows]; -1 in padding rows; empty without experts."""
     block_tables: Any
+    """int32 [seqs, max_blocks]."""
     lora: Any
+    """int32 [lora_numbers]. See `LoraWorkspace.meta`."""
 
 
 def cut_block(block: Tensor, shape: StepShape) -> StepFields:
-    """Returns the parts of a captured step's input block, int32 [at least shape.size], as views."""
+    """Return the parts of a captured step's input block, int32 [at least shape.size], as views."""
     parts = [block[start : start + count] for start, count in zip(shape.starts, shape.counts, strict=False)]
     parts[:2] = [part.view(torch.int64) for part in parts[:2]]
     parts[-2] = parts[-2].view(shape.seqs, shape.max_blocks)
@@ -114,9 +104,8 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """Writes a batch, which must be decode-only if the block has no query starts, to a captured step's input block on
-    the host. Rows and sequences beyond the batch become padding. Block table entries beyond a context, and block tables
-    of padding sequences, keep their old values: no kernel reads them."""
+    """Write a batch, decode-only if the block has no query starts, to a captured step's input block on the host. Rows
+    and sequences beyond it become padding; block table entries that no kernel reads keep their values."""
     parts: list[tuple[Any, Any, int]] = [
         (fields.kv_slots, batch.kv_slots, -1),
         (fields.token_ids, batch.token_ids, 0),
@@ -134,8 +123,8 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
 
 
 def write_adapters(fields: StepFields, batch: HostBatch) -> None:
-    """Writes the adapter slot of each row, and the order of rows by adapter slot, to the input block of a captured
-    step. Does nothing for a model without experts."""
+    """Write the adapter slot of each row, and the order of rows by adapter slot, to the input block of a captured step.
+    Does nothing for a model without experts."""
     rows = len(fields.adapter_slots)
     if rows:
         fields.adapter_slots[:] = slots = batch.segments.slots_of_rows(rows)
@@ -153,12 +142,12 @@ class HostSteps:
         }
 
     def begin(self, shape: StepShape) -> StepFields:
-        """Waits until the last `send` has been copied, and returns the parts of the host's input block for a step of
+        """Wait until the last `send` has been copied, and return the parts of the host's input block for a step of
         `shape`, to be filled."""
         self._block.wait()
         return self._fields[shape]
 
     def send(self, target: Tensor, count: int) -> None:
-        """Starts to copy the first `count` int32 of the host's input block to `target` on the device. Does not wait for
+        """Start to copy the first `count` int32 of the host's input block to `target` on the device. Does not wait for
         a GPU."""
         self._block.send(target, count)

@@ -28,7 +28,7 @@ class ResultBlocks:
         self._blocks = cycle([_Block(part) for part in memory.view(BLOCKS, size)])
 
     def begin(self) -> StepResults:
-        """Takes the ring's oldest block for the results of a step. What it held must not be read any more."""
+        """Take the ring's oldest block for the results of a step. What it held must not be read any more."""
         return StepResults(next(self._blocks))
 
 
@@ -47,15 +47,15 @@ class StepResults:
         self._block, self._turn, self._used = block, block.turn, 0
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Takes room in the step's block on the host, in which a kernel stores results. Returns a tensor [count].
-        Raises ValueError if the block has too little room."""
+        """Take room in the step's block on the host, in which a kernel stores results. Return a tensor [count]. Raises
+        ValueError if the block has too little room."""
         room = self._room(count * dtype.itemsize)
         if room is None:
             raise ValueError(f"a block of {len(self._block.memory)} bytes has no room for {count} numbers of {dtype}")
         return room.view(dtype)
 
     def download(self, tensor: Tensor) -> Tensor:
-        """Starts a copy of a contiguous tensor from the device to the step's block on the host, and returns the host
+        """Start a copy of a contiguous tensor from the device to the step's block on the host, and return the host
         tensor. Only if the block has too little room does it wait for the copy."""
         room = self._room(tensor.nbytes)
         if room is None:
@@ -63,7 +63,7 @@ class StepResults:
         return room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
     def _room(self, num_bytes: int) -> Tensor | None:
-        """Takes bytes of the block, uint8 [num_bytes]. None means that the block has too little room."""
+        """Take bytes of the block, uint8 [num_bytes]. None means that the block has too little room."""
         start, end = self._used, self._used + num_bytes
         if end > len(self._block.memory):
             return None

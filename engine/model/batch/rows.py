@@ -1,8 +1,5 @@
-"""The rows of one step, on the host and on the device.
-
-A step uploads one buffer. The host may plan a step before it has read the tokens of the previous step: such a token is
-UNKNOWN, and the device, which has the token, substitutes it.
-"""
+"""The rows of one step, on the host and, uploaded in one buffer, on the device. A token that the host does not know
+yet, because the previous step computes it, is UNKNOWN, and the device substitutes it."""
 
 from __future__ import annotations
 
@@ -51,57 +48,51 @@ class ScoredChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """The rows of one step on the device: decodes first, then longer chunks, each sequence's rows in order.
-
-    Attributes:
-        token_ids, positions: integers [num_rows].
-        attention: chunks, contexts and block tables of the step's sequences.
-        segments: the rows of each adapter, on the host.
-        sample_rows: int32 [num_samples]. Rows whose logits are wanted. None means all rows, in a decode-only step.
-        sample_ids: id of the request of each sampled row.
-        host_sample_rows: `sample_rows` on the host, int64. Captured steps have none.
-    """
+    """The rows of one step on the device: decodes first, then longer chunks, each sequence's rows in order."""
 
     token_ids: Tensor
     positions: Tensor
+    """`token_ids` and `positions`: integers [num_rows]."""
     attention: AttentionBatch
+    """Chunks, contexts and block tables of the step's sequences."""
     segments: SegmentPlan
+    """The rows of each adapter, on the host."""
     sample_rows: Tensor | None
+    """int32 [num_samples]. Rows whose logits are wanted. None means all rows, in a decode-only step."""
     sample_ids: tuple[str, ...]
+    """Id of the request of each sampled row."""
     host_sample_rows: Longs | None = None
+    """`sample_rows` on the host, int64. Captured steps have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """The rows of one step on the host, in the order of `BatchInput`, before they are uploaded.
-
-    Attributes:
-        token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the request's last sampled one.
-        sampler_slots: int32 [num_rows]. The sampler's slot of each row's request.
-        positions: int64 [num_rows]. Position of each row in its sequence.
-        kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written.
-        query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
-        block_tables: int32 [num_seqs, blocks of the longest context]; 0 where a sequence has no block.
-        sample_rows: int64 [num_samples]. Rows whose logits are wanted.
-        sample_ids: id of the request of each of `sample_rows`. Requests with proposals have several, in order.
-        proposals: request id -> its proposals, which are the tokens of its rows after the first.
-        pooled: the chunks of requests for vectors.
-        scored: the chunks of requests for logprobs of their prompts.
-    """
+    """The rows of one step on the host, in the order of `BatchInput`, before they are uploaded."""
 
     token_ids: Ints
+    """int32 [num_rows]. UNKNOWN where only the device has the token: the request's last sampled one."""
     sampler_slots: Ints
+    """int32 [num_rows]. The sampler's slot of each row's request."""
     positions: Longs
+    """int64 [num_rows]. Position of each row in its sequence."""
     kv_slots: Longs
+    """int64 [num_rows]. `page * block_size + offset` where each row's K and V are written."""
     query_starts: Longs
     contexts: Longs
+    """`query_starts` and `contexts`: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`."""
     block_tables: Ints
+    """int32 [num_seqs, blocks of the longest context]; 0 where a sequence has no block."""
     segments: SegmentPlan
     sample_rows: Longs
+    """int64 [num_samples]. Rows whose logits are wanted."""
     sample_ids: tuple[str, ...]
+    """Id of the request of each of `sample_rows`. Requests with proposals have several, in order."""
     proposals: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Request id -> its proposals, which are the tokens of its rows after the first."""
     pooled: tuple[PooledChunk, ...] = ()
+    """The chunks of requests for vectors."""
     scored: tuple[ScoredChunk, ...] = ()
+    """The chunks of requests for logprobs of their prompts."""
 
     @property
     def num_rows(self) -> int:
@@ -113,10 +104,8 @@ class HostBatch:
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
-        """Upload the batch's own arrays in one copy, and return the step's input, whose tensors are views of that copy.
-        Only if a token is UNKNOWN are `token_ids` new: the device inserts `last_tokens` (int64 [max_seqs], on the
-        device) at the row's sampler slot. The LoRA segments stay on the host: backends upload their own plans. On a GPU
-        the host does not wait for the copy."""
+        """Upload the batch's own arrays in one copy, for which the host does not wait, and return the step's input,
+        views of that copy. UNKNOWN tokens are replaced from `last_tokens` (int64 [max_seqs], on the device)."""
         ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
         kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(
             self.kv_slots, (*ints, self.sampler_slots), last_tokens.device
@@ -140,15 +129,14 @@ class HostBatch:
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
-    """Returns `token_ids` (int32 [num_rows]) as int64, in which each UNKNOWN is replaced by the last sampled token of
-    the row's request: the entry of `last_tokens` (int64 [max_seqs]) at the row's sampler slot. All tensors are on one
-    device, for which the host does not wait."""
+    """Return `token_ids` (int32 [num_rows]) as int64, with each UNKNOWN replaced by the entry of `last_tokens` (int64
+    [max_seqs]) at the row's sampler slot. The host does not wait."""
     last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
     return torch.where(token_ids == UNKNOWN, last, token_ids)
 
 
 def _upload(longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Copies `longs` as int64 and each of `ints`, flattened, as int32 to the device. Returns device views of one
+    """Copy `longs` as int64 and each of `ints`, flattened, as int32 to the device. Return device views of one
     buffer."""
     parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
     views = upload(np.concatenate(parts), device).split([len(part) for part in parts])

@@ -42,8 +42,8 @@ class BatchState:
         return len(self._lines)
 
     def release(self, request_id: str) -> bool:
-        """Forgets a request and frees its line (its index in the arrays of running requests). Returns False if the
-        request is not known, because it was aborted before it ran."""
+        """Forget a request and free its line (its index in the arrays of running requests). Return False if the request
+        is not known, because it was aborted before it ran."""
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
@@ -55,8 +55,8 @@ class BatchState:
         return True
 
     def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
-        """Adds a request with its tokens, the pages of its block table, its adapter slot (-1 for the base model) and
-        its sampler slot. Raises ValueError if the request runs already, or every line is taken."""
+        """Add a request with its tokens, the pages of its block table, its adapter slot (-1 for the base model) and its
+        sampler slot. Raises ValueError if the request runs already, or every line is taken."""
         if admission.request_id in self._lines or not self._free:
             reason = "runs already" if admission.request_id in self._lines else "finds every line taken"
             raise ValueError(f"request {admission.request_id} {reason}")
@@ -76,34 +76,34 @@ class BatchState:
             self._silent.add(admission.request_id)
 
     def append(self, request_id: str, token: int) -> None:
-        """Appends a sampled token id to a running request. Drops a token beyond `max_model_len`: it ends its request
-        and is never computed."""
+        """Append a sampled token id to a running request. Drops a token beyond `max_model_len`: it ends its request and
+        is never computed."""
         line = self._lines[request_id]
         if self.num_tokens[line] < self.tokens.shape[1]:
             self.tokens[line, self.num_tokens[line]] = token
             self.num_tokens[line] += 1
 
     def known(self, request_id: str) -> Ints:
-        """Returns a view of a running request's known tokens, int32 [num_known]."""
+        """Return a view of a running request's known tokens, int32 [num_known]."""
         line = self._lines[request_id]
         return self.tokens[line, : self.num_tokens[line]]
 
     def add_pages(self, request_id: str, pages: Sequence[PageId]) -> None:
-        """Appends pages to a running request's block table."""
+        """Append pages to a running request's block table."""
         self._add_pages(self._lines[request_id], pages)
 
     def rewrite(self, request_id: str, start: int, tokens: Ints) -> None:
-        """Replaces all tokens of a running request from position `start` on by `tokens`. The draft model calls this
-        when its guesses were refused, and to add tokens."""
+        """Replace all tokens of a running request from position `start` on by `tokens`. The draft model calls this when
+        its guesses were refused, and to add tokens."""
         line, end = self._lines[request_id], start + len(tokens)
         self.tokens[line, start:end] = tokens
         self.num_tokens[line] = end
 
     def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
-        """Appends each chunk's new pages to its request's block table, and returns the rows of the step that computes
-        `chunks` (not empty): one-token chunks first, then longer ones, each of the two groups ordered by adapter
-        slot. A chunk with proposals becomes chunks of one token that share a block table: a layer writes the K and V of
-        all rows before any row attends, so that they are computed, and replayed, like decodes of several requests."""
+        """Append each chunk's new pages to its request's block table, and return the rows of the step that computes
+        `chunks` (not empty): one-token chunks first, then longer ones, both ordered by adapter slot."""
+        # A chunk with proposals becomes chunks of one token that share a block table: a layer writes the K and V of all
+        # rows before any attends, so that they are computed like decodes of several requests.
         proposals = {chunk.request_id: chunk.proposals for chunk in chunks if chunk.proposals}
         ordered = sorted(self._split(chunks) if proposals else chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
@@ -132,8 +132,8 @@ class BatchState:
         )
 
     def _split(self, chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
-        """Yields the step's chunks, but splits each one that has proposals (speculated tokens) into chunks of one
-        token. Writes the proposals behind the request's known tokens, where `append` overwrites them with the sampled
+        """Yield the step's chunks, but split each one that has proposals (speculated tokens) into chunks of one token.
+        Writes the proposals behind the request's known tokens, where `append` overwrites them with the sampled
         tokens."""
         for chunk in chunks:
             if not chunk.proposals:
@@ -177,9 +177,8 @@ class BatchState:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The rows of a list of chunks, all int64. lengths: rows of each chunk, [num_seqs]; contexts: tokens of each
-    sequence up to its chunk's end, [num_seqs]; query_starts: first row of each chunk, and the number of all rows,
-    [num_seqs + 1]; positions: position of each row in its sequence, [num_rows]."""
+    """The rows of a list of chunks, int64: `lengths` and `contexts` (tokens up to the chunk's end), [num_seqs],
+    `query_starts` (first rows, and the number of rows), [num_seqs + 1], and `positions` in sequences, [num_rows]."""
 
     lengths: Longs
     contexts: Longs

@@ -50,7 +50,7 @@ class Awq:
 
 
 def _unpack(packed: Tensor) -> Tensor:
-    """Returns the 4-bit numbers that int32 [rows, out_features / 8] hold in AWQ's order, as uint8 [out_features,
+    """Return the 4-bit numbers that int32 [rows, out_features / 8] hold in AWQ's order, as uint8 [out_features,
     rows]."""
     words = packed.T.contiguous()
     numbers = [(words >> BITS * place).to(torch.uint8) & 15 for place in PLACES]

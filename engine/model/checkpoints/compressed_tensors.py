@@ -1,15 +1,5 @@
-"""Checkpoints of compressed-tensors, which llm-compressor writes, with weights in integers or FP8.
-
-Each of the `config_groups` in config.json's quantisation settings names targets (modules by name, by class or by
-regular expression) and how their weights are quantised. A module has `weight_scale` (one for each group of inputs, each
-output, or all) and `weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3
-[out_features, in_features]). Asymmetric weights have `weight_zero_point`. Where the inputs of a group are not
-neighbours, `weight_g_idx` has the group of each input.
-
-Activations are not quantised as the settings say, with one exception: where a checkpoint has integer weights for 8-bit
-integer activations, a GPU quantises activations to 8 bits with a scale for each row. Source: the package
-compressed-tensors.
-"""
+"""Checkpoints of compressed-tensors, which llm-compressor writes, with weights in integers or FP8. Activations are not
+quantised, except to 8 bits on a GPU, by rows, for checkpoints that say so. Source: the package compressed-tensors."""
 
 from __future__ import annotations
 
@@ -36,6 +26,10 @@ from engine.model.checkpoints.layers import (
 from engine.model.checkpoints.stored import FLOATS, StoredTensors, WeightsError
 from lora_kernels.quantized import Coding, QuantizedWeight
 
+# Each of `config_groups` names targets (modules by name, class or regular expression). A module has `weight_scale` and
+# `weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3), if asymmetric
+# `weight_zero_point`, and `weight_g_idx` with the group of each input where these are not neighbours.
+
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 UNQUANTISED = ("dense", "fakequant")
 PARTS = (
@@ -46,9 +40,9 @@ STRATEGIES = ("tensor", "channel", "group", "block")
 
 
 class Scheme(NamedTuple):
-    """How the weights of a group of modules are quantised: as packed integers (`packed`), as int8, or as e4m3
-    (`is_float`). `size` inputs and `rows` outputs share a scale, where 0 means all. `codes_rows` means that the
-    checkpoint is made for activations in 8-bit integers, too."""
+    """How the weights of a group of modules are quantised: packed integers (`packed`), int8, or e4m3 (`is_float`).
+    `size` inputs and `rows` outputs share a scale; 0 means all. With `codes_rows`, activations are in 8-bit integers,
+    too."""
 
     packed: bool
     is_float: bool
@@ -59,7 +53,7 @@ class Scheme(NamedTuple):
     codes_rows: bool
 
     def size_for(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Returns (outputs, inputs): how many of each share a scale in a weight of `shape`, [out_features,
+        """Return (outputs, inputs): how many of each share a scale in a weight of `shape`, [out_features,
         in_features]."""
         return self.rows or shape[0], self.size or shape[1]
 
@@ -124,7 +118,7 @@ class CompressedTensors:
         return integer_weight(scales, coding, codes, scale, zeros, self._order(module, shape[1] // grid[1]))
 
     def _zeros(self, module: str, coding: Coding, grid: tuple[int, int]) -> Tensor:
-        """Returns the zero points of a module's weight as unsigned numbers, of the shape `grid`. They may be packed
+        """Return the zero points of a module's weight as unsigned numbers, of the shape `grid`. They may be packed
         along outputs."""
         zeros = self._stored.read(f"{module}.weight_zero_point")
         if zeros.dtype == torch.int32:
@@ -152,7 +146,7 @@ def _refuse(section: Json) -> None:
 
 
 def _scheme(group: Json, form: str) -> Scheme | None:
-    """Returns how the weights of one of `config_groups`, stored in the format `form`, are quantised; None means that
+    """Return how the weights of one of `config_groups`, stored in the format `form`, are quantised; None means that
     they are not. Raises WeightsError if the engine cannot read them."""
     weights = group.get("weights")
     if not weights or not group.get("targets") or form in UNQUANTISED:
@@ -174,7 +168,7 @@ def _scheme(group: Json, form: str) -> Scheme | None:
 
 
 def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None:
-    """Returns the one of a configuration's `targets` that names a module most closely: by its name, else by a regular
+    """Return the one of a configuration's `targets` that names a module most closely: by its name, else by a regular
     expression, else by its class `kind`. None means that no target names it."""
     if module in targets:
         return module
@@ -183,10 +177,10 @@ def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None
 
 
 def _unsigned(numbers: Tensor, coding: Coding) -> Tensor:
-    """Returns signed codes (int8) as the unsigned codes (uint8) of `coding`, in which the middle code stands for 0."""
+    """Return signed codes (int8) as the unsigned codes (uint8) of `coding`, in which the middle code stands for 0."""
     return (numbers + (1 << coding.bits - 1)).view(torch.uint8) if coding.bits < 8 else numbers.view(torch.uint8) ^ 128
 
 
 def _words(count: int, bits: int) -> int:
-    """Returns how many int32 hold `count` packed numbers of `bits` bits."""
+    """Return how many int32 hold `count` packed numbers of `bits` bits."""
     return -(-count * bits // 32)

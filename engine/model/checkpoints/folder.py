@@ -28,17 +28,12 @@ END = ".weight"
 
 
 class Folder:
-    """The weights of a checkpoint folder in safetensors, of which parameters are read one by one, whether quantised or
-    not.
+    """The weights of a checkpoint folder in safetensors, of `expected` shapes by name, read one by one. Raises
+    WeightsError, which names the tensor, if something is missing, unknown or of another shape.
 
     Args:
-        expected: the shapes of the model's parameters, by name.
-        parts: which part of a stacked tensor a parameter is, by the name of the parameter.
+        parts: which part of a stacked tensor each parameter is.
         aliases: see `StoredTensors`.
-
-    Raises:
-        WeightsError: a file is missing, the weights are quantised in an unknown way, or a tensor that belongs to a
-            quantised weight is missing or of another shape or dtype; the message names it.
     """
 
     def __init__(
@@ -74,33 +69,32 @@ class Folder:
         return self._shapes
 
     def coding(self, name: str) -> AnyCoding | None:
-        """Returns how a parameter's weights are coded once they are read; None means that they are not quantised."""
+        """Return how a parameter's weights are coded once they are read; None means that they are not quantised."""
         return self._layers[name].coding if name in self._layers else None
 
     def is_bf16(self, name: str) -> bool:
-        """Returns whether bf16 holds all numbers of a parameter exactly: the parameter is stored in bf16 or MXFP4."""
+        """Return whether bf16 holds all numbers of a parameter exactly: the parameter is stored in bf16 or MXFP4."""
         layer = self._layers.get(name)
         if layer is not None and layer.form:
             return layer.form == MXFP4
         return all(self._stored.dtype(part) == "BF16" for part in (layer.parts if layer else [name]))
 
     def form(self, name: str) -> str | None:
-        """Returns the name of a parameter's format, such as `gptq-4bit-g128`; None means that it is not quantised."""
+        """Return the name of a parameter's format, such as `gptq-4bit-g128`; None means that it is not quantised."""
         if name not in self._layers or not self._layers[name].form:
             return None
         form = self._layers[name].form
         return form if form in self._family else f"{self._family}-{form}"
 
     def read(self, name: str) -> Weight:
-        """Reads a parameter from the checkpoint. Raises WeightsError, which names a tensor, if its numbers cannot be
+        """Read a parameter from the checkpoint. Raises WeightsError, which names a tensor, if its numbers cannot be
         right."""
         return self._layers[name].read() if name in self._layers else self._stored.read(name)
 
 
 def _read_section(folder: Path) -> Json:
-    """Returns the section of config.json that says how weights are quantised or, if it has none, what a file of its own
-    says, as AutoGPTQ and AutoAWQ wrote it; empty if there is neither. Raises WeightsError, which names it, for a broken
-    file."""
+    """Return what config.json, or else the file that AutoGPTQ or AutoAWQ wrote, says of quantisation; empty if neither
+    does. Raises WeightsError, which names it, for a broken file."""
     section = quantisation_section(_read_object(folder / "config.json"))
     if not section and (found := _read_object(folder / "quantize_config.json")):
         section = {"quant_method": "gptq", **found}
@@ -122,13 +116,13 @@ def _read_object(file: Path) -> Json:
 
 
 def quantisation_section(config: Json) -> Json:
-    """Returns the section of a parsed config.json that says how weights are quantised, empty if there is none."""
+    """Return the section of a parsed config.json that says how weights are quantised, empty if there is none."""
     return config.get("quantization_config") or config.get("compression_config") or {}
 
 
 def _find_layers(section: Json, stored: StoredTensors, expected: Mapping[str, Shape]) -> dict[str, Layer]:
-    """Returns how each quantised weight of a checkpoint is stored, by the names of parameters. Empty if config.json
-    says nothing of quantisation. Raises WeightsError if it names an unknown method."""
+    """Return how each quantised weight of a checkpoint is stored, by the names of parameters. Empty if config.json says
+    nothing of quantisation. Raises WeightsError if it names an unknown method."""
     if not section:
         return {}
     method = section.get("quant_method", "unknown")

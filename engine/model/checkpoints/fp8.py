@@ -1,10 +1,5 @@
-"""Checkpoints in FP8: weights in e4m3, and scales by which they are multiplied.
-
-A module has `weight` (e4m3 [out_features, in_features]) and `weight_scale_inv`, which despite its name is a factor, or
-`weight_scale`: one for each block of `weight_block_size`, for each output, or for all. Weights with blocks become
-tensors, whose numbers are exact but for fp32's rounding. Source: the model cards and code of DeepSeek-V3, transformers'
-finegrained_fp8.py.
-"""
+"""Checkpoints in FP8: weights in e4m3, and factors `weight_scale_inv` or `weight_scale` of blocks, outputs or all.
+Weights with blocks become tensors. Source: the code of DeepSeek-V3, transformers' finegrained_fp8.py."""
 
 from __future__ import annotations
 
@@ -40,8 +35,8 @@ class Fp8:
 
 
 def fp8_layer(stored: StoredTensors, module: str, shape: tuple[int, int], block: tuple[int, int]) -> Layer:
-    """Returns how the FP8 weight of a module is stored and read. Blocks of [outputs, inputs] of it share a scale.
-    Raises WeightsError if its scales are missing or have another shape."""
+    """Return how the FP8 weight of a module is stored and read. Blocks of [outputs, inputs] of it share a scale. Raises
+    WeightsError if its scales are missing or have another shape."""
     grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
     scale = next((name for part in SCALES if (name := f"{module}.{part}") in stored), f"{module}.{SCALES[1]}")
     stored.require(f"{module}.weight", (E4M3,), shape)

@@ -1,10 +1,5 @@
-"""GPTQ's checkpoints, as AutoGPTQ and GPTQModel write them.
-
-A module has `qweight` (int32 [in_features * bits / 32, out_features]), `scales` ([groups, out_features]), `qzeros`
-(int32 [groups, out_features * bits / 32]) and `g_idx` (int32 [in_features], the group of each input). Format `gptq`
-stores zero points less 1, `gptq_v2` as they are. Older folders have the settings in quantize_config.json. Source:
-AutoGPTQ's QuantLinear and GPTQModel's configuration.
-"""
+"""GPTQ's checkpoints, as AutoGPTQ and GPTQModel write them. Source: AutoGPTQ's QuantLinear and GPTQModel's
+configuration."""
 
 from __future__ import annotations
 
@@ -25,6 +20,10 @@ from engine.model.checkpoints.layers import (
 )
 from engine.model.checkpoints.stored import FLOATS, StoredTensors, WeightsError
 from lora_kernels.quantized import Coding, QuantizedWeight
+
+# A module has `qweight` (int32 [in_features * bits / 32, out_features]), `scales` ([groups, out_features]), `qzeros`
+# (int32 [groups, out_features * bits / 32]) and `g_idx`. Format `gptq` stores zero points less 1, `gptq_v2` as they
+# are.
 
 OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """Numbers that are added to stored zero points, by the name of the format."""
@@ -62,7 +61,7 @@ class Gptq:
         return Layer(integer_form(bits, size, width), parts, coding, read)
 
     def _settings(self, module: str) -> Json:
-        """Returns the quantisation settings of a module: those of config.json, with the changes that GPTQModel's
+        """Return the quantisation settings of a module: those of config.json, with the changes that GPTQModel's
         `dynamic`, whose keys are regular expressions, makes for the module."""
         for pattern, changes in (self._section.get("dynamic") or {}).items():
             if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
@@ -70,7 +69,7 @@ class Gptq:
         return self._section
 
     def _read(self, module: str, coding: Coding, sorted_size: int) -> QuantizedWeight:
-        """Reads the weight of a module. `sorted_size` is the size of groups by which `g_idx` sorts inputs (act-order),
+        """Read the weight of a module. `sorted_size` is the size of groups by which `g_idx` sorts inputs (act-order),
         or 0 where the inputs of each group are neighbours."""
         codes = unpack(self._stored.read(f"{module}.qweight").T, coding.bits)
         zeros = unpack(self._stored.read(f"{module}.qzeros"), coding.bits)
@@ -83,9 +82,9 @@ class Gptq:
 
 
 def _offset_of(name: str, zeros: Tensor, zero: int) -> int:
-    """Returns the number that makes `zero` of all stored zero points of symmetric weights, which tell their format
-    better than the settings: some tools write those of `gptq_v2` and name it `gptq`. Raises WeightsError, which names
-    the tensor, if there is none."""
+    """Return the number that makes `zero` of all stored zero points of symmetric weights. Raises WeightsError, which
+    names the tensor, if there is none."""
+    # The numbers tell their format better than the settings: some tools write those of `gptq_v2` and name it `gptq`.
     found = next((offset for offset in OFFSETS.values() if (zeros == zero - offset).all()), None)
     if found is None:
         raise WeightsError(f"tensor {name} has zero points besides {zero}, but its settings say that sym is true")

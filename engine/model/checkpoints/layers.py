@@ -1,8 +1,5 @@
-"""What families of quantised checkpoints share: linear layers of integer codes and their scales.
-
-Weights are `scale * (code - zero point)`, where codes and zero points are unsigned numbers of 4 or 8 bits, and several
-neighbouring inputs, or all, share a scale and a zero point.
-"""
+"""What families of quantised checkpoints share: linear layers of `scale * (code - zero point)`, unsigned numbers of 4
+or 8 bits, where neighbouring inputs, or all, share scale and zero point."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ PRECISION = 2.0**-10
 
 
 class Layer(NamedTuple):
-    """How the weight of a linear layer is stored. `form` is the name of its format within its family; empty means that
-    it is not quantised but a part of a larger tensor. `parts` are the names of its tensors. `coding` is its coding in
-    memory; None means that it is read as a plain tensor. `read` reads it."""
+    """How the weight of a linear layer is stored: its format in the family (empty: part of a larger tensor), the names
+    of its tensors, its coding in memory (None: a plain tensor), and what reads it."""
 
     form: str
     parts: set[str]
@@ -35,26 +31,24 @@ class Family(Protocol):
     """Protocol of a family of quantised checkpoint formats, such as GPTQ, that finds the weights of a folder."""
 
     def find(self, module: str, shape: tuple[int, int]) -> Layer | None:
-        """Returns how the quantised weight of a module, whose shape is [out_features, in_features], is stored and read.
-        None means that the module is not quantised. Raises WeightsError, which names a tensor, if one is missing or has
-        another shape or dtype."""
+        """Return how the quantised weight of a module, [out_features, in_features], is stored and read, or None if it
+        is not quantised. Raises WeightsError, which names a tensor, if one is missing or does not fit."""
 
 
 def parts_of(module: str, stored: StoredTensors, names: tuple[str, ...]) -> set[str]:
-    """Returns the full names of those tensors of a module, among the suffixes `names`, that the folder has."""
+    """Return the full names of those tensors of a module, among the suffixes `names`, that the folder has."""
     return {name for part in names if (name := f"{module}.{part}") in stored}
 
 
 def integer_form(bits: int, size: int, width: int) -> str:
-    """Returns the name of the format of integer weights of `bits` whose `width` inputs share scales in groups of
-    `size`: `4bit-g128`, or `4bit` if all inputs are one group."""
+    """Return the name of the format of integer weights of `bits` whose `width` inputs share scales in groups of `size`:
+    `4bit-g128`, or `4bit` if all inputs are one group."""
     return f"{bits}bit" if size == width else f"{bits}bit-g{size}"
 
 
 def integer_coding(name: str, width: int, bits: int, size: int, symmetric: bool) -> Coding:
-    """Returns the coding of weights that share scales in groups of `size` inputs, which may be larger than a coding's
-    groups: scales are then repeated. `symmetric` says that all zero points are the middle code. Raises WeightsError
-    if `bits` or the size cannot be coded."""
+    """Return the coding of weights that share scales in groups of `size` inputs; scales of larger groups are repeated.
+    `symmetric` means that the zero point is the middle code. Raises WeightsError if they cannot be coded."""
     if bits not in (4, 8):
         raise WeightsError(f"tensor {name} has weights of {bits} bits: 4 and 8 can be read")
     wide = Coding(bits, GROUPS[-1], 1 << (bits - 1) if symmetric else None, in_scales=not symmetric)
@@ -67,17 +61,12 @@ def integer_coding(name: str, width: int, bits: int, size: int, symmetric: bool)
 def integer_weight(
     name: str, coding: Coding, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None = None
 ) -> QuantizedWeight:
-    """Builds a quantised weight from the codes, scales and zero points of a checkpoint.
+    """Build a quantised weight from `codes`, uint8 [out_features, in_features] in the order of inputs. Raises
+    WeightsError, which names `name`, if fp16 cannot hold the scales.
 
     Args:
-        name: the tensor that errors name.
-        codes: uint8 [out_features, in_features], in the order of inputs.
-        scales: [out_features, groups], in any dtype of floats.
-        zeros: zero points, integers of the shape of `scales`. None means that the coding has one code for zero.
-        order: permutation that sorts the inputs by group (see `order_of`). None means that they are sorted already.
-
-    Raises:
-        WeightsError: fp16 cannot hold the scales.
+        scales, zeros: [out_features, groups]. No `zeros` means that the coding has one code for zero.
+        order: see `order_of`. None means sorted already.
     """
     repeats = codes.shape[1] // coding.group // scales.shape[1]
     halves = _halves(name, scales).repeat_interleave(repeats, dim=1)
@@ -95,15 +84,15 @@ def _halves(name: str, scales: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Returns the numbers of 4 or 8 bits that int32 [rows, words] hold, those in lower bits first, as uint8 [rows,
-    words * 32 / bits]."""
+    """Return the numbers of 4 or 8 bits that int32 [rows, words] hold, those in lower bits first, as uint8 [rows, words
+    * 32 / bits]."""
     data = packed.contiguous().view(torch.uint8)
     return data if bits == 8 else unpack_halves(data)
 
 
 def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
-    """Returns the permutation that sorts inputs by group, int64 [in_features], given the group of each input; None
-    means that they are sorted already. Raises WeightsError, which names the tensor `name`, unless each group has `size`
+    """Return the permutation that sorts inputs by group, int64 [in_features], given the group of each input; None means
+    that they are sorted already. Raises WeightsError, which names the tensor `name`, unless each group has `size`
     inputs."""
     sorted_groups = torch.arange(len(groups)) // size
     order = torch.argsort(groups.long(), stable=True)
@@ -113,7 +102,7 @@ def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def grid_shapes(rows: int, columns: int) -> tuple[Shape, ...]:
-    """Returns the shapes in which a checkpoint may store [rows, columns] scales: a single column also as [rows], and a
+    """Return the shapes in which a checkpoint may store [rows, columns] scales: a single column also as [rows], and a
     single scale also as a scalar."""
     shapes: list[Shape] = [(rows, columns)]
     if columns == 1:

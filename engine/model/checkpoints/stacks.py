@@ -1,11 +1,5 @@
-"""Reads the parameters of single experts from stacked tensors, which hold one or several projections of all experts of
-a layer.
-
-They may be in MXFP4 (OCP Microscaling Formats 1.0, 2023): blocks of 32 neighbouring inputs are codes of 4 bits (E2M1,
-the first of two in the lower half of a byte) and share a power of two (E8M0). gpt-oss stores a tensor `name` as
-`name_blocks`, uint8 [experts, out_features, in_features / 32, 16], and `name_scales`, uint8 [experts, out_features,
-in_features / 32].
-"""
+"""Reads the parameters of single experts from stacked tensors of a layer's experts, perhaps in MXFP4 (OCP Microscaling
+Formats 1.0, 2023): codes of 4 bits, of which blocks of 32 share a power of two."""
 
 from __future__ import annotations
 
@@ -22,6 +16,10 @@ from lora_kernels.quantized import unpack_halves
 
 MXFP4 = "mxfp4"
 """The `quant_method` in config.json of checkpoints in MXFP4."""
+
+# gpt-oss stores `name_blocks`, uint8 [experts, out_features, in_features / 32, 16], the first of two codes (E2M1) in
+# the lower half of a byte, and `name_scales` (E8M0), uint8 [experts, out_features, in_features / 32].
+
 BLOCK = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = torch.tensor([*MAGNITUDES, *(-number for number in MAGNITUDES)], dtype=torch.bfloat16)
@@ -33,30 +31,23 @@ LARGEST = 252
 
 
 class Part(NamedTuple):
-    """The part of a stacked tensor that is a parameter of one expert.
-
-    Attributes:
-        stored: name of the tensor.
-        shape: [experts, out_features, in_features] of the tensor, or [experts, out_features] of biases.
-        transposed: whether the tensor is stored as [experts, in_features, out_features].
-        number: index of the expert.
-        rows: range of the expert's outputs in the tensor that are outputs of the parameter.
-    """
+    """The part of a stacked tensor that is a parameter of one expert."""
 
     stored: str
+    """Name of the tensor."""
     shape: Shape
+    """[experts, out_features, in_features] of the tensor, or [experts, out_features] of biases."""
     transposed: bool
+    """True means that the tensor is stored as [experts, in_features, out_features]."""
     number: int
+    """Index of the expert."""
     rows: slice
+    """Range of the expert's outputs in the tensor that are outputs of the parameter."""
 
 
 def find_stacked(stored: StoredTensors, parts: Mapping[str, Part], method: str) -> dict[str, Layer]:
-    """Returns how each parameter of an expert is read from a stacked tensor, by the parameter's name. Raises
-    WeightsError, which names a tensor, if a stacked one is missing or has another shape or dtype.
-
-    Args:
-        method: how config.json says that weights are quantised; empty if it does not.
-    """
+    """Return how each parameter of an expert is read from a stacked tensor, by name. `method` is the quantisation in
+    config.json, or empty. Raises WeightsError, which names a tensor, if one is missing or does not fit."""
     return {name: _find(stored, part, method) for name, part in parts.items()}
 
 
@@ -78,7 +69,7 @@ def _read(stored: StoredTensors, part: Part) -> Tensor:
 
 
 def _read_mxfp4(stored: StoredTensors, part: Part, blocks: str, scales: str) -> Tensor:
-    """Reads one expert's MXFP4 weight in bf16, which holds every product of a code and a scale exactly, unless it is
+    """Read one expert's MXFP4 weight in bf16, which holds every product of a code and a scale exactly, unless it is
     2^128 or more. Raises WeightsError for such a product, and for a scale that is not a number."""
     exponents = stored.read_one(scales, part.number)[part.rows]
     if (exponents == NAN).any():

@@ -42,10 +42,8 @@ class Header(NamedTuple):
 
 
 class StoredTensors:
-    """The tensors of one file model.safetensors, or of shards with an index, or of such under AutoGPTQ's names.
-    Creating it raises WeightsError if there are none, a file is damaged, or the index names a file that is missing or
-    outside the folder. In names of tensors, the first string of each of `aliases` is replaced by the second. Names that
-    lack Hugging Face's prefix `model.` get it."""
+    """The tensors of model.safetensors, or of shards with an index. In names, the first string of each of `aliases` is
+    replaced by the second, and a missing `model.` added. Raises WeightsError for missing or damaged files."""
 
     def __init__(self, folder: Path, aliases: Iterable[tuple[str, str]] = ()) -> None:
         self._headers: dict[str, Header] = {}
@@ -66,7 +64,7 @@ class StoredTensors:
         return self._headers[name]
 
     def dtype(self, name: str) -> str | None:
-        """Returns a tensor's dtype as safetensors names it; None means that there is no such tensor."""
+        """Return a tensor's dtype as safetensors names it; None means that there is no such tensor."""
         return self._headers[name].dtype if name in self._headers else None
 
     def require(self, name: str, dtypes: tuple[str, ...], *shapes: Shape) -> None:
@@ -82,14 +80,14 @@ class StoredTensors:
             raise WeightsError(f"tensor {name} has shape {list(header.shape)}, the model needs {expected}")
 
     def read(self, name: str) -> Tensor:
-        """Reads a tensor of the checkpoint whole, in the dtype in which it is stored."""
+        """Read a tensor of the checkpoint whole, in the dtype in which it is stored."""
         # Opened for each tensor, which takes 0.3 ms, because an open file stays mapped into the engine's memory.
         header = self._headers[name]
         with safe_open(header.path, framework="pt") as file:
             return file.get_tensor(header.name)
 
     def read_one(self, name: str, number: int) -> Tensor:
-        """Reads the slice of a stacked tensor at index `number` of its first axis (one expert), and nothing else of
+        """Read the slice of a stacked tensor at index `number` of its first axis (one expert), and nothing else of
         it."""
         header = self._headers[name]
         with safe_open(header.path, framework="pt") as file:

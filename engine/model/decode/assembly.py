@@ -26,28 +26,24 @@ from lora_kernels.quantized import Weight, dense
 
 
 class _Reader(NamedTuple):
-    """The functions and dtypes with which `build_decoder` reads weights and makes linears.
-
-    Attributes:
-        weight: returns a parameter on the decoder's device, in `dtype` unless it stays quantised or, on a CPU, is in
-            bf16.
-        norm: returns the weight of a norm, in the dtype in which the decoder multiplies by it.
-        sum_dtype: dtype of the outputs of linears that ranks add up (o and down), where the kernel can give it.
-    """
+    """The functions and dtypes with which `build_decoder` reads weights and makes linears."""
 
     weight: WeightSource
+    """Returns a parameter on the decoder's device, in `dtype` unless it stays quantised or, on a CPU, is in bf16."""
     norm: Callable[[str], Tensor]
+    """Returns the weight of a norm, in the dtype in which the decoder multiplies by it."""
     dtype: torch.dtype
     sum_dtype: torch.dtype
+    """Dtype of the outputs of linears that ranks add up (o and down), where the kernel can give it."""
 
     def bias(self, *paths: str) -> Tensor:
-        """Returns the biases of the projections at `paths`, concatenated to one vector."""
+        """Return the biases of the projections at `paths`, concatenated to one vector."""
         return torch.cat([dense(self.weight(f"{path}.bias"), self.dtype) for path in paths])
 
     def fused(
         self, block: str, names: tuple[str, ...], bias: bool = False, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        """Returns the projections `names` (`q` for `q_proj`) of the module at path `block` as one linear, whose outputs
+        """Return the projections `names` (`q` for `q_proj`) of the module at path `block` as one linear, whose outputs
         are theirs, one after the other."""
         paths = [f"{block}.{name}_proj" for name in names]
         biases = self.bias(*paths) if bias else None
@@ -63,9 +59,8 @@ def build_decoder(
     ranks: Ranks = ALONE,
     shard: Shard = WHOLE,
 ) -> Decoder:
-    """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
-    unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
-    are ready. `spec` and `source` are the whole model's, of which `shard`, this rank's part, is read."""
+    """Read each weight of `shard`, layer by layer, convert it to the fastest layout on `device` and, unless it stays
+    quantised, to `dtype`, and return the decoder. Calls `on_layer` with the number of layers that are ready."""
     whole, layers = spec, shard.layers(spec)
     spec, source = shard.spec(spec), shard.source(source, spec)
 
@@ -120,7 +115,7 @@ NO_ENDS = _Ends(_elsewhere, torch.empty(0), _elsewhere)
 
 
 def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) -> _Ends:
-    """Builds the embedding, the final norm and the head, which only the first pipeline stage has. `spec` is the whole
+    """Build the embedding, the final norm and the head, which only the first pipeline stage has. `spec` is the whole
     model's, and `shard` this rank's part of it."""
     dtype, embed = reader.dtype, reader.weight("model.embed_tokens.weight")
     head = make_linear(embed if spec.tied_embeddings else reader.weight("lm_head.weight"), dtype=dtype)
@@ -136,7 +131,7 @@ def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) ->
 def _build_layer(
     spec: ModelSpec, groups: ProjectionGroups, index: int, number: int, rope: int, reader: _Reader
 ) -> Layer:
-    """Builds one decoder layer. `number` counts among the layers of the whole model, and names the weights; `index`
+    """Build one decoder layer. `number` counts among the layers of the whole model, and names the weights; `index`
     counts among this rank's layers, which `spec` describes. `rope` is its index in `Decoder.ropes`."""
     prefix = f"model.layers.{number}"
 
@@ -202,7 +197,7 @@ class ScaledEmbedding:
     scale: float
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns the scaled embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given."""
+        """Return the scaled embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given."""
         return self.part(token_ids, out).mul_(self.scale)
 
 
@@ -215,7 +210,7 @@ class SharedEmbedding:
     ranks: Ranks
 
     def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Returns the embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given. The sum over ranks is
+        """Return the embeddings of the tokens, [num_rows, hidden_size], in `out` if it is given. The sum over ranks is
         exact, because all ranks but one add zeros for a token."""
         ids = token_ids - self.tokens.start
         others = (ids < 0) | (ids >= self.tokens.stop - self.tokens.start)
@@ -234,5 +229,5 @@ class SharedHead:
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the logits of all tokens, [num_rows, vocab_size], on every rank."""
+        """Return the logits of all tokens, [num_rows, vocab_size], on every rank."""
         return self.ranks.join_columns(self.part(x), self.vocab_size)

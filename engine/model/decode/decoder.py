@@ -42,23 +42,20 @@ class Rope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer.
-
-    Attributes:
-        index: number of the layer in its stage, from 0, as in the stage's arena.
-        window: sliding attention window in tokens. None means full attention.
-        scores: scale, bound and sinks of the scores of attention.
-        rope: index of its rotary embedding in `Decoder.ropes`.
-        qk_norms: RMSNorms of queries and keys. None means that there are none.
-    """
+    """Weights of one layer."""
 
     index: int
+    """Number of the layer in its stage, from 0, as in the stage's arena."""
     window: int | None
+    """Sliding attention window in tokens. None means full attention."""
     scores: Scores
+    """Scale, bound and sinks of the scores of attention."""
     rope: int
+    """Index of its rotary embedding in `Decoder.ropes`."""
     norms: Norms
     qkv: Linear
     qk_norms: QkNorms | None
+    """RMSNorms of queries and keys. None means that there are none."""
     o: Linear
     feed_forward: FeedForward
 
@@ -77,9 +74,8 @@ class Step:
 
 
 class StepOutput(NamedTuple):
-    """What a step has computed, valid until the next step is computed: the logits [num_samples, vocab_size] of the
-    sampled rows, and the residual stream [num_rows, hidden_size] of all rows after the last layer, before the final
-    norm. `tokens` are the trained tokens of the step's adapters, on which further logits depend."""
+    """What a step has computed, valid until the next: logits [num_samples, vocab_size], and the residual stream
+    [num_rows, hidden_size] after the last layer. `tokens` are the trained tokens, on which further logits depend."""
 
     logits: Tensor
     residual: Tensor
@@ -89,39 +85,32 @@ class StepOutput(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A model's weights and its forward pass: `run` computes a step. What captures, records or splits a step calls
-    `step` and `embedded`, and then `outputs` or, in a pipeline stage, `advance`; `head` reads the residual stream.
-
-    Attributes:
-        spec, layers: with several ranks, this rank's part of the model. The ranks of a stage compute each pass
-            together.
-        embed: looks up rows of [hidden_size]. Of several stages only the first has it.
-        ropes: the different rotary embeddings of the layers.
-    """
+    `step` and `embedded`, and then `outputs` or, in a pipeline stage, `advance`; `head` reads the residual stream."""
 
     spec: ModelSpec
     groups: ProjectionGroups
     embed: Embedding
+    """Looks up rows of [hidden_size]. Of several stages only the first has it."""
     ropes: tuple[Rope, ...]
+    """The different rotary embeddings of the layers."""
     layers: tuple[Layer, ...]
+    """`spec` and `layers`: with several ranks, this rank's part of the model. The ranks of a stage compute each pass
+    together."""
     head: Head
     ranks: Ranks = ALONE
 
     @property
     def waits_for_routing(self) -> bool:
-        """Returns whether the host waits for the routing of experts, so that no step can be captured."""
+        """Return whether the host waits for the routing of experts, so that no step can be captured."""
         return any(
             isinstance(layer.feed_forward, Experts) and layer.feed_forward.waits_for_routing for layer in self.layers
         )
 
     def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
-        """Compute every row and write its K and V to the arena. Returns the logits of `batch.sample_rows`, in the
-        model's dtype, and the residual stream of every row, from which vectors and logprobs of prompts are computed.
-        Call it in inference mode. The pass never waits for the device, and its launches depend on shapes and host data
-        only, so that a step may be captured in a CUDA graph.
-
-        Args:
-            lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.
-        """
+        """Compute every row, write its K and V to the arena, and return logits and residual stream. Call it in
+        inference mode. `lora` is the step's prepared work, by default that of `batch.segments`."""
+        # The pass never waits for the device, and its launches depend on shapes and host data only, so that a step may
+        # be captured in a CUDA graph.
         if lora is None:
             lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         step = self.step(batch, arena, backend, lora)
@@ -147,10 +136,9 @@ class Decoder:
     def outputs(
         self, x: Tensor, step: Step, sample_rows: Tensor | None, host_sample_rows: Longs | None = None
     ) -> Tensor:
-        """Run all layers over the embedded rows `x` ([num_rows, hidden_size]), and write their K and V to the arena.
-        `x` becomes the residual stream after the last layer. Returns the head's outputs [num_samples, vocab_size] of
-        `sample_rows`, which are `host_sample_rows` on the host; None means all rows. `Head.finish` turns them into
-        logits."""
+        """Run all layers over the embedded rows `x` ([num_rows, hidden_size]), which becomes the residual stream, and
+        return the head's outputs [num_samples, vocab_size] of `sample_rows`, None for all. `Head.finish` makes logits
+        of them."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
@@ -167,7 +155,7 @@ class Decoder:
         self._entering(x, self._run_layers(x, step), None, step.backend.pointwise)
 
     def _run_layers(self, x: Tensor, step: Step) -> Tensor | None:
-        """Runs all layers over `x`, and returns what is still to be added to it. None means nothing."""
+        """Run all layers over `x`, and return what is still to be added to it. None means nothing."""
         pointwise, delta = step.backend.pointwise, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
@@ -179,12 +167,12 @@ class Decoder:
         return delta
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
-        """Adds `delta`, if given, times `ModelSpec.residual_scale` to the residual stream `x` in place. Returns the
-        input of the next attention, MLP or head: `x` normalised by `norm`, or `x` itself if `norm` is None."""
+        """Add `delta`, if given, times `ModelSpec.residual_scale` to the residual stream `x` in place. Return the input
+        of the next attention, MLP or head: `x` normalised by `norm`, or `x` itself if `norm` is None."""
         return pointwise.add_norm(x, delta, norm, self.spec.rms_norm_eps, self.spec.residual_scale)
 
     def _leaving(self, delta: Tensor, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
-        """Returns the output `delta` of attention or MLP as it is added to the residual stream, before
+        """Return the output `delta` of attention or MLP as it is added to the residual stream, before
         `ModelSpec.residual_scale`: normalised by `norm`, unless that is None."""
         return delta if norm is None else pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
 

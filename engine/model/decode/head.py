@@ -27,9 +27,8 @@ class Head:
         return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
 
     def outputs(self, hidden: Tensor, tokens: TrainedTokens | None, rows: Longs | None) -> Tensor:
-        """Return the outputs of `linear` for `hidden`, some rows of hidden states, whose numbers in the step are
-        `rows`. Outputs of trained `tokens` are computed with the rows of the head that a row's adapter has in place of
-        the base model's."""
+        """Return the outputs of `linear` for `hidden`, hidden states of the step's rows `rows`. Outputs of trained
+        `tokens` are computed with the rows that the row's adapter has."""
         outputs = self.linear(hidden)
         if tokens is not None:
             tokens.adjust(outputs, hidden, rows)
@@ -47,7 +46,6 @@ class Head:
     def logits(
         self, x: Tensor, backend: Backend, tokens: TrainedTokens | None = None, rows: Longs | None = None
     ) -> Tensor:
-        """Return the logits [num_rows, vocab_size], in the model's dtype, of rows `x` of the residual stream. If a
-        step's adapters have trained `tokens`, `rows` are the numbers of these rows in the step; None means that `x` has
-        all of its rows."""
+        """Return the logits [num_rows, vocab_size], in the model's dtype, of rows `x` of the residual stream. With
+        trained `tokens`, `rows` are their numbers in the step; None means all."""
         return self.finish(self.outputs(self.hidden(x, backend), tokens, rows))

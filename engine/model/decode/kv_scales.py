@@ -1,18 +1,5 @@
-"""How K and V are stored in FP8: scales of each layer and KV head, and what is subtracted from keys.
-
-The largest e4m3 number is 448, and 4 significant bits are kept of every number. Some models' keys are larger: the
-biases of Qwen2.5's key projections make several hundreds, beside which the rest of the key would be rounded away. Keys
-are therefore stored less a constant of their head, which softmax ignores (`KvCoding`), and divided by a scale. Nothing
-is subtracted where scores are bounded or heads have sinks, because weights would then not stay the same.
-
-Unless the checkpoint has scales, both are measured when the model is loaded, and hold at every position that is served:
-the rotary embedding turns pairs of a key's numbers, each pair at a speed of its own, and keeps their norms. The
-constant is the mean key, averaged over positions: in pairs that turn fast it almost averages out, and in pairs that
-turn slowly almost all of it remains.
-
-e4m3 is a floating-point format: a bound that is several times too large costs no precision, except for numbers that are
-more than 2^14 times smaller than the bound.
-"""
+"""How K and V are stored in FP8 (e4m3): less a constant of each key's head, which softmax ignores, and divided by
+scales of each layer and KV head, from the checkpoint or measured when the model is loaded."""
 
 from __future__ import annotations
 
@@ -38,6 +25,11 @@ from lora_kernels.segments import SegmentPlan, plan_segments
 
 log = structlog.get_logger(__name__)
 
+# Some models' keys are larger than e4m3's 448: biases of Qwen2.5 make several hundreds, beside which the rest of a key
+# would be rounded away. The constant is the mean key over positions, which keeps what the rotary embedding turns
+# slowly. A bound several times too large costs no precision. Where scores are bounded or heads have sinks, nothing is
+# subtracted, because weights would change.
+
 LARGEST = 448.0
 """Largest number of e4m3 (OCP 8-bit Floating Point Specification, table 1)."""
 MARGIN = 2.0
@@ -51,13 +43,8 @@ SEED = 0
 def find_kv_codings(
     folder: Path, load_format: str, decoder: Decoder, dtype: torch.dtype, max_model_len: int
 ) -> tuple[KvCoding, ...]:
-    """Returns the FP8 coding of each layer's K and V (scales, and a constant that is subtracted from keys), on the
-    decoder's device: with the scales of the checkpoint and nothing subtracted, if it has scales, otherwise as measured.
-    Raises ValueError if the checkpoint's scales are invalid or the model computes K or V that are not finite.
-
-    Args:
-        max_model_len: number of positions that are served.
-    """
+    """Return the FP8 coding of each layer's K and V for `max_model_len` positions: the checkpoint's scales, if it has
+    any, else measured ones. Raises ValueError if scales are invalid or K or V are not finite."""
     spec, device = decoder.spec, decoder.ropes[0].inv_freq.device
     scales = None if load_format == "dummy" else read_kv_scales(folder, spec)
     if scales is None:
@@ -72,9 +59,8 @@ def find_kv_codings(
 
 @torch.inference_mode()
 def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int) -> tuple[KvCoding, ...]:
-    """Measures K and V on prompts that need no text, and returns the FP8 coding of each layer. The prompts are random
-    tokens, and tokens that the model itself samples after each token of the prompt before. Scales are powers of two, by
-    which scaling is exact. The same model gets the same result. Raises ValueError if K or V is not finite."""
+    """Measure K and V on random prompts and the tokens that the model samples from them, and return each layer's FP8
+    coding, the same each time, with scales of powers of two. Raises ValueError if they are not finite."""
     spec, device = decoder.spec, decoder.ropes[0].inv_freq.device
     arena = Arena(page_shape(spec, 16), 1, 1, dtype, device)
     generator = torch.Generator().manual_seed(SEED)
@@ -97,23 +83,20 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
 
 
 def _turned(inv_freq: Tensor, max_model_len: int) -> Tensor:
-    """Returns the factors by which the rotary embedding turns each pair of a key at POSITIONS positions below
-    `max_model_len`: complex [POSITIONS, head_dim / 2]. The positions are spaced evenly on a logarithmic scale: contexts
-    of every size count alike, and a key is in all contexts that are longer than its position."""
+    """Return the factors by which the rotary embedding turns each pair of a key at POSITIONS positions below
+    `max_model_len`, evenly spaced on a logarithmic scale: complex [POSITIONS, head_dim / 2]."""
     positions = torch.logspace(0, math.log10(max(max_model_len, 2)), POSITIONS) - 1
     angles = positions[:, None] * inv_freq
     return torch.polar(torch.ones_like(angles), angles)
 
 
 def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device, *, is_shifted: bool = True) -> KvCoding:
-    """Returns the FP8 coding of one layer's K and V: scales that are powers of two, and the constant that is subtracted
-    from keys.
+    """Return the FP8 coding of one layer's K and V, with keys shifted if `is_shifted`.
 
     Args:
         keys: complex [num_tokens, kv_heads, head_dim / 2], pairs before they are turned.
         values: fp32 [kv_heads], the largest numbers of V.
         turned: from `_turned`.
-        is_shifted: whether a constant is subtracted from keys.
     """
     mean, average = keys.mean(0) if is_shifted else torch.zeros_like(keys[0]), turned.mean(0)
     shift = mean * average
@@ -124,12 +107,12 @@ def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device, 
 
 
 def _samples(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Draws a token from each row of `logits` ([num_rows, vocab_size]) at temperature 1."""
+    """Draw a token from each row of `logits` ([num_rows, vocab_size]) at temperature 1."""
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
 def _chunk(prompt: Tensor) -> BatchInput:
-    """Returns the input of a step that computes one calibration prompt, int64 [num_tokens], from whose K and V the
+    """Return the input of a step that computes one calibration prompt, int64 [num_tokens], from whose K and V the
     scales of FP8 KV are found. All rows are sampled. No KV is stored, because `_Meter` only records K and V."""
     count, device = len(prompt), prompt.device
     attention = AttentionBatch(
@@ -149,13 +132,7 @@ def _chunk(prompt: Tensor) -> BatchInput:
 
 class _Meter:
     """A `Backend` for measuring the scales of FP8 KV: records K and V of one prompt without adapters, in torch on any
-    device. It stores no pages.
-
-    Attributes:
-        keys: the pairs of K of each layer so far, before they were turned, on the host: complex [num_tokens, kv_heads,
-            head_dim / 2]. Where the embedding multiplies by a factor (YaRN), they are multiplied, too.
-        values: the largest numbers of V of each layer so far, on the host: fp32 [kv_heads].
-    """
+    device. It stores no pages."""
 
     name = "meter"
 
@@ -163,7 +140,10 @@ class _Meter:
         self.pointwise = TorchPointwise()
         self.experts = TorchExperts(self.prepare_lora)
         self.keys: list[Tensor] = []
+        """The pairs of K of each layer so far, before they were turned, on the host: complex [num_tokens, kv_heads,
+        head_dim / 2]. Where the embedding multiplies by a factor (YaRN), they are multiplied, too."""
         self.values: list[Tensor] = []
+        """The largest numbers of V of each layer so far, on the host: fp32 [kv_heads]."""
         self._key_value: tuple[Tensor, Tensor]
 
     def rotate_and_write(
@@ -176,7 +156,7 @@ class _Meter:
         norms: QkNorms | None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Records K and V of a layer in `keys` and `values`, from which FP8 scales are found, and keeps them for
+        """Record K and V of a layer in `keys` and `values`, from which FP8 scales are found, and keep them for
         `attention`. See `Backend.rotate_and_write`."""
         require_plain(kv_coding)
         query, key, value = rotate_heads(self.pointwise, qkv, kv, cos, sin, norms)
@@ -189,7 +169,7 @@ class _Meter:
         return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """Does nothing: `attention` reads the K and V that `rotate_and_write` computed."""
+        """Do nothing: `attention` reads the K and V that `rotate_and_write` computed."""
 
     def attention(
         self,
@@ -200,13 +180,13 @@ class _Meter:
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Returns causal attention over the K and V that `rotate_and_write` has just computed for the same layer. See
+        """Return causal attention over the K and V that `rotate_and_write` has just computed for the same layer. See
         `Backend.attention`."""
         rows = torch.arange(len(query), device=query.device)
         return attend(query, *self._key_value, find_seen(rows, rows, window), scores).to(query.dtype)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> None:
-        """Returns None, because K and V are measured without adapters."""
+        """Return None, because K and V are measured without adapters."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """Does nothing, because K and V are measured without adapters."""
+        """Do nothing, because K and V are measured without adapters."""

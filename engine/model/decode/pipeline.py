@@ -1,9 +1,5 @@
-"""Computes steps with the other stages of a pipeline: rows pass through each stage's layers, and back to the first.
-
-The first stage embeds rows, and gets them back from the last one for the final norm and the head: sampling, grammars,
-pooling and prompt logprobs stay in the engine's process, and a row of hidden states is smaller than one of logits. A
-step with many rows is cut into micro-batches, so that the stages work at the same time.
-"""
+"""Computes steps with the other stages of a pipeline. The first stage embeds rows and gets them back for the final norm
+and the head. Micro-batches of a step let stages work at the same time."""
 
 from __future__ import annotations
 
@@ -49,11 +45,11 @@ class Pipeline:
         self._hidden_size = decoder.spec.hidden_size
 
     def find(self, batch: HostBatch) -> None:
-        """Returns None, because no step is captured where a model is split into pipeline stages."""
+        """Return None, because no step is captured where a model is split into pipeline stages."""
 
     @torch.inference_mode()
     def compute(self, batch: HostBatch, rung: object) -> StepOutput | None:
-        """Computes this stage's part of a step, which all ranks of all stages compute at the same time. Returns its
+        """Compute this stage's part of a step, which all ranks of all stages compute at the same time. Return its
         output in the first stage, and None in the others."""
         rows = self._arena.pages.new_empty(batch.num_rows, self._hidden_size)
         cuts = cut_rows(batch, micro_batches(batch.num_rows, self._stage.count, WEIGHT_ROWS[rows.device.type]))
@@ -70,7 +66,7 @@ class Pipeline:
         return StepOutput(self._logits(rows, batch, tokens), rows, tokens)
 
     def _pass(self, x: Tensor, batch: BatchInput) -> None:
-        """Embeds or receives the rows `x` of a micro-batch, runs this stage's layers over them, and sends them on."""
+        """Embed or receive the rows `x` of a micro-batch, run this stage's layers over them, and send them on."""
         arena = self._arena
         lora = prepare_lora(self._backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         step = self._decoder.step(batch, arena, self._backend, lora)
@@ -89,9 +85,9 @@ class Pipeline:
 
 
 def cut_rows(batch: HostBatch, number: int) -> list[int]:
-    """Returns the rows at which a step is cut into at most `number` micro-batches of about the same size: from 0 to the
-    number of rows. A chunk may be cut, because its rows are computed in order, but not after its first row: kernels
-    expect parts of one row before longer ones."""
+    """Return the rows, from 0 to all, at which a step is cut into at most `number` micro-batches of about the same
+    size."""
+    # A chunk is not cut after its first row, because kernels expect parts of one row before longer ones.
     cuts = np.linspace(0, batch.num_rows, number + 1).round().astype(np.int64)
     starts = batch.query_starts[np.searchsorted(batch.query_starts, cuts, "left") - 1]
     is_first = (cuts - starts == 1) & ~np.isin(cuts, batch.query_starts)
@@ -99,7 +95,7 @@ def cut_rows(batch: HostBatch, number: int) -> list[int]:
 
 
 def split_batch(batch: HostBatch, cuts: Sequence[int]) -> Iterator[HostBatch]:
-    """Yields the micro-batches of a step: each has the rows from one of `cuts` to before the next, and samples no rows,
+    """Yield the micro-batches of a step: each has the rows from one of `cuts` to before the next, and samples no rows,
     because the first stage samples from the whole step."""
     slots = batch.segments.slots_of_rows(batch.num_rows)
     for first, end in pairwise(cuts):

@@ -30,16 +30,8 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path, out: Path, on_progress: Callable[[str, float], object]) -> None:
-    """Make the folder `out` of a Hugging Face folder: its tokenizer, and links to the other files, which must stay
-    where they are. The folder appears when it is complete (see `appearing`).
-
-    Args:
-        on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
-
-    Raises:
-        ValueError: a file is damaged, or the tokenizer is of a kind that is not read; the message names the file.
-        OSError: the system refuses an operation, for example because the disk is full.
-    """
+    """Make the folder `out` of a Hugging Face folder: its tokenizer, and links to the other files. Calls `on_progress`
+    with the activity and the fraction done. Raises ValueError, which names the file, or OSError."""
     file = other_tokenizer(folder)
     assert file is not None
     on_progress(f"reading {file.name}", 0.0)

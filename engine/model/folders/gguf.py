@@ -18,16 +18,8 @@ OnProgress = Callable[[str, float], object]
 
 
 def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
-    """Makes the model folder `out` for a GGUF file: config.json, tokenizer and chat template, and a link to `file`,
-    which must stay where it is. The folder appears when it is complete (see `appearing`).
-
-    Args:
-        on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
-
-    Raises:
-        ValueError: the file is damaged, or has metadata that the engine does not support.
-        OSError: the system refuses an operation, for example because the disk is full.
-    """
+    """Make the model folder `out` for a GGUF file, with a link to it. Calls `on_progress` with the activity and the
+    fraction done. Raises ValueError if the file is damaged or not supported, and OSError."""
     if is_broken(out / GGUF_NAME):  # the file was moved since the folder was made
         shutil.rmtree(out)
     with appearing(out) as folder:

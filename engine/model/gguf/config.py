@@ -1,9 +1,5 @@
-"""Reads what config.json says of a model from the metadata of its GGUF file. A key that would change results and that
-is not understood here is refused by name.
-
-Sources: the specification of GGUF in the repository of ggml (docs/gguf.md), for the keys; llama.cpp's `llama-hparams`
-and `ggml_rope_ext`, for how the scaling of rotary embeddings is computed.
-"""
+"""Reads what config.json says of a model from its GGUF file. Unknown keys that would change results are refused.
+Sources: docs/gguf.md of ggml; llama.cpp's `llama-hparams` and `ggml_rope_ext`."""
 
 from __future__ import annotations
 
@@ -69,12 +65,8 @@ NEUTRAL: Mapping[str, frozenset[object]] = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what config.json says of the model in a GGUF file.
-
-    Raises:
-        ValueError: the file is damaged, of another architecture than those of KINDS, or has a key that is not
-            understood and would change results. The message names the file and the key.
-    """
+    """Return what config.json says of the model in a GGUF file. Raises ValueError, which names the file and the key, if
+    it is damaged, of another architecture than those of KINDS, or not understood."""
     header = read_model(path)
     try:
         return _Metadata(header, path).config()

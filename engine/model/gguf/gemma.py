@@ -1,8 +1,5 @@
-"""What config.json says of Gemma models beyond Llama's, from the metadata of their GGUF files.
-
-Source: llama.cpp's `llama-model` (load_hparams) and its graphs of gemma, gemma2 and gemma3, which know some numbers by
-the size of the model, because files do not have them.
-"""
+"""What config.json says of Gemma models beyond Llama's, from GGUF metadata. Source: llama.cpp's `llama-model`
+(load_hparams) and its graphs of gemma, gemma2 and gemma3, which know some numbers by the model's size."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from engine.model.gguf.header import Value
 
 
 class GemmaKind(NamedTuple):
-    """What an architecture has, unless its file says otherwise: every `pattern`-th layer has no window of `window`
-    tokens (0: none has one), and caps of the scores and the logits. Models of `wide_layers` layers divide scores by the
-    width of the model per head in place of the width of a head."""
+    """What an architecture has unless its file says otherwise: no window of `window` tokens on every `pattern`-th layer
+    (0: no windows), and caps. Models of `wide_layers` layers divide scores by the width per head."""
 
     pattern: int
     window: int

@@ -44,8 +44,8 @@ than MOST_READ or does not hold numbers."""
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a GGUF file: its shape, with the outputs first, its ggml type, and the offset of its data in the
-    file, in bytes. `file` is the part that has it, of a model in several; None means the only file."""
+    """A tensor of a GGUF file: its shape, outputs first, its ggml type, and the offset of its data in bytes. `file` is
+    the part that has it, None for the only file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -94,8 +94,8 @@ def _open_header(path: Path, name: str) -> Header:
 
 
 def read_header(file: BinaryIO, size: int, name: str, arrays: Sequence[str] = ()) -> Header:
-    """Return the header of an open file, whose first `size` bytes hold it, with the arrays of these keys, however long.
-    Raises ValueError, which names the file `name`, if it is no GGUF file of version 2 or 3, or is damaged."""
+    """Return the header of an open file, whose first `size` bytes hold it, with the arrays of these keys. Raises
+    ValueError, which names `name`, unless it is a sound GGUF file of version 2 or 3."""
     if file.read(len(MAGIC) + 4) not in BEGINNINGS:
         raise ValueError(f"{name} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")
     try:

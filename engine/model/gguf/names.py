@@ -41,7 +41,7 @@ GGUF_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(\d+)")
 
 
 def gguf_name(name: str, model_type: str = "") -> str:
-    """Returns the name that GGUF files of a `model_type` give to the tensor that Hugging Face calls `name`, where each
+    """Return the name that GGUF files of a `model_type` give to the tensor that Hugging Face calls `name`, where each
     expert has tensors of its own. Raises KeyError if they have no such tensor."""
     if found := LAYER.fullmatch(name):
         return f"blk.{found[1]}.{_in_layer(found[2], model_type)}.{found[3]}"
@@ -50,7 +50,7 @@ def gguf_name(name: str, model_type: str = "") -> str:
 
 
 def hub_name(name: str, model_type: str = "") -> str:
-    """Returns Hugging Face's name of a tensor that GGUF files of a `model_type` call `name`, or `name` if it has
+    """Return Hugging Face's name of a tensor that GGUF files of a `model_type` call `name`, or `name` if it has
     none."""
     if found := GGUF_LAYER.fullmatch(name):
         module = _in_hub_layer(found[2], model_type)

@@ -40,7 +40,7 @@ class GrammarCache:
         self._spent: set[Grammar] = set()
 
     def begin(self, grammar: Grammar) -> None:
-        """Compiles a grammar in a thread unless it is cached. Reports once, now or later, that the grammar is ready or
+        """Compile a grammar in a thread unless it is cached. Reports once, now or later, that the grammar is ready or
         has failed; does not report if the grammar is forgotten before its compilation begins."""
         future = self._compiled.pop(grammar, None)
         if future is None:
@@ -51,9 +51,8 @@ class GrammarCache:
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """Note that no request uses the grammar any more. Drops the grammar if `discard` was called for it, if its
-        compilation has not begun, or if its failure may be temporary. Then drops the least recently requested unused
-        grammars beyond KEPT and KEPT_BYTES."""
+        """Note that no request uses the grammar any more. Drops it if it was discarded, its compilation has not begun
+        or its failure may be temporary, and the least recently requested unused ones beyond KEPT and KEPT_BYTES."""
         self._wanted.discard(grammar)
         future = self._compiled[grammar]
         if grammar in self._spent or future.cancel() or _may_pass(future):
@@ -68,17 +67,17 @@ class GrammarCache:
             del self._compiled[one]
 
     def compiled(self, grammar: Grammar) -> Compiled:
-        """Returns the compiled form of a grammar that was reported to be ready."""
+        """Return the compiled form of a grammar that was reported to be ready."""
         return self._compiled[grammar].result()
 
     def _num_bytes(self, grammar: Grammar) -> int:
-        """Returns the bytes that a compiled grammar holds; 0 while it is being compiled, or if it failed."""
+        """Return the bytes that a compiled grammar holds; 0 while it is being compiled, or if it failed."""
         future = self._compiled[grammar]
         return future.result().num_bytes if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
-        """Makes the next `forget` drop the compiled grammar. It is called when one of the grammar's matchers has
-        failed, for example at a limit of a state that all of them share."""
+        """Make the next `forget` drop the compiled grammar. It is called when one of the grammar's matchers has failed,
+        for example at a limit of a state that all of them share."""
         self._spent.add(grammar)
 
 
@@ -94,8 +93,8 @@ def stack_size(num_bytes: int) -> Iterator[None]:
 
 
 def _may_pass(future: Future[Compiled]) -> bool:
-    """Returns whether a compilation failed for a reason that may be temporary (`Unproven`). Such a failure is not
-    cached here; the worker pool may cache it."""
+    """Return whether a compilation failed for a reason that may be temporary (`Unproven`). Such a failure is not cached
+    here; the worker pool may cache it."""
     return future.done() and isinstance(future.exception(), Unproven)
 
 

@@ -1,8 +1,5 @@
-"""Compiles a grammar's text to a matcher of the model's tokens, with llguidance.
-
-The library can crash on a hostile grammar or never finish, so this process compiles only grammars that a child process
-has just compiled and tried with the same tokens under limits (`engine.grammar_check`).
-"""
+"""Compiles a grammar's text to a matcher of the model's tokens, with llguidance, which a hostile grammar can crash: a
+child process tries each first, under limits (`engine.grammar_check`)."""
 
 from __future__ import annotations
 
@@ -33,29 +30,25 @@ class Unproven(ValueError):
 
 
 class Compiled(NamedTuple):
-    """A grammar for one model, as matchers that have consumed no token. Requests follow cheap copies of them.
-
-    Attributes:
-        matcher: for the tokens of answers.
-        num_bytes: what the compiled grammar holds in memory.
-        first: the mask of the first token, int32 [words].
-        cost: what the grammar's masks take.
-        guesses: for proposed tokens, compiled separately; None without speculation. Copies of a matcher share its
-            automaton, whose size is limited, so that guesses checked with `matcher` could end requests.
-    """
+    """A grammar for one model, as matchers that have consumed no token. Requests follow cheap copies of them."""
 
     matcher: LLMatcher
+    """For the tokens of answers."""
     num_bytes: int
+    """What the compiled grammar holds in memory."""
     first: npt.NDArray[np.int32]
+    """The mask of the first token, int32 [words]."""
     cost: MaskCost
+    """What the grammar's masks take."""
     guesses: LLMatcher | None = None
+    """For proposed tokens, compiled separately; None without speculation. Copies of a matcher share its automaton,
+    whose size is limited, so that guesses checked with `matcher` could end requests."""
 
 
 class Compiler:
-    """Compiles grammars for one model. Thread-safe.
+    """Compiles grammars for the model in `folder`. Thread-safe.
 
     Args:
-        folder: the model's folder. Its tokenizer.json is read by `start`, or when the first grammar arrives.
         vocab_size: number of columns of the logits.
         eos_token_ids: tokens that end an answer where its grammar allows the end.
         speculates: whether grammars get matchers for guesses, too.
@@ -73,11 +66,10 @@ class Compiler:
         self._pool: GrammarPool | None = None
 
     def start(self) -> None:
-        """Make the worker processes, which try grammars before the engine compiles them, start UNHURRIED_S seconds from
-        now, if no grammar starts them earlier, and read the tokenizer. The library holds Python's lock while it reads
-        one: 0.3 s of CPU time for 49,152 tokens, in which the step loop would stand still, on a busy machine for so
-        long that it counted as hung. Does nothing for a model that cannot follow grammars, because it has no
-        tokenizer.json or no EOS token."""
+        """Make the worker processes, which try grammars first, start UNHURRIED_S seconds from now at the latest, and
+        read the tokenizer. Does nothing for a model that cannot follow grammars."""
+        # The library holds Python's lock while it reads a tokenizer: 0.3 s for 49,152 tokens, so long on a busy machine
+        # that a step loop counted as hung.
         if self._is_able():
             self._open_pool()
             self._load_tokenizer()
@@ -90,13 +82,8 @@ class Compiler:
             pool.close()
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """Blocks until the grammar is compiled, and returns it.
-
-        Raises:
-            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit of llguidance,
-                or the model cannot follow grammars; the message says which.
-            Unproven: a worker process crashed or used up its time or memory on the grammar, or could not check it.
-        """
+        """Block until the grammar is compiled, and return it. Raises ValueError, which says why, if it is no grammar or
+        exceeds a limit, and Unproven if a worker crashed, used up its limits or could not check it."""
         if not self._is_able():
             raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")
         verdict = self._prove(grammar)
@@ -106,12 +93,12 @@ class Compiler:
         return Compiled(matcher, num_bytes, first, MaskCost(verdict.mask_seconds), guesses)
 
     def idle_matcher(self) -> LLMatcher:
-        """Returns a matcher that is in an error state, because it has no grammar."""
+        """Return a matcher that is in an error state, because it has no grammar."""
         return LLMatcher(self._load_tokenizer(), "", log_level=0)
 
     def _matcher(self, grammar: Grammar) -> tuple[LLMatcher, npt.NDArray[np.int32]]:
-        """Compiles a grammar that a worker process has tried, and returns a new matcher of it with the mask of the
-        first token. Raises ValueError if a limit of llguidance is exceeded."""
+        """Compile a grammar that a worker process has tried, and return a new matcher of it with the mask of the first
+        token. Raises ValueError if a limit of llguidance is exceeded."""
         matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
         first = np.zeros((1, num_words(self._vocab_size)), dtype=np.int32)
         if not matcher.is_error():
@@ -150,5 +137,5 @@ class Compiler:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Returns why a matcher failed, in the words of llguidance, shortened if they are long."""
+    """Return why a matcher failed, in the words of llguidance, shortened if they are long."""
     return told(matcher.get_error())

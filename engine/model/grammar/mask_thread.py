@@ -1,9 +1,5 @@
-"""Computes the masks that take too long for a step, in a thread beside the steps.
-
-llguidance releases Python's lock while it computes a mask, and has a lock of its own for all copies of one matcher, so
-that the step loop must not touch the matchers of a grammar while this thread does. A request's matcher is therefore
-used by the step loop until its grammar proves slow, and from then on by this thread only.
-"""
+"""Computes the masks that take too long for a step, in a thread beside the steps. The step loop uses a request's
+matcher until its grammar proves slow, and then only this thread, because a matcher is locked meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ class SlowRow(Protocol):
     def matcher(self) -> LLMatcher: ...
 
     def finish(self) -> str:
-        """Compute the mask after the tokens that the matcher has consumed, and keep it. Returns why the grammar cannot
+        """Compute the mask after the tokens that the matcher has consumed, and keep it. Return why the grammar cannot
         be followed any further; empty if it can."""
 
 
@@ -73,9 +69,9 @@ class MaskThread:
         self._report(MaskFailed(request_id, seconds, why) if why else MaskReady(request_id, seconds))
 
     def _consume(self, row: SlowRow) -> float:
-        """Have the row's matcher consume the unread tokens, and return how many seconds that took. llguidance releases
-        Python's lock, which the step loop needs, only where several matchers consume tokens at once: therefore an idle
-        one, which fails at once, is added. It uses a thread of its own, whose time the caller's does not include."""
+        """Have the row's matcher consume the unread tokens, and return the seconds that it took."""
+        # llguidance releases Python's lock only where several matchers consume at once: an idle one, which fails at
+        # once, is added.
         began = time.perf_counter()
         if self._consumer is None:
             # Rust's threads have a quarter of the stack of the thread in which the grammar was compiled.

@@ -1,9 +1,5 @@
-"""Grammars of running requests: each request has a matcher that follows its grammar.
-
-A request's matcher yields a mask over the logits, with the tokens that the grammar allows next, and is advanced by the
-token that was sampled. The new matcher of a request that was preempted first consumes the tokens generated so far.
-Masks are computed within the step or, if a grammar's take too long for that, by a thread beside the steps.
-"""
+"""Grammars of running requests. A matcher yields a mask of the tokens allowed next, and is advanced by each sampled
+token, or, after a preemption, by all so far. Slow masks are computed beside the steps."""
 
 from __future__ import annotations
 
@@ -43,33 +39,30 @@ MOST_FORCED = 16
 
 @dataclass(slots=True)
 class _GrammarRow:
-    """A running request that follows a grammar.
-
-    Attributes:
-        num_early: number of tokens that must still come before a stop token may; negative once there are more.
-        stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
-        ahead: a second matcher, which consumes proposals and is rolled back. It shares nothing with `matcher`, so that
-            guesses cannot make the request fail. None means that no proposals are followed: without speculation, with
-            penalties, and no more once one failed or took long.
-        forced: the tokens that must follow, as far as they are known.
-        cost: what the grammar's masks take.
-        is_slow: whether a thread beside the steps computes the masks, and alone uses `matcher`.
-        unread: tokens that `matcher` has not consumed yet; none unless the masks are slow.
-        ready: the next mask, if it is known before the step; that of the first token always is.
-        has_failed: whether the thread has found that the grammar cannot be followed any further.
-    """
+    """A running request that follows a grammar."""
 
     grammar: Grammar
     matcher: LLMatcher
     num_early: int
+    """Number of tokens that must still come before a stop token may; negative once there are more."""
     stops: npt.NDArray[np.int32]
+    """Bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed."""
     cost: MaskCost
+    """What the grammar's masks take."""
     ahead: LLMatcher | None = None
+    """A second matcher, which consumes proposals and is rolled back. It shares nothing with `matcher`, so that guesses
+    cannot make the request fail. None means that no proposals are followed: without speculation, with penalties, and no
+    more once one failed or took long."""
     forced: deque[int] = field(default_factory=deque)
+    """The tokens that must follow, as far as they are known."""
     is_slow: bool = False
+    """True means that a thread beside the steps computes the masks, and alone uses `matcher`."""
     unread: list[int] = field(default_factory=list)
+    """Tokens that `matcher` has not consumed yet; none unless the masks are slow."""
     ready: npt.NDArray[np.int32] | None = None
+    """The next mask, if it is known before the step; that of the first token always is."""
     has_failed: bool = False
+    """True means that the thread has found that the grammar cannot be followed any further."""
 
     def slow_down(self) -> None:
         """Leave the masks, from the next one on, to the thread beside the steps, and follow no more proposals."""
@@ -77,7 +70,7 @@ class _GrammarRow:
         self.forced.clear()
 
     def finish(self) -> str:
-        """Compute the next mask and keep it in `ready`. Returns why the grammar cannot be followed any further, or an
+        """Compute the next mask and keep it in `ready`. Return why the grammar cannot be followed any further, or an
         empty string if it can. Called by the thread beside the steps."""
         words = np.empty_like(self.stops)
         self._fill(words, self.matcher, self.num_early)
@@ -88,11 +81,9 @@ class _GrammarRow:
         return ""
 
     def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> int:
-        """Overwrites each of `lines` (int32 [num_words]) with a mask, one bit for each token: the first with the tokens
-        allowed next, those after it with the tokens allowed after each of `proposals`. Returns how many proposals may
-        be kept: those that the grammar allows, as far as it is followed quickly. The lines after these allow all
-        tokens, and so does the first one if the matcher has failed. If the row is slow, `ready` must be there, and no
-        proposal is kept."""
+        """Overwrite each of `lines` (int32 [num_words]) with the mask of the tokens allowed next, and after each of
+        `proposals`. Return how many proposals may be kept; later lines allow all. A slow row needs `ready`, and keeps
+        none."""
         if self.ready is None:
             self._fill(lines[0], self.matcher, self.num_early)
         else:
@@ -142,7 +133,7 @@ class _GrammarRow:
                 self.ahead.consume_tokens(answer)
 
     def advance(self, token: int) -> str:
-        """Advances the request's matcher by a sampled token, and decrements `num_early`. Returns why the grammar cannot
+        """Advance the request's matcher by a sampled token, and decrements `num_early`. Return why the grammar cannot
         be followed any further, or an empty string if it can."""
         self.num_early -= 1
         self.ready = None
@@ -156,7 +147,7 @@ class _GrammarRow:
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
     def following(self) -> tuple[int, ...]:
-        """Returns the tokens that the grammar forces next, at most MOST_FORCED; none if the request follows no
+        """Return the tokens that the grammar forces next, at most MOST_FORCED; none if the request follows no
         proposals. They are computed together with all that must follow these: for a long constant of a schema, that
         takes milliseconds."""
         if self.ahead is None:
@@ -176,9 +167,8 @@ class StepMasks(NamedTuple):
 
 
 class GrammarRoom:
-    """The grammars of one executor: compiles them, and holds a matcher for each running request that follows one. Must
-    be called from the executor's thread only, but for `start` and `close`. `report` receives the outcome of each
-    compilation and of each mask that `begin` starts."""
+    """The grammars of one executor, called from its thread, but for `start` and `close`. `report` receives the outcome
+    of each compilation and of each mask that `begin` starts."""
 
     def __init__(self, compiler: Compiler, vocab_size: int, eos_token_ids: tuple[int, ...], report: Report) -> None:
         self._compiler = compiler
@@ -208,9 +198,8 @@ class GrammarRoom:
             self._cache.begin(grammar)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> SamplingParams:
-        """Adds a request that begins or resumes, if it has a grammar: a new matcher of the grammar, which must be
-        ready, consumes `tokens[num_prompt:]`, later if the grammar is slow. Returns the parameters that the sampler
-        still has to apply: without `min_tokens` if the request has a grammar, because the masks then enforce it."""
+        """Add a request that begins or resumes: its matcher, if it has a grammar, consumes `tokens[num_prompt:]`.
+        Return the parameters that the sampler has to apply, without `min_tokens` if masks enforce it."""
         if params.grammar is None:
             return params
         compiled, answer = self._cache.compiled(params.grammar), list(tokens[num_prompt:])
@@ -226,13 +215,13 @@ class GrammarRoom:
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's grammar matcher. Does nothing if the request has no grammar."""
+        """Drop a request's grammar matcher. Does nothing if the request has no grammar."""
         row = self._rows.pop(request_id, None)
         if row is not None and row.has_failed:
             self._cache.discard(row.grammar)
 
     def begin(self, request_ids: Sequence[str]) -> None:
-        """Starts to compute the next masks of slow requests, beside the steps; each is reported once. A mask that is
+        """Start to compute the next masks of slow requests, beside the steps; each is reported once. A mask that is
         there already is reported at once."""
         for request_id in request_ids:
             row = self._rows.get(request_id)
@@ -242,24 +231,24 @@ class GrammarRoom:
                 self._thread.begin(request_id, row)
 
     def slow(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of the requests whose next mask has to be computed beside the steps."""
+        """Return those of the requests whose next mask has to be computed beside the steps."""
         rows = ((name, self._rows.get(name)) for name in request_ids)
         return tuple(name for name, row in rows if row is not None and row.is_slow and row.ready is None)
 
     def take_seconds(self) -> float:
-        """Returns the processor time, in seconds, that masks have taken within steps since the last call."""
+        """Return the processor time, in seconds, that masks have taken within steps since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def bind(self, request_ids: Sequence[str]) -> bool:
-        """Returns whether any of these requests follows a grammar. If so, the step needs `masks`, and the host must
+        """Return whether any of these requests follows a grammar. If so, the step needs `masks`, and the host must
         first have read the tokens of all steps before it. Changes nothing."""
         return not self._rows.keys().isdisjoint(request_ids)
 
     def masks(
         self, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     ) -> StepMasks:
-        """Returns masks of the tokens that grammars allow in the rows of a step. Row i is of `request_ids[i]`, where
+        """Return masks of the tokens that grammars allow in the rows of a step. Row i is of `request_ids[i]`, where
         those without a mask are left out; a request with `proposals` is listed once more for each of them."""
         names = [name for name in dict.fromkeys(request_ids) if name in self._rows]
         kept = dict(proposals)
@@ -277,9 +266,8 @@ class GrammarRoom:
         return StepMasks(TokenMasks(places, words), kept, unsampled)
 
     def _fill(self, lines: dict[str, npt.NDArray[np.int32]], kept: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-        """Fills the lines of each request with its masks, the requests with quick grammars first, and cuts the
-        proposals to those that may be kept. Returns the requests whose masks are not there: those of slow grammars, and
-        those that are left once the masks of the step have taken twice their time."""
+        """Fill the lines of each request with its masks, quick grammars first, and cut the proposals to those that may
+        be kept. Return the requests without masks: of slow grammars, and those left after twice the masks' time."""
         rows, spent, unsampled = [(self._rows[name], name) for name in lines], 0.0, []
         most = 2 * len(rows) * step_share(len(rows))
         for row, name in sorted(rows, key=lambda one: one[0].cost.mean):
@@ -299,14 +287,14 @@ class GrammarRoom:
         return tuple(unsampled)
 
     def forced(self, request_ids: Iterable[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Returns (request id, tokens) for each request whose grammar leaves only one text to come: the tokens that the
+        """Return (request id, tokens) for each request whose grammar leaves only one text to come: the tokens that the
         tokenizer makes of this text, at most MOST_FORCED. Masks also allow other tokens for the same text."""
         found = {name: self._rows[name].following() for name in request_ids if name in self._rows}
         return tuple((name, tokens) for name, tokens in found.items() if tokens)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, AnswerEnd]:
-        """Advances matchers by the sampled tokens, each up to its first failure. Returns id -> end for the requests
-        that cannot continue; their grammars will not be cached."""
+        """Advance matchers by the sampled tokens, each up to its first failure. Return id -> end for the requests that
+        cannot continue; their grammars will not be cached."""
         ends: dict[str, AnswerEnd] = {}
         taken: Counter[str] = Counter()
         for request_id, token, *_ in sampled:

@@ -40,7 +40,7 @@ class Mlp:
         return self.gate_up, self.down
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
-        """Returns the MLP's output for the rows `x`, [num_rows, hidden_size]. With several ranks it is this rank's part
+        """Return the MLP's output for the rows `x`, [num_rows, hidden_size]. With several ranks it is this rank's part
         of a sum."""
         gate_up, down = self.groups
         inner = _activate(self.activation, backend.pointwise)(lora.apply(self.gate_up, x, layer, gate_up))
@@ -58,24 +58,21 @@ class SharedMlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts.
-
-    Attributes:
-        router: gives each row's logits, [num_rows, experts].
-        gate_up, down: the linears of the experts' MLPs.
-        top_k: number of experts that compute a row.
-        normalised: whether the weights of a row's experts add up to 1: see `ExpertKernels.route`.
-        shared: an MLP for all rows beside the experts. None means that there is none.
-    """
+    """A mixture of experts."""
 
     router: Linear
+    """Gives each row's logits, [num_rows, experts]."""
     gate_up: GroupedLinear
     down: GroupedLinear
+    """`gate_up` and `down`: the linears of the experts' MLPs."""
     top_k: int
+    """Number of experts that compute a row."""
     normalised: bool
+    """True means that the weights of a row's experts add up to 1: see `ExpertKernels.route`."""
     groups: ExpertGroups
     activation: Activation
     shared: SharedMlp | None = None
+    """An MLP for all rows beside the experts. None means that there is none."""
 
     @property
     def linears(self) -> tuple[Linear | GroupedLinear, ...]:
@@ -83,12 +80,12 @@ class Experts:
 
     @property
     def waits_for_routing(self) -> bool:
-        """Returns whether the host must wait for a layer's routing, because linears that run expert by expert need to
+        """Return whether the host must wait for a layer's routing, because linears that run expert by expert need to
         know the rows of each one. Such a step cannot be captured."""
         return any(isinstance(linear, ExpertByExpert) for linear in (self.gate_up, self.down))
 
     def compute(self, x: Tensor, layer: int, backend: Backend, lora: LoraStep) -> Tensor:
-        """Returns the output of the mixture of experts for the rows `x`, [num_rows, hidden_size]. With several ranks it
+        """Return the output of the mixture of experts for the rows `x`, [num_rows, hidden_size]. With several ranks it
         is this rank's part of a sum."""
         logits = lora.apply(self.router, x, layer, self.groups.router)
         routing, of_entries = lora.route(logits, self.top_k, self.normalised, layer, self.groups)

@@ -40,7 +40,7 @@ FIRST_EXPERT = len(TARGETS) + len(ROUTERS)
 
 
 def target_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the names of all LoRA targets of a model, the projections (and routers) of a layer that adapters may
+    """Return the names of all LoRA targets of a model, the projections (and routers) of a layer that adapters may
     change, by target number. The name of an expert's projection includes the expert's number: `experts.3.up_proj`."""
     if spec.experts is None:
         return TARGETS
@@ -49,7 +49,7 @@ def target_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def touched_names(names: Sequence[str], ranks: npt.NDArray[np.int32]) -> tuple[str, ...]:
-    """Returns the names of the projections that an adapter with these ranks, int32 [layers, targets], changes in any
+    """Return the names of the projections that an adapter with these ranks, int32 [layers, targets], changes in any
     layer. A projection of experts is named once, without the expert's number. `names` are the model's
     `target_names`."""
     touched = (name for name, column in zip(names, ranks.T, strict=True) if column.any())
@@ -57,14 +57,14 @@ def touched_names(names: Sequence[str], ranks: npt.NDArray[np.int32]) -> tuple[s
 
 
 def dense_path(layer: int, target: int) -> str | None:
-    """Returns the path of projection `target` of a layer, in a model without experts:
+    """Return the path of projection `target` of a layer, in a model without experts:
     `model.layers.3.self_attn.q_proj`."""
     block = "self_attn" if target < NUM_ATTENTION else "mlp"
     return f"model.layers.{layer}.{block}.{TARGETS[target]}"
 
 
 def target_path(spec: ModelSpec, names: Sequence[str], layer: int, target: int) -> str | None:
-    """Returns the path that checkpoints and adapters of a model have for a layer's LoRA target, given by its number.
+    """Return the path that checkpoints and adapters of a model have for a layer's LoRA target, given by its number.
     `names` are the model's `target_names`. None means that the layer lacks the target."""
     if target < NUM_ATTENTION:
         return dense_path(layer, target)
@@ -76,7 +76,7 @@ def target_path(spec: ModelSpec, names: Sequence[str], layer: int, target: int) 
 
 
 def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
-    """Returns (in_features, out_features) of each LoRA target of a model, int32 [targets, 2], in the order of
+    """Return (in_features, out_features) of each LoRA target of a model, int32 [targets, 2], in the order of
     `target_names`."""
     hidden, query, kv = spec.hidden_size, spec.query_width, spec.kv_width
     pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), *_mlp_widths(hidden, spec.intermediate_size)]
@@ -92,9 +92,8 @@ def _mlp_widths(hidden: int, inner: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroups:
-    """The linears of a layer (q, k, v and gate, up are fused), as groups of the projections that adapters change. The
-    backend adds a group's deltas in one call. `experts` are the groups of layers with experts; None means that no layer
-    has any."""
+    """The linears of a layer (q, k, v and gate, up are fused), as groups of the projections that adapters change.
+    `experts` are the groups of layers with experts, or None."""
 
     qkv: ProjectionGroup
     o: ProjectionGroup
@@ -105,9 +104,8 @@ class ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """The linears of a layer with experts, as groups of the projections that adapters change. `gate_up` and `down`
-    serve every expert: each expert has virtual adapter slots of its own (see lora_kernels/routing.py), under which its
-    projections have the same target numbers."""
+    """The linears of a layer with experts, as groups of the projections that adapters change. Each expert has virtual
+    slots (lora_kernels/routing.py), under which its projections have the same target numbers."""
 
     router: ProjectionGroup
     shared_gate: ProjectionGroup
@@ -133,29 +131,19 @@ def projection_groups(spec: ModelSpec) -> ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """The LoRA work of one step, prepared once and applied to every linear that adapters may change.
-
-    Attributes:
-        prepared: the backend's own data. None means that every row uses the base model.
-        scales: the scales that DoRA adapters apply to base outputs. None means that the step has no such adapters.
-        of_experts: the work on experts. None means that no adapter of the step changes any.
-    """
+    """The LoRA work of one step, prepared once and applied to every linear that adapters may change."""
 
     backend: Backend
     prepared: Any
+    """The backend's own data. None means that every row uses the base model."""
     scales: BaseScales | None = None
+    """The scales that DoRA adapters apply to base outputs. None means that the step has no such adapters."""
     of_experts: LoraOfExperts | None = None
+    """The work on experts. None means that no adapter of the step changes any."""
 
     def apply(self, base: Linear, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Computes a linear of the base model, scales the rows that have DoRA adapters, then adds each row's delta.
-
-        Args:
-            base: the base model's linear of the group.
-            x: [num_rows, group.in_features], the input of the linear.
-
-        Returns:
-            A new tensor, [num_rows, sum(group.out_features)].
-        """
+        """Compute a linear of the base model for `x` [num_rows, group.in_features], scale the rows that have DoRA
+        adapters, and add each row's delta. Return a new tensor, [num_rows, sum(group.out_features)]."""
         out = base(x)
         if self.scales is not None:
             self.scales.apply(out, layer, group)
@@ -166,7 +154,7 @@ class LoraStep:
     def route(
         self, logits: Tensor, top_k: int, normalised: bool, layer: int, groups: ExpertGroups
     ) -> tuple[Routing, LoraStep]:
-        """Chooses `top_k` experts for each row by the router's `logits`, [num_rows, experts]. Returns the routing, and
+        """Choose `top_k` experts for each row by the router's `logits`, [num_rows, experts]. Return the routing, and
         the LoRA work on its entries (a row at one of its experts), to be applied with `groups` and layer 0."""
         experts, work = self.backend.experts, self.of_experts
         if work is None:
@@ -187,7 +175,7 @@ class LoraOfExperts(NamedTuple):
 
 
 def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan, num_rows: int) -> LoraStep:
-    """Prepares the LoRA work of a step of `num_rows`, once for all layers. `arena` is flat, [num_elements]. If no row
+    """Prepare the LoRA work of a step of `num_rows`, once for all layers. `arena` is flat, [num_elements]. If no row
     has an adapter, the result's `apply` adds nothing."""
     if not segments.num_segments:
         return LoraStep(backend, None)

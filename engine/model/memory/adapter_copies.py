@@ -1,10 +1,5 @@
-"""Copies adapters from host memory into device pages, concurrently with the kernels that do not need them yet.
-
-A blob holds an adapter's layers in the order in which they are computed. On a GPU a separate stream copies the pages
-and records a mark after the pages of each layer; kernels wait for a layer's mark only when they reach that layer. A
-copy begins while earlier steps are computed, except for pages that these still use, which are copied after them. On a
-CPU a copy is complete when the call that makes it returns, so computation never waits.
-"""
+"""Copies adapters from host memory into device pages. On a GPU a separate stream copies pages and records a mark after
+each layer's, for which kernels wait only at that layer. Pages that earlier steps use are copied last."""
 
 from __future__ import annotations
 
@@ -34,23 +29,23 @@ class CopyQueue(Protocol):
     concurrently with kernels, in the order in which they were enqueued."""
 
     def after_kernels(self) -> None:
-        """Makes copies that are enqueued from now on wait for every kernel launched so far. The host does not wait."""
+        """Make copies that are enqueued from now on wait for every kernel launched so far. The host does not wait."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Enqueues a copy from `source`, in pinned host memory, to `target`, which has the same shape."""
+        """Enqueue a copy from `source`, in pinned host memory, to `target`, which has the same shape."""
 
     def mark(self) -> Mark:
-        """Records and returns a mark in the copy queue (a CUDA event), which is reached once every copy enqueued so far
+        """Record and return a mark in the copy queue (a CUDA event), which is reached once every copy enqueued so far
         is done."""
 
     def before_kernels(self, mark: Mark) -> None:
-        """Makes kernels launched from now on wait for every copy enqueued before `mark`. The host does not wait."""
+        """Make kernels launched from now on wait for every copy enqueued before `mark`. The host does not wait."""
 
     def finish(self, mark: Mark) -> None:
-        """Blocks until the copies before `mark` are done. Any thread may call it."""
+        """Block until the copies before `mark` are done. Any thread may call it."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Blocks until the copies before `last` are done. Returns the seconds that passed between two marks of the copy
+        """Block until the copies before `last` are done. Return the seconds that passed between two marks of the copy
         queue."""
 
 
@@ -89,30 +84,24 @@ class AdapterCopies(Protocol):
     step."""
 
     def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout, busy: Flags | None = None) -> None:
-        """Starts to copy a packed adapter for the current step: page i of `blob` goes to page `pages[i]` of the arena,
-        so both must have the same length. `layout` says which pages each layer needs.
-
-        Args:
-            busy: bool [num_pages], whether kernels that have been launched and may not be done use each page. Copies to
-                these pages come last, after all kernels launched so far. None means that all pages may be busy.
-        """
+        """Start to copy a packed adapter for the current step: page i of `blob` goes to page `pages[i]` of the arena.
+        Pages that are `busy` (bool [num_pages], None: all) are copied after all kernels launched so far."""
 
     def wait(self, layer: int) -> None:
-        """Makes kernels launched from now on wait until this layer's part of every adapter begun in the current step is
+        """Make kernels launched from now on wait until this layer's part of every adapter begun in the current step is
         copied. The host does not wait."""
 
     def close(self) -> None:
-        """Ends the current step's adapter copies: later copies belong to the next step, and kernels launched later wait
+        """End the current step's adapter copies: later copies belong to the next step, and kernels launched later wait
         for all copies begun so far."""
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that blocks until every adapter copy begun so far is done. It is called, by any thread,
+        """Return a function that blocks until every adapter copy begun so far is done. It is called, by any thread,
         before the host memory that these copies read is reused."""
 
     def finish(self) -> tuple[float, ...]:
-        """Blocks until the adapter copies of the oldest closed step are done, and forgets that step. Returns the
-        seconds that the copy of each adapter took, in the order of `begin`. Closes the current step first if no step is
-        closed."""
+        """Block until the adapter copies of the oldest closed step, or of the current one, are done, and forget it.
+        Return the seconds that each adapter's copy took, in the order of `begin`."""
 
 
 class PlainCopies:
@@ -130,14 +119,14 @@ class PlainCopies:
         self._seconds.append(time.perf_counter() - started)
 
     def wait(self, layer: int) -> None:
-        """Does nothing, because on a CPU an adapter's copy into the arena is complete when `begin` returns."""
+        """Do nothing, because on a CPU an adapter's copy into the arena is complete when `begin` returns."""
 
     def close(self) -> None:
         self._closed.append(tuple(self._seconds))
         self._seconds = []
 
     def fence(self) -> Callable[[], None]:
-        """Returns a function that does nothing, because on a CPU an adapter's copy into the arena is complete when
+        """Return a function that does nothing, because on a CPU an adapter's copy into the arena is complete when
         `begin` returns."""
         return lambda: None
 
@@ -182,9 +171,8 @@ class QueuedCopies:
     def _copy(
         self, blob: Blob, pages: tuple[PageId, ...], ends: list[int], chosen: Flags, spans: list[tuple[Mark, Mark]]
     ) -> list[Mark]:
-        """Enqueues the copies of those pages of a blob that are `chosen` (bool [pages of the blob]), layer by layer,
-        and appends the marks before and after all of them to `spans`. Returns, for each layer, the mark that is reached
-        once its chosen pages are copied."""
+        """Enqueue the copies of the `chosen` pages (bool [pages of the blob]), layer by layer, and append the marks
+        around them to `spans`. Return the mark after each layer's pages."""
         begun, marks, done = self._queue.mark(), [], 0
         for end in ends:
             part = done + np.flatnonzero(chosen[done:end])
@@ -215,13 +203,12 @@ class QueuedCopies:
 
 
 def make_copies(arena: Tensor) -> AdapterCopies:
-    """Returns `QueuedCopies` on a CUDA stream if the arena ([num_pages, page_elems]) is on a GPU, else
-    `PlainCopies`."""
+    """Return `QueuedCopies` on a CUDA stream if the arena ([num_pages, page_elems]) is on a GPU, else `PlainCopies`."""
     return QueuedCopies(arena, CudaQueue(arena.device)) if arena.device.type == "cuda" else PlainCopies(arena)
 
 
 def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:
-    """Returns, for each layer, how many leading pages of the blob must be copied before its kernels may run: those that
+    """Return, for each layer, how many leading pages of the blob must be copied before its kernels may run: those that
     hold it and all layers before it, and for the last layer all pages."""
     last_tiles = layout.offsets.reshape(len(layout.offsets), -1).max(axis=1)
     touched = layout.ranks.any(axis=1)

@@ -34,11 +34,11 @@ core, which a server that is starting needs itself."""
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
-    """Returns the number of pages of the device's page pool: `num_pages` if configured, else what fits into `memory_gb`
-    GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a
-    GPU's, or a quarter of the host's, at most 4 GiB, times `machine_share`), and at most what adapters' tables address
-    in a 16-bit dtype. Call it after the weights are loaded. Raises ValueError if that memory holds fewer than two
-    pages; `num_pages` is not checked."""
+    """Return the number of pages of the device's pool: as configured by `num_pages` or `memory_gb`, else from a share
+    of the free memory less `reserved` bytes. Call it after the weights are loaded. Raises ValueError below two
+    pages."""
+    # The share is 0.9 of a GPU's memory, or a quarter of the host's, at most 4 GiB, times `machine_share`; adapters'
+    # tables bound it, too.
     if config.num_pages:
         return config.num_pages
     budget = int(config.memory_gb * GIB) or _default_budget(device, reserved, config.machine_share)
@@ -48,7 +48,7 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, res
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
-    """Returns the number of host pages for saved KV: as many as fit into `swap_gb` GiB, or into a quarter of the free
+    """Return the number of host pages for saved KV: as many as fit into `swap_gb` GiB, or into a quarter of the free
     host memory, times `machine_share`, if that is less."""
     return int(min(config.swap_gb * GIB, HOST_SHARE * config.machine_share * free_host_bytes())) // page_bytes
 
@@ -61,7 +61,7 @@ def _default_budget(device: torch.device, reserved: int, machine_share: float) -
 
 
 def free_host_bytes() -> int:
-    """Returns the bytes this process could still allocate: what the kernel calls available, within its cgroup's limit.
+    """Return the bytes this process could still allocate: what the kernel calls available, within its cgroup's limit.
     On systems without /proc it is all physical memory."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
@@ -72,9 +72,8 @@ def free_host_bytes() -> int:
 
 
 def _control_group_room(root: Path, unlimited: int) -> int:
-    """Returns the bytes that this process may still allocate within its cgroup's limit, or `unlimited` if there is
-    none. Cached pages of files count as free, as in what the kernel calls available: reading weights fills the cgroup
-    with them, and the kernel drops them when memory is needed."""
+    """Return the bytes that this process may still allocate within its cgroup's limit, or `unlimited`. Cached pages of
+    files count as free, because the kernel drops them when memory is needed."""
     limit, used, parts = root / "memory.max", root / "memory.current", root / "memory.stat"
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
@@ -84,9 +83,8 @@ def _control_group_room(root: Path, unlimited: int) -> int:
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns [count] zeros, aligned to a cache line. On the CPU the memory comes from NumPy, and the system provides
-    it as it is first touched. torch would write all of it at once, and a pool takes gigabytes, of which a small load
-    uses little."""
+    """Return [count] zeros, aligned to a cache line. On the CPU they come from NumPy, whose memory the system provides
+    as it is first touched; torch would write gigabytes at once."""
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)
     raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
@@ -95,14 +93,10 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def populate(memory: Tensor) -> threading.Timer | None:
-    """Has the system provide (fault in) all of a CPU tensor's memory, in a thread that starts after POPULATE_AFTER_S,
-    and returns its timer, which keeps the memory until it ends or is cancelled. Does nothing, and returns None, for a
-    GPU tensor, a tensor of at most PIECE bytes, or one larger than the free memory.
-
-    Without this, an adapter is copied into untouched pages, each in a huge page that is cleared first: this takes 5 ms
-    instead of 1 ms for an adapter of rank 16 (on a virtual machine whose host has to find the memory too). Taking more
-    memory than is free would make the system kill this process or another.
-    """
+    """Have the system provide (fault in) a CPU tensor's memory, in a thread that starts after POPULATE_AFTER_S, and
+    return its timer, or None for GPU tensors, small ones, and those larger than the free memory."""
+    # Without this, an adapter is copied into untouched huge pages that are cleared first: 5 ms instead of 1 for rank
+    # 16. More memory than is free would make the system kill a process.
     if memory.device.type == "cpu" and PIECE < memory.nbytes <= free_host_bytes():
         timer = threading.Timer(POPULATE_AFTER_S, _provide, (memory,))
         timer.daemon = True
@@ -112,9 +106,9 @@ def populate(memory: Tensor) -> threading.Timer | None:
 
 
 def _provide(memory: Tensor) -> None:
-    """Has the system provide (fault in) a tensor's memory in pieces, if that much is free. Each call runs without the
-    GIL, but holds the kernel's lock of this process's memory map, for which imports and allocations wait. At a low
-    priority the thread held that lock for longer, and a start took two seconds more."""
+    """Have the system provide (fault in) a tensor's memory in pieces, if that much is free."""
+    # Each call holds the kernel's lock of this process's memory map, for which imports and allocations wait: at a low
+    # priority, a start took two seconds more.
     if memory.nbytes > free_host_bytes():
         return
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")

@@ -45,21 +45,13 @@ def page_shape(spec: ModelSpec, block_size: int, fp8_kv: bool = False) -> PageSh
 
 
 class Arena:
-    """The page pool of a device, zeroed at first, and the table of resident adapters. Attention reads pages as KV, LoRA
-    kernels as flat memory. Page 0 is the null page: it is all zeros and never written.
-
-    Attributes:
-        pages: [num_pages, page_elems].
-        table: tells kernels where the tiles of resident adapters are. It has `max_adapters` adapter slots.
-        copies: copies adapters into pages, and makes computation wait for them.
+    """The page pool of a device, zeroed at first, and the table of resident adapters. Page 0, the null page, is never
+    written. Raises ValueError if `table` could not address all pages.
 
     Args:
-        kv_codings: how each layer's K and V are stored, for pages with `shape.fp8_kv`. None means as they are.
-        pages: pages of another model's arena to use, [num_pages, at least shape.elements]. None means pages of its own.
+        kv_codings: of each layer, for pages with `shape.fp8_kv`.
+        pages: pages of another model's arena to use, [num_pages, at least shape.elements], or None.
         num_targets: number of linears of a layer that adapters may change.
-
-    Raises:
-        ValueError: The pool is so large that `table` could not address all of it.
     """
 
     def __init__(
@@ -84,20 +76,23 @@ class Arena:
             pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
             self._populating = populate(pages)
         self.pages = pages
+        """[num_pages, page_elems]."""
         self.table = LoraTable(max_adapters, shape.layers, num_targets, pages.shape[1], device, fp8_adapters)
+        """Tells kernels where the tiles of resident adapters are. It has `max_adapters` adapter slots."""
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         of_kv = pages.view(torch.float8_e4m3fn) if shape.fp8_kv else pages[:, : shape.elements]
         by_layer = of_kv.unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self._kv_codings = kv_codings or (None,) * shape.layers
         self.copies = make_copies(self.pages)
+        """Copies adapters into pages, and makes computation wait for them."""
         self._adapter_slots: dict[AdapterHash, int] = {}
         self._adapter_pages: dict[int, PageArray] = {}
         """Adapter slot -> pages of its adapter."""
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
 
     def close(self) -> None:
-        """Cancels the timer that would have the system provide the pages' memory (see `populate`). The timer would
+        """Cancel the timer that would have the system provide the pages' memory (see `populate`). The timer would
         otherwise keep the pages alive after the arena is dropped."""
         if self._populating is not None:
             self._populating.cancel()
@@ -108,18 +103,18 @@ class Arena:
         return self.pages.view(-1)
 
     def kv(self, layer: int) -> Tensor:
-        """Returns a view of one layer's KV, [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; on
-        the second axis, 0 = K and 1 = V. The dtype is float8_e4m3fn with `shape.fp8_kv`, else the arena's."""
+        """Return a view of one layer's KV, [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; on the
+        second axis, 0 = K and 1 = V. The dtype is float8_e4m3fn with `shape.fp8_kv`, else the arena's."""
         return self._kv[layer]
 
     def kv_coding(self, layer: int) -> KvCoding | None:
-        """Returns the scales and the key shift with which one layer's K and V are stored in FP8. None means that K and
-        V are stored as they are, in the arena's dtype."""
+        """Return the scales and the key shift with which one layer's K and V are stored in FP8. None means that K and V
+        are stored as they are, in the arena's dtype."""
         return self._kv_codings[layer]
 
     def fork(self, forks: NDArray[np.int64]) -> None:
-        """Copies KV pages to other pages of the arena, which starting sequences go on to fill, ordered with the
-        kernels. Each row of `forks`, int64 [num_forks, 2], is (source page, target page)."""
+        """Copy KV pages to other pages of the arena, which starting sequences go on to fill, ordered with the kernels.
+        Each row of `forks`, int64 [num_forks, 2], is (source page, target page)."""
         sources, targets = upload(np.ascontiguousarray(forks.T), self.pages.device)
         self.pages.index_copy_(0, targets, self.pages.index_select(0, sources))
 
@@ -131,10 +126,8 @@ class Arena:
         pages: tuple[PageId, ...],
         busy: Flags | None = None,
     ) -> None:
-        """Starts to copy a packed adapter into `pages` (see `AdapterCopies.begin` for `busy`), assigns it a
-        free adapter slot and enters its tiles in the table. Raises ValueError if the adapter is already resident, every
-        slot is taken, the number of pages is not `layout.num_pages`, or only one of `layout` and the table is for
-        FP8."""
+        """Start to copy a packed adapter into `pages` (see `AdapterCopies.begin`), and enter it in the table under a
+        free slot. Raises ValueError if it is resident, no slot is free, or pages or FP8 do not fit."""
         if adapter_hash in self._adapter_slots:
             raise ValueError(f"adapter {adapter_hash} is resident already")
         if not self._free_adapter_slots:
@@ -147,7 +140,7 @@ class Arena:
         self._adapter_pages[adapter_slot] = np.asarray(pages, dtype=np.int64)
 
     def evict_adapter(self, adapter_hash: AdapterHash) -> None:
-        """Frees the adapter's slot and clears it in the table: kernels launched later do not read its pages. Raises
+        """Free the adapter's slot and clear it in the table: kernels launched later do not read its pages. Raises
         KeyError if the adapter is not resident."""
         adapter_slot = self._adapter_slots.pop(adapter_hash)
         del self._adapter_pages[adapter_slot]
@@ -155,32 +148,28 @@ class Arena:
         self._free_adapter_slots.append(adapter_slot)
 
     def adapter_slot(self, adapter_hash: AdapterHash | None) -> int:
-        """Returns the adapter's slot in the table, -1 for None (the base model). Raises KeyError if it is not
+        """Return the adapter's slot in the table, -1 for None (the base model). Raises KeyError if it is not
         resident."""
         return -1 if adapter_hash is None else self._adapter_slots[adapter_hash]
 
     def adapter_pages(self, adapter_slot: int) -> PageArray:
-        """Returns the pages (int64) of the adapter in a slot. Raises KeyError if the slot is free."""
+        """Return the pages (int64) of the adapter in a slot. Raises KeyError if the slot is free."""
         return self._adapter_pages[adapter_slot]
 
 
 @dataclass(frozen=True, slots=True)
 class PageUses:
-    """The pages that the kernels and copies of one submitted step read or write. An adapter that is copied into other
-    pages need not wait for that step. The object only refers to the step's arrays. `used_pages` looks through them, but
-    only when a plan loads an adapter, as few plans do.
-
-    Attributes:
-        copies: the step's saves and restores of KV.
-        arrays: pages in arrays of any shape: the block tables of the step's sequences, and its adapters' pages.
-    """
+    """The pages that the kernels and copies of a submitted step read or write; an adapter copied into others need not
+    wait for it. `used_pages` looks through the step's arrays only when a plan loads an adapter."""
 
     copies: tuple[PageCopy, ...] = ()
+    """The step's saves and restores of KV."""
     arrays: Sequence[PageArray] = ()
+    """Pages in arrays of any shape: the block tables of the step's sequences, and its adapters' pages."""
 
 
 def used_pages(uses: Iterable[PageUses], num_pages: int) -> NDArray[np.bool_]:
-    """Returns bool [num_pages]: whether any of the steps whose `uses` are given reads or writes each page of the
+    """Return bool [num_pages]: whether any of the steps whose `uses` are given reads or writes each page of the
     pool."""
     used = np.zeros(num_pages, dtype=np.bool_)
     for use in uses:

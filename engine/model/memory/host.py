@@ -1,10 +1,5 @@
-"""Host memory of packed adapters and of saved KV pages, allocated once, and the reuse of the adapters' part.
-
-Adapters share one arena of pages, and freed pages are reused: memory fresh from the system is cleared first, and on a
-virtual machine whose host reclaims free pages it also has to be found again. Measured on such a machine: up to 2.5 ms
-per MB, half of the time of a fetch, while concurrent steps waited for their core. For a GPU the arena is pinned, which
-takes even longer.
-"""
+"""Host memory of packed adapters and of saved KV pages, allocated once and reused, because fresh memory takes up to 2.5
+ms per MB on a virtual machine. For a GPU it is pinned."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ class Blob:
 
     @classmethod
     def of(cls, memory: Tensor) -> Blob:
-        """Returns a packed adapter that consists of all of `memory` ([num_pages, page_elems]), in order."""
+        """Return a packed adapter that consists of all of `memory` ([num_pages, page_elems]), in order."""
         return cls(memory, np.arange(len(memory)))
 
     @property
@@ -47,15 +42,15 @@ class Blob:
         return len(self.pages) * self.memory.shape[1] * self.memory.itemsize
 
     def contents(self) -> Tensor:
-        """Returns a copy of the packed adapter, [num_pages, page_elems]."""
+        """Return a copy of the packed adapter, [num_pages, page_elems]."""
         return self.memory[torch.from_numpy(self.pages)]
 
     def fill(self, contents: Tensor) -> None:
-        """Overwrites the packed adapter's pages with `contents`, [num_pages, page_elems]."""
+        """Overwrite the packed adapter's pages with `contents`, [num_pages, page_elems]."""
         self.memory[torch.from_numpy(self.pages)] = contents
 
     def places(self, offsets: Longs) -> Longs:
-        """Maps offsets of elements in the packed adapter to their offsets in `memory`, flattened."""
+        """Map offsets of elements in the packed adapter to their offsets in `memory`, flattened."""
         pages, within = np.divmod(offsets, self.memory.shape[1])
         return self.pages[pages] * self.memory.shape[1] + within
 
@@ -64,21 +59,15 @@ class HostMemory(Protocol):
     """Protocol of an allocator of host memory for packed adapters (blobs). Thread-safe."""
 
     def take(self, num_pages: int) -> Blob:
-        """Allocates host memory for a packed adapter: returns a blob of `num_pages` pages of zeros."""
+        """Allocate host memory for a packed adapter: return a blob of `num_pages` pages of zeros."""
 
     def give(self, blob: Blob) -> None:
-        """Frees the host memory of a packed adapter, which the caller must not read or write any more."""
+        """Free the host memory of a packed adapter, which the caller must not read or write any more."""
 
 
 class PagedMemory:
-    """A `HostMemory` that allocates packed adapters from a pool of host pages. Without a fence, the most recently freed
-    pages are reused first, so that no more pages are ever touched than were in use at the same time.
-
-    Args:
-        pages: [num_pages, page_elems], zeros that nothing else uses.
-        fence: for a GPU, which may still copy from a blob that is freed: its pages are taken again only when the copies
-            begun until then are done. None means that no copy outlasts its call.
-    """
+    """A `HostMemory` that allocates packed adapters from `pages`, [num_pages, page_elems] zeros. `fence` is for a GPU,
+    which may still copy from a freed blob; without it, the most recently freed pages are reused first."""
 
     def __init__(self, pages: Tensor, fence: Fence | None = None) -> None:
         self._pages = pages
@@ -88,8 +77,8 @@ class PagedMemory:
         self._lock = Lock()
 
     def take(self, num_pages: int) -> Blob:
-        """Allocates host memory for a packed adapter: returns a blob of zeros, and waits for copies from its pages if
-        need be. Raises MemoryError if too few pages are free: callers reserve them first."""
+        """Allocate host memory for a packed adapter: return a blob of zeros, and wait for copies from its pages if need
+        be. Raises MemoryError if too few pages are free: callers reserve them first."""
         with self._lock:
             while num_pages > len(self._free) and self._leaving:
                 wait, freed = self._leaving.popleft()
@@ -103,7 +92,7 @@ class PagedMemory:
         return Blob(self._pages, np.asarray(pages, dtype=np.int64))
 
     def give(self, blob: Blob) -> None:
-        """Frees the host memory of a packed adapter. Does not wait for copies from it, nor for a caller of `take` that
+        """Free the host memory of a packed adapter. Does not wait for copies from it, nor for a caller of `take` that
         does."""
         pages = blob.pages[::-1].tolist()
         if self._fence is not None:
@@ -116,16 +105,8 @@ class PagedMemory:
 def allocate_pages(
     adapter_gb: float, num_saved: int, page_elems: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Allocates the host memory for packed adapters and saved KV, which an engine's device copies from and to: for a
-    GPU all of it is pinned now, and for a CPU the system provides it when it is first touched.
-
-    Returns:
-        [adapter pages, page_elems], as many pages as fit into `adapter_gb` GiB, and [num_saved, page_elems] for saved
-        KV. Both are zeros, of one allocation if it is pinned.
-
-    Raises:
-        ValueError: The system has too little memory, or the CUDA driver does not pin it; the message says what to do.
-    """
+    """Return the host memory, zeros, pinned for a GPU: pages of adapters, as many as fit into `adapter_gb` GiB, and of
+    saved KV, [num_saved, page_elems]. Raises ValueError, which says what to do, if there is too little memory."""
     num_adapters = int(adapter_gb * GIB) // (page_elems * dtype.itemsize)
     count = (num_adapters + num_saved) * page_elems
     try:
@@ -139,7 +120,7 @@ def allocate_pages(
 
 
 def _pinned(count: int, dtype: torch.dtype) -> Tensor:
-    """Returns [count] pinned zeros. Raises MemoryError if less memory is free, before the system would make room by
+    """Return [count] pinned zeros. Raises MemoryError if less memory is free, before the system would make room by
     ending a process."""
     if count * dtype.itemsize > free_host_bytes():
         raise MemoryError
@@ -147,8 +128,8 @@ def _pinned(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def runs(*lists: Longs | Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Splits equally long lists of page numbers into the longest runs in which every list counts up by one, so that one
-    copy moves a whole run. Yields, for each run, the range of each list's numbers as a slice."""
+    """Split equally long lists of page numbers into the longest runs in which every list counts up by one, so that one
+    copy moves a whole run. Yield, for each run, the range of each list's numbers as a slice."""
     table = np.asarray(lists, dtype=np.int64)
     breaks = np.flatnonzero((np.diff(table) != 1).any(axis=0)) + 1
     for first, last in pairwise([0, *breaks.tolist(), table.shape[1]]):

@@ -19,24 +19,15 @@ in one direction waits for all parts of that size but the last."""
 
 
 class HostPages:
-    """Pages of host memory to which KV is saved (swapped out), with copies in both directions between them and the
-    arena.
+    """Pages of host memory, [num_pages, page_elems], pinned for a GPU, to which KV of the arena is saved (swapped
+    out)."""
 
-    Copies pass through staging buffers on the device, one for each direction, and a stream of their own. A save gathers
-    pages into its buffer in kernel order, so that later kernels may overwrite the pages at once, and the step does not
-    wait for the transfer. A restore's transfer runs beside the steps under way, because it only needs its buffer; later
-    kernels wait for it. There is one copy for each run of neighbouring host pages, by the GPU or, on a CPU, by memcpy.
-
-    Args:
-        pages: [num_pages, page_elems] in host memory, pinned if the arena is on a GPU.
-        device: where the arena is.
-
-    Attributes:
-        pages: the argument. On a GPU, the contents are defined once the device is synchronised.
-    """
-
+    # Copies pass through staging buffers on the device and a stream of their own. A save gathers pages in kernel order,
+    # so that later kernels may overwrite them at once; a restore's transfer runs beside the steps under way, and later
+    # kernels wait for it.
     def __init__(self, pages: Tensor, device: torch.device) -> None:
         self.pages = pages
+        """The argument. On a GPU, the contents are defined once the device is synchronised."""
         num_pages, page_elems = pages.shape
         rows = max(1, min(num_pages, STAGING_BYTES // (page_elems * pages.itemsize)))
         self._saved, self._restored = torch.empty(2, rows, page_elems, dtype=pages.dtype, device=device)
@@ -47,9 +38,8 @@ class HostPages:
         that the arena is on a CPU."""
 
     def move(self, arena: Tensor, saves: tuple[PageCopy, ...], restores: tuple[PageCopy, ...]) -> None:
-        """Copies pages of `arena` ([num_pages, page_elems]) to host pages, as `saves` pairs them, and then host pages
-        to pages of `arena`, as `restores` does. No host page may be in both. The host does not wait for a GPU. Kernels
-        launched later may overwrite the saved pages, and find the restored ones."""
+        """Copy pages of `arena` ([num_pages, page_elems]) to host pages, as `saves` pairs them, and then other host
+        pages to the arena, as `restores` does. The host does not wait; kernels launched later see the result."""
         parts = list(self._parts(restores))
         for _, host_pages in parts[:1]:  # before the saves, which would hold it up until the step under way is done
             self._fetch(host_pages)
@@ -82,7 +72,7 @@ class HostPages:
                 self.pages[host].copy_(rows[row], non_blocking=True)
 
     def _fetch(self, host_pages: Longs) -> None:
-        """Starts to copy saved host pages into the device's staging buffer of restores, as soon as kernels have read
+        """Start to copy saved host pages into the device's staging buffer of restores, as soon as kernels have read
         what it held."""
         if self._stream is not None and self._emptied is not None:
             self._stream.wait_event(self._emptied)
@@ -91,7 +81,7 @@ class HostPages:
                 self._restored[row].copy_(self.pages[host], non_blocking=True)
 
     def _place(self, arena: Tensor, pages: Longs) -> None:
-        """Copies the pages in the staging buffer of restores to `pages` of the arena, in kernel order."""
+        """Copy the pages in the staging buffer of restores to `pages` of the arena, in kernel order."""
         index = upload(pages, arena.device)
         self._wait_for_copies()
         arena.index_copy_(0, index, self._restored[: len(pages)])
@@ -100,14 +90,14 @@ class HostPages:
             self._emptied.record(torch.cuda.current_stream(arena.device))
 
     def _parts(self, copies: tuple[PageCopy, ...]) -> Iterator[tuple[Longs, Longs]]:
-        """Yields (pages, host pages) of the copies, ordered by host page, as many at once as a staging buffer holds."""
+        """Yield (pages, host pages) of the copies, ordered by host page, as many at once as a staging buffer holds."""
         pages, host_pages = np.asarray(copies, dtype=np.int64).reshape(-1, 2).T
         order, size = host_pages.argsort(kind="stable"), len(self._saved)
         for part in (order[start : start + size] for start in range(0, len(order), size)):
             yield pages[part], host_pages[part]
 
     def _wait_for_copies(self) -> None:
-        """Makes kernels launched later wait for every copy between host pages and staging buffers so far. Does nothing
+        """Make kernels launched later wait for every copy between host pages and staging buffers so far. Does nothing
         on a CPU."""
         if self._stream is not None:
             torch.cuda.current_stream(self._saved.device).wait_stream(self._stream)

@@ -31,9 +31,8 @@ class PackedAdapter:
 
 
 class HostStore:
-    """The packed adapters in host memory, by content hash. Every method may be called from any thread. The core decides
-    which adapters are added and dropped, and reserves their bytes before they are packed. `memory` frees the blobs of
-    dropped adapters."""
+    """The packed adapters in host memory, by content hash. Thread-safe. The core decides which are added and dropped,
+    and reserves their bytes first; `memory` frees the blobs of dropped ones."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -50,13 +49,13 @@ class HostStore:
             self._adapters[adapter.adapter_hash] = adapter
 
     def get(self, adapter_hash: AdapterHash) -> PackedAdapter:
-        """Returns a packed adapter. Raises KeyError if the adapter is not in the store: then the plan that names it has
+        """Return a packed adapter. Raises KeyError if the adapter is not in the store: then the plan that names it has
         a bug."""
         with self._lock:
             return self._adapters[adapter_hash]
 
     def drop(self, adapter_hash: AdapterHash) -> None:
-        """Removes a packed adapter and frees its host memory. Raises KeyError if the adapter is not in the store."""
+        """Remove a packed adapter and free its host memory. Raises KeyError if the adapter is not in the store."""
         with self._lock:
             adapter = self._adapters.pop(adapter_hash)
         for blob in adapter.blobs:

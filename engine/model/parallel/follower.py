@@ -30,11 +30,11 @@ class Channel(Protocol):
     def send(self, obj: object, /) -> None: ...
 
     def recv(self) -> Message:
-        """Waits for the next message of rank 0. Raises EOFError or OSError if the connection is closed."""
+        """Wait for the next message of rank 0. Raises EOFError or OSError if the connection is closed."""
 
 
 def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:
-    """Loads this rank's part of the model, and does what rank 0 says until `rank_zero` is closed on either side. If the
+    """Load this rank's part of the model, and do what rank 0 says until `rank_zero` is closed on either side. If the
     model cannot be served, tells rank 0 the reason and returns. Raises what a collective operation raises."""
     sending = threading.Lock()
 

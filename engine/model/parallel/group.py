@@ -59,7 +59,7 @@ class RankProcess:
         return reply
 
     def has_reply(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds; returns whether there is a reply, or the rank is gone."""
+        """Wait at most `timeout` seconds; return whether there is a reply, or the rank is gone."""
         return self._connection.poll(timeout)
 
     def death(self) -> tuple[str, int]:
@@ -78,14 +78,14 @@ class RankProcess:
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends a connection over a socket: threads at both ends that wait for messages get EOFError."""
+    """End a connection over a socket: threads at both ends that wait for messages get EOFError."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)
 
 
 def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[Loaded, Leader]:
-    """Starts the other ranks of an engine, loads the model on all of them, and returns rank 0's part and the executor
-    over all ranks. Raises what `load` raises, and ValueError if another rank cannot serve its part."""
+    """Start the other ranks of an engine, load the model on all of them, and return rank 0's part and the executor over
+    all ranks. Raises what `load` raises, and ValueError if another rank cannot serve its part."""
     from torch.distributed import FileStore
 
     folder = Path(tempfile.mkdtemp(prefix="loralane-ranks-"))
@@ -112,7 +112,7 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[Loaded, Le
 
 
 def _await(ranks: list[RankProcess]) -> None:
-    """Waits for the next reply of each other rank while they start. Raises ValueError if one refuses the model, and
+    """Wait for the next reply of each other rank while they start. Raises ValueError if one refuses the model, and
     RankDied if one ends."""
     for rank in ranks:
         if error := _next_failure(rank):
@@ -120,7 +120,7 @@ def _await(ranks: list[RankProcess]) -> None:
 
 
 def _failure(ranks: list[RankProcess]) -> Exception | None:
-    """Returns why a rank that has not started will not start; None means that no rank has told it within a second."""
+    """Return why a rank that has not started will not start; None means that no rank has told it within a second."""
     for rank in ranks:
         while rank.has_reply(1.0):
             if error := _next_failure(rank):
@@ -129,8 +129,8 @@ def _failure(ranks: list[RankProcess]) -> Exception | None:
 
 
 def _next_failure(rank: RankProcess) -> Exception | None:
-    """Waits for a rank's next reply. Returns RankDied if the rank ended instead, ValueError if it refuses the model,
-    and None for any other reply."""
+    """Wait for a rank's next reply. Return RankDied if the rank ended instead, ValueError if it refuses the model, and
+    None for any other reply."""
     try:
         reply = rank.receive()
     except (EOFError, OSError):

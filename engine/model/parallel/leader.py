@@ -31,26 +31,22 @@ class Follower(Protocol):
     def rank(self) -> int: ...
 
     def send(self, message: Message) -> None:
-        """Sends a message to the rank. Raises OSError if the rank is gone. Any thread may call this."""
+        """Send a message to the rank. Raises OSError if the rank is gone. Any thread may call this."""
 
     def receive(self) -> Reply:
-        """Waits for the rank's next reply. Raises EOFError or OSError if the rank is gone."""
+        """Wait for the rank's next reply. Raises EOFError or OSError if the rank is gone."""
 
     def death(self) -> tuple[str, int]:
-        """Waits until the rank's process, whose connection has ended, has ended, too; kills it if that takes over
-        `END_S`. Returns how it ended, as the end of a sentence ('was ended by SIGKILL'), and the signal that ended it
-        (0 for none)."""
+        """Wait until the rank's process has ended; kill it if that takes over `END_S`. Return how it ended, as the end
+        of a sentence ('was ended by SIGKILL'), and the signal, or 0."""
 
     def close(self) -> None:
-        """Ends the process of the rank, and waits until it has ended."""
+        """End the process of the rank, and wait until it has ended."""
 
 
 class Leader:
-    """An `Executor` that sends every plan to all ranks, and executes it as rank 0.
-
-    Every rank has the same pages and holds the same adapters in them and in host memory, because the same plans say so;
-    an adapter that not all ranks could read into host memory is dropped by the others before the engine hears of it.
-    """
+    """An `Executor` that sends every plan to all ranks, which thus hold the same adapters, and executes it as rank 0.
+    An adapter that not all could read is dropped before the engine hears of it."""
 
     def __init__(self, runner: ModelRunner, followers: Sequence[Follower]) -> None:
         self._runner = runner
@@ -68,7 +64,7 @@ class Leader:
         runner.connect(lambda answer: self._answer(0, answer))
 
     def start(self) -> None:
-        """Starts a thread for each other rank, which listens to the rank's answers. The ranks must be ready."""
+        """Start a thread for each other rank, which listens to the rank's answers. The ranks must be ready."""
         for follower in self._followers:
             threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
 
@@ -95,7 +91,7 @@ class Leader:
         return result
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads an adapter on this rank and, once `claim` has accepted it, has the other ranks read it, too. Does not
+        """Read an adapter on this rank and, once `claim` has accepted it, have the other ranks read it, too. Does not
         wait for them: requests for the adapter wait until all ranks have it."""
 
         def claim_for_all(host: HostAdapter) -> bool:
@@ -121,7 +117,7 @@ class Leader:
             follower.send(message)
 
     def _listen(self, follower: Follower) -> None:
-        """Passes on a rank's answers until the rank is gone. Then the next `submit` raises RankDied, and the step loop,
+        """Pass on a rank's answers until the rank is gone. Then the next `submit` raises RankDied, and the step loop,
         which may be idle, is woken by an answer to no fetch, which it ignores."""
         with suppress(EOFError, OSError):
             while True:
@@ -150,9 +146,8 @@ class Leader:
             raise
 
     def _answer(self, rank: int, answer: Answer) -> None:
-        """Receives an answer from a rank. Reports an answer about a grammar at once. Reports one answer for the fetch
-        of an adapter when every rank has answered: the adapter is fetched if all ranks have it, and otherwise the ranks
-        that have it drop it."""
+        """Receive an answer from a rank. Report one about a grammar at once, and one for an adapter when every rank has
+        answered: unless all have it, those that have it drop it."""
         if not isinstance(answer, AdapterFetched | FetchFailed | FetchCancelled):
             self._report(answer)
             return
@@ -169,7 +164,7 @@ class Leader:
         self._report((failed or refused or [answer])[0])
 
     def _drop(self, ranks: Sequence[int], answer: FetchAnswer) -> None:
-        """Frees the copies of an adapter on the ranks that could read it."""
+        """Free the copies of an adapter on the ranks that could read it."""
         for rank in ranks:
             if rank == 0:
                 self._runner.drop(answer.adapter_hash)

@@ -57,7 +57,7 @@ Reply = Joining | Ready | Refused | FetchAnswer
 
 
 def for_followers(plan: StepPlan) -> StepPlan:
-    """Returns the part of a plan that is sent to ranks other than 0: only rank 0 samples, and so needs grammars."""
+    """Return the part of a plan that is sent to ranks other than 0: only rank 0 samples, and so needs grammars."""
     admitted = tuple(
         replace(admission, params=admission.params._replace(grammar=None)) if admission.params.grammar else admission
         for admission in plan.admitted

@@ -1,8 +1,5 @@
-"""The operations in which the ranks that compute one model together take part.
-
-The ranks of a stage have parts of the same layers, and exchange sums. Stages have different layers, and pass rows on: a
-rank's rows go to the rank of the same number in the next stage, and from the last stage back to the first.
-"""
+"""The operations in which the ranks of one model take part. Ranks of a stage exchange sums; between stages, and from
+the last to the first, rows go to the rank of the same number."""
 
 from __future__ import annotations
 
@@ -34,15 +31,15 @@ class StageLink:
         self._sent: list[tuple[Tensor, Any]] = []
 
     def send(self, rows: Tensor) -> None:
-        """Starts to send a tensor to the next stage. The caller must not change it before `finish`."""
+        """Start to send a tensor to the next stage. The caller must not change it before `finish`."""
         self._sent.append((rows, self._group.send([rows], 1, 0)))
 
     def receive(self, rows: Tensor) -> None:
-        """Receives into `rows` the next tensor that the stage before has sent, which has the same shape."""
+        """Receive into `rows` the next tensor that the stage before has sent, which has the same shape."""
         self._group.recv([rows], 0, 0).wait()
 
     def finish(self) -> None:
-        """Waits until all tensors have been sent to the next stage."""
+        """Wait until all tensors have been sent to the next stage."""
         for _, work in self._sent:
             work.wait()
         self._sent.clear()
@@ -50,30 +47,22 @@ class StageLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage's place among the stages of a pipeline, which pass rows on in a ring.
-
-    Attributes:
-        number, count: number of the stage, from 0, and of all stages.
-        everyone: process group of all ranks of all stages.
-        before, after: links from the stage before and to the stage after; the first stage comes after the last one.
-    """
+    """A stage's place among the stages of a pipeline, which pass rows on in a ring."""
 
     number: int
     count: int
+    """`number` and `count`: number of the stage, from 0, and of all stages."""
     everyone: Any
+    """Process group of all ranks of all stages."""
     before: StageLink
     after: StageLink
+    """`before` and `after`: links from the stage before and to the stage after; the first stage comes after the last
+    one."""
 
 
 class Ranks:
     """This rank's place among the ranks of one engine, and the operations in which the ranks of its stage take part, in
-    the same order. With one rank, each operation returns its input.
-
-    Attributes:
-        rank: number of this rank in its stage, from 0.
-        size: number of ranks of each stage.
-        stage: the rank's stage in a pipeline. None means that every rank has all layers.
-    """
+    the same order. With one rank, each operation returns its input."""
 
     def __init__(
         self,
@@ -86,8 +75,11 @@ class Ranks:
         """`group` is a process group of torch.distributed, of the stage's ranks; None is for one rank. `device` is
         where tensors lie."""
         self.rank = rank
+        """Number of this rank in its stage, from 0."""
         self.size = size
+        """Number of ranks of each stage."""
         self.stage = stage
+        """The rank's stage in a pipeline. None means that every rank has all layers."""
         self._group = group
         self._device = device or torch.device("cpu")
 
@@ -102,12 +94,9 @@ class Ranks:
         return self.size * (self.stage.count if self.stage else 1)
 
     def sum(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the sum of all ranks' tensors [num_rows, width], computed in fp32 and rounded to `dtype`.
-
-        On a CPU the parts are gathered and added in the order of ranks: with gloo that takes less time than its
-        all-reduce (1.0 instead of 1.5 ms for a row of 576 numbers between two processes), and a row's sum is bitwise
-        the same in any batch. On a GPU it is one all-reduce, which may be captured in a CUDA graph.
-        """
+        """Return the sum of all ranks' tensors [num_rows, width], computed in fp32 and rounded to `dtype`."""
+        # On a CPU the parts are gathered and added in the order of ranks: gloo's all-reduce takes 1.5 ms in place of
+        # 1.0, and a row's sum would depend on the batch. On a GPU one all-reduce may be captured in a CUDA graph.
         if self.size == 1:
             return part
         if part.is_cuda:
@@ -121,7 +110,7 @@ class Ranks:
         return total.to(dtype)
 
     def join_columns(self, part: Tensor, width: int) -> Tensor:
-        """Returns all ranks' columns side by side, cut to [num_rows, width]. `part` is [num_rows, columns]; every rank
+        """Return all ranks' columns side by side, cut to [num_rows, width]. `part` is [num_rows, columns]; every rank
         has ceil(width / size) columns, and the last may have fewer."""
         if self.size == 1:
             return part
@@ -130,7 +119,7 @@ class Ranks:
         return parts.transpose(0, 1).flatten(1)[:, :width].contiguous()
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise minimum of the `values` with which the ranks of all stages call this, for example of
+        """Return the elementwise minimum of the `values` with which the ranks of all stages call this, for example of
         sizes that all ranks must agree on."""
         if self.count == 1:
             return list(values)
@@ -138,7 +127,7 @@ class Ranks:
         return _gather(everyone, self.count, torch.tensor(values, device=self._device)).amin(0).tolist()
 
     def share(self, tensor: Tensor) -> None:
-        """Broadcasts the tensor of the stage's rank 0: overwrites the tensors of the stage's other ranks by it."""
+        """Broadcast the tensor of the stage's rank 0: overwrite the tensors of the stage's other ranks by it."""
         if self.size > 1:
             self._group.broadcast([tensor], 0).wait()
 
@@ -151,7 +140,7 @@ ALONE = Ranks()
 
 
 def join_ranks(store: Store, number: int, config: EngineConfig, device: torch.device) -> Ranks:
-    """Returns the `Ranks` of rank `number` once all ranks of the configuration have called this with the same `store`:
+    """Return the `Ranks` of rank `number` once all ranks of the configuration have called this with the same `store`:
     connected through NCCL on GPUs, else through gloo on the loopback interface."""
     size, stages = config.tensor_parallel, config.pipeline_parallel
     stage, rank = divmod(number, size)
@@ -171,7 +160,7 @@ def join_ranks(store: Store, number: int, config: EngineConfig, device: torch.de
 
 
 def _connect(store: Store, name: str, rank: int, size: int, device: torch.device) -> Any:
-    """Returns a process group of torch.distributed, once all its ranks have called this with its name."""
+    """Return a process group of torch.distributed, once all its ranks have called this with its name."""
     import torch.distributed as dist
 
     store, timeout = dist.PrefixStore(name, store), timedelta(seconds=COLLECTIVE_S)
@@ -187,14 +176,14 @@ def _connect(store: Store, name: str, rank: int, size: int, device: torch.device
 
 
 def _gather(group: Any, size: int, part: Tensor) -> Tensor:
-    """Returns the tensors of a group's ranks, which have one shape, [size, *part.shape]."""
+    """Return the tensors of a group's ranks, which have one shape, [size, *part.shape]."""
     parts = part.new_empty(size * part.numel())
     group._allgather_base(parts, part.contiguous().view(-1)).wait()
     return parts.view(size, *part.shape)
 
 
 def threads_of_rank(threads: int, size: int) -> int:
-    """Returns how many of an engine's CPU threads each of the `size` ranks of a stage uses. Stages share the threads,
-    because they compute in turn, except with micro-batches. Measured with two stages on two cores, each with all
-    threads or with half of them: 8 decodes take 44 or 52 ms, and a prompt of 256 tokens 672 or 719 ms."""
+    """Return how many of an engine's CPU threads each of the `size` ranks of a stage uses. Stages share them, because
+    they compute in turn, except with micro-batches."""
+    # Two stages on two cores, each with all or half of the threads: 8 decodes take 44 or 52 ms.
     return max(1, threads // size)

@@ -41,17 +41,14 @@ class Cut(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The part of a model that one rank has: of the layers of its stage, which `size` ranks compute together, its part
-    of every large weight. The first stage has the embedding, the final norm and the head as well.
-
-    Attributes:
-        stages: the layers of each stage. Empty means that one stage has all layers.
-        stage: number of the rank's stage.
-    """
+    of every large weight. The first stage has the embedding, the final norm and the head as well."""
 
     rank: int = 0
     size: int = 1
     stages: tuple[range, ...] = ()
+    """The layers of each stage. Empty means that one stage has all layers."""
     stage: int = 0
+    """Number of the rank's stage."""
 
     @property
     def everyone(self) -> list[Shard]:
@@ -60,24 +57,23 @@ class Shard:
         return [replace(self, stage=stage, rank=rank) for stage, rank in places]
 
     def layers(self, spec: ModelSpec) -> range:
-        """Returns the numbers, in the whole model, of the layers of the rank's stage."""
+        """Return the numbers, in the whole model, of the layers of the rank's stage."""
         return self.stages[self.stage] if self.stages else range(spec.layers)
 
     def most_layers(self, spec: ModelSpec) -> int:
-        """Returns the number of layers of the stage that has most."""
+        """Return the number of layers of the stage that has most."""
         return max(map(len, self.stages), default=spec.layers)
 
     def has(self, name: str) -> bool:
-        """Returns whether the rank's pipeline stage has the parameter `name`."""
+        """Return whether the rank's pipeline stage has the parameter `name`."""
         if not self.stages:
             return True
         found = LAYER.match(name)
         return int(found["number"]) in self.stages[self.stage] if found else self.stage == 0
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """Returns the shape of the rank's part of a model: it has fewer layers, heads and inner features, and the same
-        hidden size and vocabulary. If query heads of several ranks read the same KV head, each of these ranks has it.
-        Raises ValueError if heads or inner features cannot be divided, or an RMSNorm spans all heads."""
+        """Return the shape of the rank's part of a model, with fewer layers, heads and inner features; ranks may share
+        a KV head. Raises ValueError if these cannot be divided, or an RMSNorm spans all heads."""
         size, layers = self.size, self.layers(spec)
         has_mlps = any(map(spec.has_mlp, range(spec.layers)))
         part = slice(layers.start, layers.stop)
@@ -108,9 +104,9 @@ class Shard:
         )
 
     def columns(self, path: str, spec: ModelSpec) -> Cut:
-        """Returns which outputs or inputs of a projection's weight [out_features, in_features] the rank has. `path`
-        ends with the projection's name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is
-        the whole model's."""
+        """Return which outputs or inputs of a projection's weight [out_features, in_features] the rank has. `path` ends
+        with the projection's name, and that of an expert has its number before it: `experts.3.up_proj`. `spec` is the
+        whole model's."""
         module = path.rpartition(".")[2]
         if module in ("k_proj", "v_proj"):
             heads = max(1, spec.kv_heads // self.size)
@@ -123,12 +119,12 @@ class Shard:
         return Cut(0 if module in BY_ROWS else 1, self.rank * each, (self.rank + 1) * each)
 
     def tokens(self, spec: ModelSpec) -> Cut:
-        """Returns the range of tokens whose embeddings and logits the rank has (vocabulary parallelism)."""
+        """Return the range of tokens whose embeddings and logits the rank has (vocabulary parallelism)."""
         each = -(-spec.vocab_size // self.size)
         return Cut(0, self.rank * each, min(spec.vocab_size, (self.rank + 1) * each))
 
     def cut(self, name: str, spec: ModelSpec) -> Cut | None:
-        """Returns the range of the parameter `name` that the rank has. None means that it has all of it."""
+        """Return the range of the parameter `name` that the rank has. None means that it has all of it."""
         if self.size == 1:
             return None
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -142,15 +138,14 @@ class Shard:
         return self.columns(name[: found.end("module")], spec)
 
     def shapes(self, spec: ModelSpec) -> dict[str, Shape]:
-        """Returns the shape of the rank's part of each parameter, by name, of the parameters that its pipeline stage
+        """Return the shape of the rank's part of each parameter, by name, of the parameters that its pipeline stage
         has."""
         shapes = parameter_shapes(spec).items()
         return {name: _cut_shape(shape, self.cut(name, spec)) for name, shape in shapes if self.has(name)}
 
     def source(self, source: WeightSource, spec: ModelSpec) -> WeightSource:
-        """Returns a source that reads the rank's part of each parameter. Biases that are added to sums of all ranks are
-        zeros but on rank 0. The source raises WeightsError, which names the parameter, if a quantised weight cannot be
-        divided."""
+        """Return a source that reads the rank's part of each parameter; biases added to sums are zeros but on rank 0.
+        The source raises WeightsError if a quantised weight cannot be divided."""
         if self.size == 1:
             return source
 
@@ -180,7 +175,7 @@ def _cut_shape(shape: Shape, cut: Cut | None) -> Shape:
 
 
 def _part(name: str, weight: Weight, cut: Cut) -> Weight:
-    """Returns the rank's part of a parameter, which `cut` gives, in memory of its own. Blocks of quantised weights stay
+    """Return the rank's part of a parameter, which `cut` gives, in memory of its own. Blocks of quantised weights stay
     whole."""
     if cut.axis == 0:
         return select_rows(weight, cut.start, cut.stop)
@@ -193,7 +188,7 @@ def _part(name: str, weight: Weight, cut: Cut) -> Weight:
 
 
 def _inputs_of(name: str, weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
-    """Returns the part of a quantised weight for the inputs of `cut`. Raises WeightsError unless they are whole blocks
+    """Return the part of a quantised weight for the inputs of `cut`. Raises WeightsError unless they are whole blocks
     in the order of inputs."""
     group, shared = weight.coding.group, max(1, weight.coding.shared)
     block = group * shared

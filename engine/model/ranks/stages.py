@@ -16,9 +16,8 @@ Split = tuple[float, tuple[range, ...]]
 
 
 def find_shard(config: EngineConfig, spec: ModelSpec, bits: Callable[[str], float], number: int = 0) -> Shard:
-    """Returns the part of a model that rank `number` of a configuration has. A stage's ranks have neighbouring numbers.
-    `spec` is the whole model's; `bits` says how many bits each weight of a parameter takes. Raises ValueError if there
-    are more stages than layers."""
+    """Return the part of a model that rank `number` has; a stage's ranks are neighbours. `bits` tells how many bits a
+    weight of a parameter takes. Raises ValueError for more stages than layers."""
     size, stages = config.tensor_parallel, config.pipeline_parallel
     if stages == 1:
         return Shard(number, size)
@@ -34,14 +33,8 @@ def find_shard(config: EngineConfig, spec: ModelSpec, bits: Callable[[str], floa
 
 
 def split_layers(layers: Sequence[float], ends: float, stages: int) -> tuple[range, ...]:
-    """Splits the model's layers into consecutive pipeline stages such that the largest stage is as small as possible.
-    Returns the layers of each stage.
-
-    Args:
-        layers: size of each layer.
-        ends: size of the embedding, the final norm and the head, which the first stage has besides its layers.
-        stages: number of stages, at most that of layers.
-    """
+    """Split the layers, whose sizes are `layers`, into `stages` consecutive stages, of which the largest is as small as
+    possible; the first also has embedding, final norm and head, of size `ends`. Return the layers of each stage."""
     sums = list(accumulate(layers, initial=0.0))
     # By the number of leading layers: the largest size, and the stages, of their best split so far.
     best: dict[int, Split] = {stop: (ends + sums[stop], (range(stop),)) for stop in range(1, len(sums))}

@@ -1,9 +1,5 @@
-"""The draft model: a second, smaller decoder on a CPU, whose KV is in pages of the same pool, guesses next tokens.
-
-It knows the requests that plans ask it to guess for, and compares what it holds of each with the request's known
-tokens, so that a guess that was refused costs nothing but its row. See engine/core/plan/draft_asks.py for when it is
-asked.
-"""
+"""The draft model: a second, smaller decoder on a CPU, with KV in pages of the same pool, guesses next tokens. It
+compares what it holds with a request's known tokens. engine/core/plan/draft_asks.py says when it is asked."""
 
 from __future__ import annotations
 
@@ -40,33 +36,23 @@ class NoDraftModel:
     block = 0
 
     def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
-        """Does nothing, because there is no draft model."""
+        """Do nothing, because there is no draft model."""
 
     def evict(self, adapter_hash: AdapterHash) -> None:
-        """Does nothing, because there is no draft model."""
+        """Do nothing, because there is no draft model."""
 
     def forget(self, request_id: str) -> None:
-        """Does nothing, because there is no draft model."""
+        """Do nothing, because there is no draft model."""
 
     def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
-        """Returns no guesses and 0 seconds, because there is no draft model."""
+        """Return no guesses and 0 seconds, because there is no draft model."""
         return (), 0.0
 
 
 class DraftModel:
-    """The draft model of speculative decoding on a CPU: guesses the next tokens of requests, greedily, for the large
-    model to verify.
-
-    Attributes:
-        block: number of tokens of the draft model's KV in a page.
-
-    Args:
-        forward: computes a step of the draft model over `arena`, its view of the pages.
-        vocab_size, eos_token_ids: number of tokens that the large model knows, of which the draft model guesses no
-            others, and those after which it guesses none.
-        max_seqs, max_model_len: maximum number of requests, and of tokens of each.
-        clock: returns seconds.
-    """
+    """The draft model of speculative decoding on a CPU: guesses the next tokens of requests, greedily, below
+    `vocab_size` and up to one of `eos_token_ids`, for the large model to verify. `forward` computes a step over
+    `arena`."""
 
     def __init__(
         self,
@@ -80,6 +66,7 @@ class DraftModel:
         clock: Callable[[], float],
     ) -> None:
         self.block = block
+        """Number of tokens of the draft model's KV in a page."""
         self._clock = clock
         self._forward = forward
         self._arena = arena
@@ -94,29 +81,28 @@ class DraftModel:
         self._no_tokens = torch.zeros(1, dtype=torch.int64)
 
     def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
-        """Loads an adapter's part for the draft model into `pages`, and waits for the copy. `adapter` None means that
-        the adapter `adapter_hash` has no such part, and nothing is loaded."""
+        """Load an adapter's part for the draft model into `pages`, and wait for the copy. `adapter` None means that the
+        adapter `adapter_hash` has no such part, and nothing is loaded."""
         if adapter is not None:
             self._arena.load_adapter(adapter_hash, adapter.layout, adapter.blob, pages)
             self._arena.copies.finish()
             self._adapters.add(adapter_hash)
 
     def evict(self, adapter_hash: AdapterHash) -> None:
-        """Frees the draft model's adapter slot of an adapter, if the adapter has a part for the draft model."""
+        """Free the draft model's adapter slot of an adapter, if the adapter has a part for the draft model."""
         if adapter_hash in self._adapters:
             self._adapters.remove(adapter_hash)
             self._arena.evict_adapter(adapter_hash)
 
     def forget(self, request_id: str) -> None:
-        """Drops the draft model's tokens and block table of a request. Does nothing if the draft model does not know
-        the request."""
+        """Drop the draft model's tokens and block table of a request. Does nothing if the draft model does not know the
+        request."""
         if self._held.pop(request_id, None) is not None:
             self._batch.release(request_id)
 
     def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
-        """Answers the asks (`DraftAsk`) of a step whose sampled tokens `batch` already has: takes the pages of each
-        ask, and guesses for the requests whose answers have not ended with an EOS token or by their grammars. Returns
-        the guesses, and the seconds that they took."""
+        """Answer the asks (`DraftAsk`) of a step whose tokens `batch` already has: take the pages of each, and guess
+        for requests that have not ended. Return the guesses, and the seconds that they took."""
         if not step.drafts:
             return (), 0.0
         started, last = self._clock(), {token.request_id: token.token for token in step.tokens}
@@ -129,9 +115,8 @@ class DraftModel:
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk], known: Callable[[str], Ints]) -> tuple[Drafted, ...]:
-        """Computes the KV of tokens that the draft model lacks and guesses the next ones, for all asks in the same
-        passes. `known` returns a request's known tokens, int32 [num_known]. Returns a `Drafted` for each ask; it has no
-        guesses if the draft model still lacks tokens of the request."""
+        """Compute the KV that the draft model lacks and guess the next tokens, for all asks in the same passes. `known`
+        returns a request's tokens, int32. An ask whose tokens are still lacking gets no guesses."""
         chunks = [self._catch_up(ask, known(ask.request_id)) for ask in asks]
         newest = self._compute(chunks)
         guesses: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
@@ -148,7 +133,7 @@ class DraftModel:
         )
 
     def _give_pages(self, ask: DraftAsk) -> None:
-        """Appends the new pages of a request's ask (`DraftAsk`) to its block table in the draft model, or admits the
+        """Append the new pages of a request's ask (`DraftAsk`) to its block table in the draft model, or admits the
         request with these pages if the draft model does not know it."""
         if ask.request_id in self._held:
             self._batch.add_pages(ask.request_id, ask.new_pages)
@@ -158,9 +143,8 @@ class DraftModel:
         self._held[ask.request_id] = 0
 
     def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
-        """Takes over the request's `known` tokens from the first one that the draft model has not computed or has
-        guessed wrong, at most `ask.most`, and returns the chunk that computes them. The tokens become rows of their
-        own, as proposals do, so that the pass is computed, and replayed from a tape, like a step of decodes."""
+        """Take over the request's `known` tokens, at most `ask.most`, from the first one that was not computed or was
+        guessed wrong, and return the chunk that computes them, in rows of their own like decodes."""
         name, held = ask.request_id, self._batch.known(ask.request_id)[: self._held[ask.request_id]]
         start = _num_alike(held, known)
         end = min(len(known), start + ask.most)
@@ -178,8 +162,8 @@ class DraftModel:
         return ScheduledChunk(request_id, place, 1, (), samples=True)
 
     def _compute(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
-        """Computes chunks with the draft model, and returns the likeliest token after each chunk that samples, by
-        request id."""
+        """Compute chunks with the draft model, and return the likeliest token after each chunk that samples, by request
+        id."""
         batch = self._batch.gather(chunks)
         logits = self._forward(batch.to_device(self._no_tokens)).logits[:, : self._vocab_size]
         tokens = logits.float().numpy().argmax(-1).tolist() if batch.sample_ids else ()
@@ -187,7 +171,7 @@ class DraftModel:
 
 
 def _num_alike(one: Ints, other: Ints) -> int:
-    """Returns the number of leading tokens that two arrays have in common."""
+    """Return the number of leading tokens that two arrays have in common."""
     count = min(len(one), len(other))
     differs = one[:count] != other[:count]
     return int(differs.argmax()) if differs.any() else count
@@ -201,7 +185,7 @@ class LoadedDraft(NamedTuple):
 
 
 def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.device) -> LoadedDraft | None:
-    """Loads the weights of a draft model, and returns them as a decoder with the projections that adapters may change.
+    """Load the weights of a draft model, and return them as a decoder with the projections that adapters may change.
     None means that there is no draft model."""
     if draft is None:
         return None
@@ -218,7 +202,7 @@ def make_draft_model(
     spec: ModelSpec,
     clock: Callable[[], float],
 ) -> DraftModel | NoDraftModel:
-    """Returns the draft model over the pages of `arena`, or a `NoDraftModel` if `draft` is None. `spec` is the shape of
+    """Return the draft model over the pages of `arena`, or a `NoDraftModel` if `draft` is None. `spec` is the shape of
     the large model, whose pages these are. `clock`, in seconds, measures the time of drafting."""
     if draft is None:
         return NoDraftModel()

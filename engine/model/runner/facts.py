@@ -74,9 +74,8 @@ class ModelFacts:
 
     @property
     def proposes(self) -> bool:
-        """Return whether plans may have proposals (speculated tokens): on a CPU only. A GPU plans a step before it
-        knows the tokens of the step before, to which proposals must be appended, and its sampler draws one token for
-        each request."""
+        """Return whether plans may have proposals (speculated tokens): on a CPU only, because a GPU plans a step before
+        it knows the tokens to append them to."""
         return self.device.type == "cpu"
 
     @property

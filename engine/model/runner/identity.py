@@ -37,8 +37,7 @@ def hash_model(config: EngineConfig) -> str:
 
 
 def kv_identity(model_hash: str, dtype: str, shape: PageShape, scaled_for: int, *, fp8_adapters: bool) -> str:
-    """Return a hash (32 hex digits) by which engines may exchange KV pages: two engines have the same one only if equal
-    prefix keys mean equal pages. It covers the model, the shape and dtype of pages, and whether adapters are in FP8.
-    `scaled_for` is the length in tokens for which the scales of KV in FP8 were found."""
+    """Return a hash (32 hex digits) of the model, the shape and dtype of pages, and the rest that equal prefix keys
+    need to mean equal pages. `scaled_for` is the length for which FP8 scales were found."""
     parts = model_hash, dtype, *astuple(shape), scaled_for * shape.fp8_kv, fp8_adapters, sys.byteorder
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -14,9 +14,8 @@ from lora_kernels.select import select_backend
 
 
 def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
-    """Compile the kernels of a CPU, or load them from their cache, before the model is known. A model that is
-    loaded later in this process then finds them compiled. Does nothing for a GPU, whose kernels depend on the model's
-    head size."""
+    """Compile the kernels of a CPU, or load them from their cache, before the model is known. Does nothing for a GPU,
+    whose kernels depend on the model's head size."""
     device = pick_device(config.device)
     if device.type == "cpu":
         dtype = pick_dtype(config.dtype, device)

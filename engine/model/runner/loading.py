@@ -101,13 +101,8 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     ranks: Ranks = ALONE,
 ) -> Loaded:
-    """Load a rank's part of a model and, on a GPU, capture and warm up its steps. Raises ValueError if the folder or
-    the configuration cannot be served.
-
-    Args:
-        clock: returns seconds; measures how much of the duration of steps is spent on drafting.
-        ranks: all that run the model; each needs the same configuration and gets the same plans.
-    """
+    """Load a rank's part of a model and, on a GPU, capture and warm up its steps. `clock` returns seconds. All `ranks`
+    need the same configuration. Raises ValueError if the folder or the configuration cannot be served."""
     progress = on_progress or (lambda *_: None)
     # torch's own default respects affinity and hyperthreads, but not CPU quotas.
     threads = config.threads or min(torch.get_num_threads(), usable_cores())

@@ -25,18 +25,15 @@ OnTokens = Callable[[Sequence[tuple[str, int]]], None]
 
 class ModelRunner:
     """An `Executor` that runs a loaded model on one device. Only `load_host` may be called from threads other than the
-    step loop.
-
-    Attributes:
-        loaded: the model and the parts that compute its steps.
-        overlaps: whether steps are planned while the step before is computed (see `ModelFacts.overlaps`).
-        on_tokens: called when the host learns the tokens of a step.
-    """
+    step loop."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
+        """The model and the parts that compute its steps."""
         self.overlaps = loaded.facts.overlaps
+        """True means that steps are planned while the step before is computed (see `ModelFacts.overlaps`)."""
         self.on_tokens: OnTokens = lambda tokens: None
+        """Called when the host learns the tokens of a step."""
         self._requests = RunningRequests(loaded)
         self._memory = StepMemory(
             loaded.arena, loaded.host_pages, loaded.host_adapters, loaded.fetcher, loaded.draft_model
@@ -52,11 +49,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Launch:
-        """Start to execute a plan, after those submitted before, in the order that `StepPlan` says. A CPU has computed
-        the step when this returns; a GPU computes it later. Then, if the step has requests with grammars, the host
-        waits for the tokens of the steps before while the GPU computes the step's logits. Returns whether the step was
-        late, and the seconds until it reached the device. It is late if the device had run out of work (see `_is_idle`)
-        once the step's graph had been launched or, without a graph, just before its first kernel."""
+        """Start to execute a plan, after those submitted before, in the order that `StepPlan` says. Return whether the
+        step was late, because the device had run out of work, and the seconds until it reached the device."""
+        # A CPU has computed the step when this returns. With grammars, the host waits for the tokens of the steps
+        # before while the GPU computes the logits.
         begun, started = self._clock.mark(), time.perf_counter()
         self._memory.copy_pages(plan)
         self._release(plan.released)
@@ -110,9 +106,8 @@ class ModelRunner:
         self._requests.append(tokens)
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan that was submitted and not collected, and return its result. The result also holds
-        the tokens of requests that were released after the plan was submitted. For a request that cannot go on, the
-        result has the reason in `failed` in place of the token with which it failed."""
+        """Wait for the oldest plan that was not collected, and return its result, with the tokens of requests released
+        meanwhile. `failed` has the reason of each request that cannot go on."""
         step = self._submitted.popleft()
         self._read(step)
         pooled, scored = step.read_outputs()

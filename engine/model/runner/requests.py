@@ -19,15 +19,12 @@ from engine.model.sample.soundness import AnswerEnd, unsound_ends
 
 class RunningRequests:
     """The running requests: their tokens and pages on the host, and the state of each in the sampler, the grammars, the
-    pooler, the scorer and the draft model.
-
-    Attributes:
-        batch: tokens and block tables, from which the rows of steps are gathered.
-    """
+    pooler, the scorer and the draft model."""
 
     def __init__(self, loaded: Loaded) -> None:
         facts = loaded.facts
         self.batch = BatchState(facts.config.max_seqs, facts.max_model_len, facts.config.block_size)
+        """Tokens and block tables, from which the rows of steps are gathered."""
         self._loaded = loaded
         self._sampler, self._grammars = loaded.sampler, loaded.grammars
         self._pooler, self._scorer = loaded.pooler, loaded.scorer
@@ -61,9 +58,9 @@ class RunningRequests:
             self._scorer.add(name, admission.params, admission.tokens[: admission.num_prompt], admission.num_scored)
 
     def read(self, output: StepOutput, batch: HostBatch, catch_up: Callable[[], None], *, share: bool) -> Outputs:
-        """Start to read what a step gives out of its output, while a GPU still computes it: tokens, vectors and prompt
-        logprobs. Only rank 0 samples. `share` means that the next step is launched before the host knows the tokens, so
-        that the other ranks' devices get them here. See `_sample` for `catch_up`."""
+        """Start to read tokens, vectors and prompt logprobs out of a step's output. Only rank 0 samples; `share` means
+        that the other ranks' devices get the tokens here, because the next step is launched before the host knows
+        them."""
         sample: Sample | None = None
         unsampled: tuple[str, ...] = ()
         if batch.sample_ids:
@@ -78,9 +75,8 @@ class RunningRequests:
     def _sample(
         self, logits: Tensor, batch: HostBatch, catch_up: Callable[[], None]
     ) -> tuple[Sample | None, tuple[str, ...]]:
-        """Sample the next token of each request from its row of a step's logits. The masks of grammars depend on the
-        tokens of the steps before: `catch_up` waits for these. Returns the sample (None if no request samples) and the
-        requests whose masks are not there, which do not."""
+        """Sample the next token of each request from its row of logits, after `catch_up` has waited for the tokens that
+        masks need. Return the sample, or None, and the requests whose masks are not there."""
         names: Sequence[str] = batch.sample_ids
         if not self._grammars.bind(names):
             return self._sampler.start(logits, names, None, batch.proposals), ()
@@ -100,7 +96,7 @@ class RunningRequests:
             self.batch.append(request_id, token)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, AnswerEnd]:
-        """Advance grammars by sampled tokens. Returns why requests cannot go on: their logits are unsound, or their
+        """Advance grammars by sampled tokens. Return why requests cannot go on: their logits are unsound, or their
         grammars cannot be followed any further."""
         unsound = unsound_ends(sampled)
         return unsound | self._grammars.advance([token for token in sampled if token.request_id not in unsound])

@@ -47,26 +47,22 @@ TABLE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A configuration in which all sizes are set, and what the engine found out to set them.
-
-    Attributes:
-        config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set, and with no more
-            `max_resident_adapters` than `fit_table` allows.
-        reasons: the reason for each of these settings, by its name; for `max_resident_adapters` only if it was lowered.
-        weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
-        loaded_bytes: bytes of weights in the memory that pages are in: on a CPU those of all ranks, on a GPU those of
-            this rank.
-        draft: the draft model. None means that there is none.
-        reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
-    """
+    """A configuration in which all sizes are set, and what the engine found out to set them."""
 
     config: EngineConfig
+    """The configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set, and with no more
+    `max_resident_adapters` than `fit_table` allows."""
     reasons: dict[str, str]
+    """The reason for each of these settings, by its name; for `max_resident_adapters` only if it was lowered."""
     weight_bytes: int = 0
     draft_bytes: int = 0
+    """`weight_bytes` and `draft_bytes`: bytes of the weights of the model and of the draft model in memory."""
     loaded_bytes: int = 0
+    """Bytes of weights in the memory that pages are in: on a CPU those of all ranks, on a GPU those of this rank."""
     draft: DraftFolder | None = None
+    """The draft model. None means that there is none."""
     reserved: int = 0
+    """Bytes of a GPU's memory, besides weights and pages, that steps are expected to need."""
 
     def tell(self) -> None:
         """Log each of the sizes that the engine has set, with its reason."""
@@ -77,9 +73,8 @@ class Sized:
 def fill_sizes(
     config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
 ) -> Sized:
-    """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
-    or a GPU has too little memory; the message says what to do. `config` and the sizes are those of one rank, which has
-    `shard` (see `EngineConfig.of_rank`); `spec` is the whole model's."""
+    """Return the configuration of one rank with all sizes. `spec` is the whole model's, `shard` the rank's part. Raises
+    ValueError, which says what to do, if the device cannot serve it."""
     asked, draft = config.max_resident_adapters, find_draft(config, spec, device)
     config = fit_table(config, spec, draft.spec) if draft else fit_table(config, spec)
     sized = _fill_sizes(config, spec, device, dtype, shard, draft)
@@ -121,21 +116,20 @@ def _fill_sizes(
 
 
 def _has_quantised_experts(spec: ModelSpec, bits: Bits, dtype: torch.dtype) -> bool:
-    """Returns whether a GPU keeps experts quantised, for whose routing the host waits, so that no step is captured."""
+    """Return whether a GPU keeps experts quantised, for whose routing the host waits, so that no step is captured."""
     return any(EXPERTS.search(name) and bits(name) < 8 * dtype.itemsize for name in parameter_shapes(spec))
 
 
 def warn_of_dequantised(weights: str, weight_bytes: int, dtype: torch.dtype) -> None:
-    """Logs a warning with the memory that the weights take, if their format, named `weights` (see `name_weights`), is
+    """Log a warning with the memory that the weights take, if their format, named `weights` (see `name_weights`), is
     MXFP4. No kernel multiplies that format, so that the weights are dequantised."""
     if MXFP4 in weights:
         log.warning("weights are dequantised", format=weights, dtype=str(dtype), gib=round(weight_bytes / GIB, 2))
 
 
 def fit_table(config: EngineConfig, *specs: ModelSpec) -> EngineConfig:
-    """Returns the configuration with `max_resident_adapters` lowered, if need be, so far that the tables of all models
-    of an engine, the draft model's among them, fit into TABLE_BYTES. A table of 1,024 adapters, the default, would take
-    2.5 GB with 48 layers of 128 experts."""
+    """Return the configuration with `max_resident_adapters` low enough that the tables of all models fit into
+    TABLE_BYTES: by default, 2.5 GB with 48 layers of 128 experts."""
     of_adapter = sum(spec.layers * len(target_names(spec)) for spec in specs) * TARGET_BYTES
     return replace(config, max_resident_adapters=min(config.max_resident_adapters, max(1, TABLE_BYTES // of_adapter)))
 
@@ -173,7 +167,7 @@ def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
 
 
 def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Bits:
-    """Returns a function that says how many bits each weight of a parameter takes in the device's memory. Raises
+    """Return a function that says how many bits each weight of a parameter takes in the device's memory. Raises
     ValueError if a GGUF file is damaged, or FP8 is configured and the device has no products of FP8."""
     if config.weights == "fp8" and not multiplies_fp8(device, dtype):
         raise ValueError(
@@ -192,7 +186,7 @@ def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, 
 
 
 def _dense_bits(name: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, is_bf16: bool) -> int:
-    """Returns the bits that each weight of a parameter takes in memory if it is not quantised, in the layout that
+    """Return the bits that each weight of a parameter takes in memory if it is not quantised, in the layout that
     linears make of it. With tied embeddings, the embedding also counts the copy that the head makes."""
     if EXPERTS.search(name):
         return grouped_bits(device, dtype, is_bf16=is_bf16)
@@ -205,13 +199,13 @@ def _dense_bits(name: str, spec: ModelSpec, device: torch.device, dtype: torch.d
 
 
 def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:
-    """Returns how many weights a rank has. `spec` is the whole model's."""
+    """Return how many weights a rank has. `spec` is the whole model's."""
     return sum(map(prod, shard.shapes(spec).values()))
 
 
 def multiplied_share(spec: ModelSpec, shard: Shard = WHOLE) -> float:
-    """Returns the share of a rank's weights by which one row is multiplied: those of the experts that are chosen for
-    it, and all that are not experts'. `spec` is the whole model's."""
+    """Return the share of a rank's weights by which one row is multiplied: those of the experts that are chosen for it,
+    and all that are not experts'. `spec` is the whole model's."""
     if spec.chosen_experts == 1:
         return 1.0
     of_experts = sum(prod(shape) for name, shape in shard.shapes(spec).items() if ".mlp.experts." in name)
@@ -219,13 +213,13 @@ def multiplied_share(spec: ModelSpec, shard: Shard = WHOLE) -> float:
 
 
 def count_weight_bytes(spec: ModelSpec, bits: Bits, shard: Shard = WHOLE) -> int:
-    """Returns the bytes of all weights in a rank's memory, of which each takes the `bits` of its parameter. `spec` is
+    """Return the bytes of all weights in a rank's memory, of which each takes the `bits` of its parameter. `spec` is
     the whole model's."""
     return int(sum(prod(shape) * bits(name) for name, shape in shard.shapes(spec).items()) / 8)
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured for a CPU or fp32."""
+    """Return whether adapters are stored in FP8. Raises ValueError if that is configured for a CPU or fp32."""
     if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
         raise ValueError(
             f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
@@ -234,7 +228,7 @@ def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether KV is stored in FP8. Raises ValueError if that is configured, and the device is no GPU of compute
+    """Return whether KV is stored in FP8. Raises ValueError if that is configured, and the device is no GPU of compute
     capability 8.9 or later, or `dtype` is not of 16 bits."""
     if config.kv_dtype == "auto":
         return False
@@ -256,8 +250,8 @@ def count_page_bytes(
 
 
 def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """Return the bytes that a LoRA adapter of rank 1 on all projections takes in the page pool of one process of the
-    engine, on the pipeline stage where it takes most. An adapter of rank r takes r times as many."""
+    """Return the bytes that a LoRA adapter of rank 1 on all projections takes in the page pool of one process, on the
+    stage where it takes most."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
     names, widths = target_names(spec), shard_adapters(shard, spec).widths(target_widths(spec)).sum(axis=1)
     layers = [
@@ -269,15 +263,14 @@ def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.d
 
 
 def read_served_spec(config: EngineConfig) -> ModelSpec:
-    """Reads the shape of the configured model from its folder, with the rotary embeddings for the length of sequences
-    that is served. Raises ValueError if the folder cannot be served, or sequences are to be longer than the model was
-    made for."""
+    """Read the shape of the configured model from its folder, with rotary embeddings for the served length. Raises
+    ValueError if it cannot be served, or sequences are longer than the model was made for."""
     spec = read_spec(Path(config.model))
     return spec.served(max_model_len(config, spec))
 
 
 def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
-    """Returns the maximum length of a sequence in tokens. Raises ValueError if the configured one is beyond what the
+    """Return the maximum length of a sequence in tokens. Raises ValueError if the configured one is beyond what the
     model was made for."""
     if config.max_model_len > spec.max_position:
         raise ValueError(f"engine.max_model_len is {config.max_model_len}, the model was made for {spec.max_position}")

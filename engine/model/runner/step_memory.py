@@ -66,9 +66,8 @@ class StepMemory:
         return PageUses(copies, (_forked(plan), batch.block_tables, *adapters))
 
     def _load(self, plan: StepPlan, uses: Iterable[PageUses]) -> None:
-        """Start to copy the adapters that a plan loads into their pages. Pages that submitted steps, or the plan's own
-        saves and forks, may still use are copied after the kernels launched so far, all others at once. Steps whose
-        results have been collected use no pages any more."""
+        """Start to copy the adapters that a plan loads into their pages. Those that submitted steps, or the plan's own
+        saves and forks, may still use are copied after the kernels launched so far."""
         own = PageUses(plan.saves, (_forked(plan),))
         used = used_pages([*uses, own], len(self._arena.pages))
         for load in plan.loads:

@@ -24,14 +24,13 @@ class WorkClock(Protocol):
     """Protocol of a clock that measures a device's work by marks, which the device passes in the order of its work."""
 
     def mark(self) -> Mark:
-        """Records and returns a mark (on a GPU an event) that the device passes once all work enqueued so far is
-        done."""
+        """Record and return a mark (on a GPU an event) that the device passes once all work enqueued so far is done."""
 
     def has_passed(self, mark: Mark) -> bool:
-        """Returns, without waiting, whether the device has passed the mark."""
+        """Return, without waiting, whether the device has passed the mark."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Waits until the device has passed `last`. Returns the seconds between the two marks."""
+        """Wait until the device has passed `last`. Return the seconds between the two marks."""
 
 
 class HostClock:
@@ -84,28 +83,25 @@ class Outputs(NamedTuple):
 
 @dataclass(slots=True)
 class SubmittedStep:
-    """A step that was submitted to a device and is not collected yet.
-
-    Attributes:
-        begun, ended: marks before and after the step's work.
-        uses: the pages that the step's work reads or writes.
-        launched: whether the step was launched kernel by kernel.
-        drafts: what the draft model is asked for once the tokens have been read.
-        released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
-            another request may have the id by now.
-        tokens: the sampled tokens, once they have been read (`is_read`).
-        failed: the requests that cannot go on (see `StepResult.failed`), once their tokens have been read.
-    """
+    """A step that was submitted to a device and is not collected yet."""
 
     outputs: Outputs
     begun: Mark
     ended: Mark
+    """`begun` and `ended`: marks before and after the step's work."""
     uses: PageUses
+    """The pages that the step's work reads or writes."""
     launched: bool = False
+    """True means that the step was launched kernel by kernel."""
     drafts: tuple[DraftAsk, ...] = ()
+    """What the draft model is asked for once the tokens have been read."""
     released: set[str] = field(default_factory=set)
+    """Ids of requests released after the step was submitted. A token for such an id must be dropped, because another
+    request may have the id by now."""
     tokens: tuple[SampledToken, ...] = ()
+    """The sampled tokens, once they have been read (`is_read`)."""
     failed: dict[str, AnswerEnd] = field(default_factory=dict)
+    """The requests that cannot go on (see `StepResult.failed`), once their tokens have been read."""
     is_read: bool = False
 
     def goes_on(self, request_id: str) -> bool:

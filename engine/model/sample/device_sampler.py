@@ -1,9 +1,5 @@
-"""The sampler for a GPU: sampling parameters, counters and sampled tokens all stay on the device.
-
-A request's parameters are uploaded once, when the request is added. From then on kernels read them, update the
-request's token counts and position, and write its last token where the next step reads it, and in pinned host memory,
-which the host reads later. Uploads and kernels go to one stream, whose order makes it safe to reuse a slot.
-"""
+"""The sampler for a GPU: sampling parameters, counters and sampled tokens stay on the device, where kernels update
+them. One stream makes it safe to reuse slots; the host reads tokens later from pinned memory."""
 
 from __future__ import annotations
 
@@ -44,18 +40,8 @@ EVERY_TOKEN = -1
 
 
 class RowUploads:
-    """Uploads the sampler slots and grammar masks of a step's sampled rows, in one copy to a block at a fixed address:
-
-        slots | lines | masks
-
-    A row's line is the index of its mask. The masks come last, with room for one in every row; a step fills and uploads
-    only those that it has. There is one block on the device, and two on the host: one is filled while the other is
-    copied. They are pinned if the device is a GPU, and no memory is allocated after construction.
-
-    Args:
-        max_rows: largest number of rows that are sampled in one step.
-        vocab_size: tokens of a row.
-    """
+    """Uploads the sampler slots, mask lines and grammar masks of up to `max_rows` sampled rows in one copy to a block
+    at a fixed address. Of two blocks on the host, one is filled while the other is copied."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._room, self._words = -(-max_rows // ALIGN) * ALIGN, num_words(vocab_size)
@@ -64,7 +50,7 @@ class RowUploads:
         self._hosts = cycle((HostBlock(size, device), HostBlock(size, device)))
 
     def upload(self, slots: npt.NDArray[np.int32], masks: TokenMasks | None) -> SampledRows:
-        """Starts to copy the rows' slots (int32 [num_rows]) and masks (None: every row allows every token). Does not
+        """Start to copy the rows' slots (int32 [num_rows]) and masks (None: every row allows every token). Does not
         wait for a GPU, on which the result is valid for kernels that are launched before the next upload."""
         rows, room, host = len(slots), self._room, next(self._hosts)
         host.wait()
@@ -83,21 +69,18 @@ class RowUploads:
 
 @dataclass(frozen=True, slots=True)
 class HostLogprobs:
-    """Logprobs of a step's sampled tokens that are being copied to the host.
-
-    Attributes:
-        packed: int32 [num_wanted, 1 + 2 * width]. See `triton_logprobs.logprobs`.
-        rows: row of the logits for each row of `packed`.
-        widths: number of likeliest tokens that each row's request asked for.
-    """
+    """Logprobs of a step's sampled tokens that are being copied to the host."""
 
     packed: Tensor
+    """int32 [num_wanted, 1 + 2 * width]. See `triton_logprobs.logprobs`."""
     rows: tuple[int, ...]
+    """Row of the logits for each row of `packed`."""
     widths: tuple[int, ...]
+    """Number of likeliest tokens that each row's request asked for."""
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """Returns logprobs of the chosen and of the likeliest tokens, by row of the logits. The copy to the host must
-        be complete."""
+        """Return logprobs of the chosen and of the likeliest tokens, by row of the logits. The copy to the host must be
+        complete."""
         ints = self.packed.numpy()
         floats, width = ints.view(np.float32), (ints.shape[1] - 1) // 2
         found = {}
@@ -110,26 +93,23 @@ class HostLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """The tokens of one step. Kernels of the same stream may read `ids` at once; the host has the tokens later.
-
-    Attributes:
-        ids: int64 [len(request_ids)], on the device.
-        ready: event after the kernels, which also store to host memory, and after the copy of logprobs. None means that
-            there is nothing to wait for.
-        host_ids: the same tokens in host memory, in unsound rows as -1 minus the token (see `sample`).
-        host_logprobs: None means that no request wants logprobs.
-        results: the block with `host_ids` and `host_logprobs`, which later steps use again.
-    """
+    """The tokens of one step. Kernels of the same stream may read `ids` at once; the host has the tokens later."""
 
     ids: Tensor
+    """int64 [len(request_ids)], on the device."""
     ready: torch.cuda.Event | None
+    """Event after the kernels, which also store to host memory, and after the copy of logprobs. None means that there
+    is nothing to wait for."""
     request_ids: tuple[str, ...]
     host_ids: Tensor
+    """The same tokens in host memory, in unsound rows as -1 minus the token (see `sample`)."""
     host_logprobs: HostLogprobs | None
+    """None means that no request wants logprobs."""
     results: StepResults
+    """The block with `host_ids` and `host_logprobs`, which later steps use again."""
 
     def to_host(self) -> list[SampledToken]:
-        """Waits until host memory has the tokens. Returns one token for each of `request_ids`, with its logprobs if
+        """Wait until host memory has the tokens. Return one token for each of `request_ids`, with its logprobs if
         requested. Raises RuntimeError if later steps have overwritten them."""
         if self.ready is not None:
             self.ready.synchronize()
@@ -154,12 +134,7 @@ class _SamplerEntry:
 
 class DeviceSampler:
     """A `SlotSampler` for CUDA tensors, and under Triton's interpreter also for CPU tensors. Raises ValueError if the
-    vocabulary is too large for the kernels, whose block sizes are `tiles`.
-
-    Attributes:
-        eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.
-        last_tokens: int64 [max_seqs], at a fixed address. The last sampled token of each slot.
-    """
+    vocabulary is too large for the kernels, whose block sizes are `tiles`."""
 
     def __init__(
         self,
@@ -174,7 +149,9 @@ class DeviceSampler:
         self.vocab_size = vocab_size
         self.device = device
         self.eos_token_ids = eos_token_ids
+        """Tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens."""
         self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64, device=device)
+        """int64 [max_seqs], at a fixed address. The last sampled token of each slot."""
         self._rows = RowUploads(max_seqs, vocab_size, device)
         self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
         self._tiles = tiles or SamplingTiles()
@@ -183,9 +160,9 @@ class DeviceSampler:
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request, or resumes it: takes a free slot and uploads the parameters and, for penalties, the token
-        counts. The first `num_prompt` of `tokens` are the prompt, the others were generated. Raises ValueError if no
-        slot is free."""
+        """Add a request, or resume it: take a free slot and upload the parameters and, for penalties, the token counts.
+        The first `num_prompt` of `tokens` are the prompt, the others were generated. Raises ValueError if no slot is
+        free."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
         stops, (bias_ids, bias) = (
@@ -218,12 +195,12 @@ class DeviceSampler:
         self._entries[request_id] = _SamplerEntry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's sampling state and frees its slot. Raises KeyError if the request is not known."""
+        """Drop a request's sampling state and free its slot. Raises KeyError if the request is not known."""
         self._free.append(self._entries.pop(request_id).slot)
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
-        its slot from `add` to `remove`."""
+        """Return each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps its
+        slot from `add` to `remove`."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(
@@ -233,13 +210,12 @@ class DeviceSampler:
         masks: TokenMasks | None = None,
         proposals: Proposals = NO_PROPOSALS,
     ) -> DeviceSample:
-        """Starts to choose the next token of each request, to add it to the request's history on the device, and to
-        store it and the logprobs that requests want in host memory. Does not wait for any of it. Raises KeyError if a
-        request is not known, and ValueError if there are proposals.
+        """Start to choose the next token of each request, to add it to its history on the device, and to store it and
+        logprobs in host memory. Raises KeyError for an unknown request, ValueError for proposals.
 
         Args:
-            logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
-            masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
+            logits: [len(request_ids), vocab_size]; not changed.
+            masks: None means that all tokens are allowed. Logprobs ignore masks.
         """
         if proposals:
             raise ValueError(f"the sampler of a GPU draws one token for a request, and {len(proposals)} have proposals")
@@ -272,7 +248,7 @@ class DeviceSampler:
         return HostLogprobs(results.download(packed), rows, widths)
 
     def _upload_seen(self, tokens: Sequence[int], num_prompt: int) -> Tensor:
-        """Returns a request's token counts on the device, int32 [vocab_size]: for each of `tokens`, 1 plus twice the
+        """Return a request's token counts on the device, int32 [vocab_size]: for each of `tokens`, 1 plus twice the
         number of times it was generated; 0 for all other tokens."""
         known = TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:])
         seen = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)

@@ -1,8 +1,5 @@
-"""Draws tokens: reproducible uniform numbers, a total order of tokens, and filters that keep a prefix of that order.
-
-Tokens are ordered by (score, descending; id, ascending). The tokens that top-k, top-p and min-p keep are a prefix of
-that order, so ties never make an outcome depend on a sorting algorithm, a device or the other rows of a batch.
-"""
+"""Draws tokens: reproducible uniform numbers, and filters that keep a prefix of the order (score, descending; id,
+ascending), so that ties never make an outcome depend on a device or the batch."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Filters:
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Returns the uniform number in [0, 1) that decides the draw of each (seed, position), elementwise: SplitMix64's
+    """Return the uniform number in [0, 1) that decides the draw of each (seed, position), elementwise: SplitMix64's
     output function, applied to both."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(_mix(seeds + step) + (positions + np.uint64(1)) * step)
@@ -53,7 +50,7 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
-    """Draws one token of each row (int64 [n]) from those of softmax(scores) that the filters keep, see
+    """Draw one token of each row (int64 [n]) from those of softmax(scores) that the filters keep, see
     `numba_sampling.draw`. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1)."""
     scores = scores.contiguous()
     try:
@@ -64,7 +61,7 @@ def draw(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
 
 
 def draw_sorted(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
-    """Draws what `draw` draws, by sorting each row."""
+    """Draw what `draw` draws, by sorting each row."""
     vocab = scores.shape[1]
     filtered = (filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)
     ids = torch.where(filtered, ranked(scores, vocab), torch.arange(vocab))
@@ -76,7 +73,7 @@ def draw_sorted(scores: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
 
 
 def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters) -> Tensor:
-    """Returns how many of the likeliest tokens the filters keep, int64 [n, 1], at least 1. `probs` and `cumulative`,
+    """Return how many of the likeliest tokens the filters keep, int64 [n, 1], at least 1. `probs` and `cumulative`,
     float64 [n, vocab], are the tokens' probabilities in order, and their cumulative sums."""
     vocab = probs.shape[1]
     top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
@@ -88,13 +85,10 @@ def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters) -> Tensor:
 
 
 def ranked(scores: Tensor, width: int) -> Tensor:
-    """Returns the ids (int64 [n, width]) of the first `width` tokens of each row of `scores` (fp32 [n, vocab]), ordered
-    by (score, descending; id, ascending).
-
-    Blocks are ordered by (highest score, descending; index, ascending). The first `width` tokens all lie in the first
-    `width` blocks, because every block that precedes a token's own holds a token that precedes it. So only few tokens
-    are examined.
-    """
+    """Return the ids (int64 [n, width]) of the first `width` tokens of each row of `scores` (fp32 [n, vocab]), ordered
+    by (score, descending; id, ascending)."""
+    # They lie in the first `width` blocks by (highest score, index): every block before a token's own holds a token
+    # before it.
     rows, vocab = scores.shape
     if 2 * max(width, 1) * BLOCK >= vocab:
         return _ordered(scores, torch.arange(vocab, device=scores.device).expand(rows, -1), width)
@@ -107,9 +101,9 @@ def ranked(scores: Tensor, width: int) -> Tensor:
 
 
 def _ordered(scores: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns the first `width` of `ids` (int64 [n, m]) by (score, descending; id, ascending), where `scores` is fp32
-    [n, m]. Sorts one integer made of both per token: the bits of an fp32 number, read as an integer, order like the
-    number once the bits below the sign are flipped for negative numbers."""
+    """Return the first `width` of `ids` (int64 [n, m]) by (score, descending; id, ascending), where `scores` is fp32
+    [n, m]."""
+    # An fp32's bits, read as an integer, order like the number once those below the sign are flipped for negative ones.
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF
     keys = (bits.long() << 32) - ids

@@ -17,18 +17,15 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The allowed tokens of some rows of logits.
-
-    Attributes:
-        rows: rows of the logits that are masked, ascending. In the other rows every token is allowed.
-        words: int32 [len(rows), ceil(vocab / 32)]. Bit t % 32 of word t // 32 says whether token t is allowed.
-    """
+    """The allowed tokens of some rows of logits."""
 
     rows: tuple[int, ...]
+    """Rows of the logits that are masked, ascending. In the other rows every token is allowed."""
     words: npt.NDArray[np.int32]
+    """int32 [len(rows), ceil(vocab / 32)]. Bit t % 32 of word t // 32 says whether token t is allowed."""
 
     def apply(self, scores: Tensor, places: Sequence[int]) -> None:
-        """Sets the scores of forbidden tokens to minus infinity, in place, so that no other edit can allow them again.
+        """Set the scores of forbidden tokens to minus infinity, in place, so that no other edit can allow them again.
         `scores` is [num_rows, vocab], of any floating dtype; `places` gives the row of `scores` for each of `rows`."""
         device = scores.device
         words = upload(self.words, device)
@@ -39,12 +36,12 @@ class TokenMasks:
 
 
 def num_words(vocab_size: int) -> int:
-    """Returns the number of int32 words of a mask over `vocab_size` tokens, one bit for each."""
+    """Return the number of int32 words of a mask over `vocab_size` tokens, one bit for each."""
     return -(-vocab_size // WORD_BITS)
 
 
 def pack_bits(token_ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int32]:
-    """Returns a bit mask, int32 [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 is set for each token t of
+    """Return a bit mask, int32 [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 is set for each token t of
     `token_ids`."""
     bits = np.zeros(num_words(vocab_size) * WORD_BITS, dtype=np.uint8)
     bits[token_ids] = 1

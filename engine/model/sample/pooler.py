@@ -1,8 +1,5 @@
-"""Pools hidden states into vectors: after a step has computed the residual stream of its rows, outside captured steps.
-
-Only the rows that a vector needs are normalised, and all arithmetic after the norm is in fp32. A mean over a prompt of
-several chunks keeps its sum on the device between the steps.
-"""
+"""Pools hidden states into vectors, in fp32 after the norm, once a step has computed its residual stream. A mean over
+several chunks keeps its sum on the device between the steps."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Vectors:
     results: StepResults
 
     def read(self) -> dict[str, PooledVector | None]:
-        """Returns the step's embedding vectors by request id; None for one with NaN or infinite elements. The device
+        """Return the step's embedding vectors by request id; None for one with NaN or infinite elements. The device
         must have finished the step."""
         self.results.check()
         rows = zip(self.request_ids, self.host.numpy(), self.dimensions, strict=True)
@@ -71,17 +68,17 @@ class Pooler:
         self._results = ResultBlocks(max_seqs * hidden_size * torch.float32.itemsize, device)
 
     def add(self, request_id: str, pooling: Pooling, num_tokens: int) -> None:
-        """Adds a request for an embedding vector with the length of its prompt in tokens, or begins it anew after a
+        """Add a request for an embedding vector with the length of its prompt in tokens, or begin it anew after a
         preemption."""
         self._entries[request_id] = _PoolerEntry(pooling, num_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's pooling state. Does nothing for a request that asks for no vector."""
+        """Drop a request's pooling state. Does nothing for a request that asks for no vector."""
         self._entries.pop(request_id, None)
         self._sums.pop(request_id, None)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Pools a row of zeros once for each kind of pooling, so that no kernel is loaded while requests wait."""
+        """Pool a row of zeros once for each kind of pooling, so that no kernel is loaded while requests wait."""
         row = torch.zeros(1, self._hidden_size, dtype=dtype, device=self._device)
         for kind in PoolingKind:
             self.add(kind.value, Pooling(kind), 1)
@@ -89,13 +86,8 @@ class Pooler:
             self.remove(kind.value)
 
     def start(self, residual: Tensor, chunks: Sequence[PooledChunk]) -> Vectors | None:
-        """Pools a step's chunks: for a mean, adds the hidden states of all rows to the request's sum; otherwise takes
-        the hidden state of the prompt's last row. Starts to copy the vectors of requests whose prompts are complete to
-        the host. Does not wait for a GPU. None means that no vector is complete.
-
-        Args:
-            residual: [num_rows, hidden_size], the residual stream before the final norm; not changed.
-        """
+        """Pool a step's chunks from `residual` [num_rows, hidden_size], the stream before the final norm, and start to
+        copy the vectors of complete prompts to the host. None means that no vector is complete."""
         spans = [(chunk, first) for chunk in chunks if (first := self._first_row(chunk)) < chunk.end]
         if not spans:
             return None
@@ -107,14 +99,14 @@ class Pooler:
         return self._finish(done, sums[: len(done)]) if done else None
 
     def _first_row(self, chunk: PooledChunk) -> int:
-        """Returns the first row of a chunk whose hidden state the request's vector needs: all rows for a mean, else
-        only the prompt's last row. `chunk.end` means that none is needed."""
+        """Return the first row of a chunk whose hidden state the request's vector needs: all rows for a mean, else only
+        the prompt's last row. `chunk.end` means that none is needed."""
         if self._entries[chunk.request_id].pooling.kind is PoolingKind.MEAN:
             return chunk.first
         return chunk.end - chunk.is_last
 
     def _summed(self, residual: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Returns the sum of the hidden states in each span of rows (from `first` to before `end`), fp32 [len(spans),
+        """Return the sum of the hidden states in each span of rows (from `first` to before `end`), fp32 [len(spans),
         hidden_size]."""
         rows = np.concatenate([np.arange(first, end) for first, end in spans])
         lengths = np.array([end - first for first, end in spans])
@@ -124,8 +116,8 @@ class Pooler:
         return torch.segment_reduce(hidden, "sum", lengths=numbers[len(rows) :], unsafe=True)
 
     def _carry(self, chunk: PooledChunk, row: Tensor) -> None:
-        """Continues a mean over several chunks: adds the sum of the request's earlier chunks to `row`, which has the
-        sum of this chunk, in place, and keeps the result for the next chunk unless this one is the last."""
+        """Continue a mean over several chunks: add the sum of the request's earlier chunks to `row`, which has the sum
+        of this chunk, in place, and keep the result for the next chunk unless this one is the last."""
         before = self._sums.pop(chunk.request_id, None)
         if before is not None:
             row += before

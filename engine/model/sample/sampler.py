@@ -1,11 +1,5 @@
-"""Samples the next tokens from logits: penalties, filters and draws cost time only in rows that ask for them.
-
-The order of operations is that of vLLM's sampler: tokens that a grammar forbids, ban of stop tokens below `min_tokens`,
-logit bias, penalties, then either argmax or temperature, min-p, top-k, top-p and a draw (see sample/draws.py).
-
-A draw looks up one uniform number, an integer hash of (seed, position) alone, in the cumulative distribution of the
-tokens that are left. Given the same logits, a preempted, resumed or batched sequence repeats itself exactly.
-"""
+"""Samples the next tokens from logits in the order of vLLM's sampler: grammar, `min_tokens`, logit bias, penalties,
+then argmax or temperature, min-p, top-k, top-p and a draw."""
 
 from __future__ import annotations
 
@@ -26,6 +20,9 @@ from engine.core.plan.proposals import verified
 from engine.model.sample.draws import Filters, draw, ranked, uniforms
 from engine.model.sample.masks import TokenMasks
 from engine.model.sample.soundness import sound_rows
+
+# A draw looks up one uniform number, a hash of (seed, position) alone: given the same logits, a preempted, resumed or
+# batched sequence repeats itself exactly.
 
 GREEDY_BELOW = 1e-5
 """Requests with a temperature below this are greedy, because dividing by it would overflow."""
@@ -99,21 +96,18 @@ class _SamplerRow:
 
 @dataclass(slots=True)
 class Sampler:
-    """Samples at once: turns a step's logits into tokens on the host. Keeps the histories of its requests.
-
-    Attributes:
-        vocab_size: columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored.
-        device: device of the logits.
-        eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.
-    """
+    """Samples at once: turns a step's logits into tokens on the host. Keeps the histories of its requests."""
 
     vocab_size: int
+    """Columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored."""
     device: torch.device
+    """Device of the logits."""
     eos_token_ids: tuple[int, ...] = ()
+    """Tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens."""
     _rows: dict[str, _SamplerRow] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request to the sampler, or resumes it after a preemption. `tokens` are its known tokens, the
+        """Add a request to the sampler, or resume it after a preemption. `tokens` are its known tokens, the
         `num_prompt` of its prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _SamplerRow(
@@ -127,7 +121,7 @@ class Sampler:
         )
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's history. Raises KeyError if the request is not known."""
+        """Drop a request's history. Raises KeyError if the request is not known."""
         del self._rows[request_id]
 
     def sample(
@@ -137,14 +131,14 @@ class Sampler:
         masks: TokenMasks | None = None,
         proposals: Proposals = NO_PROPOSALS,
     ) -> list[SampledToken]:
-        """Chooses the next tokens of each request and adds them to the request's history. Returns the tokens, with
-        logprobs of the unchanged logits where requested.
+        """Choose the next tokens of each request, add them to its history, and return them, with logprobs of the
+        unchanged logits where requested.
 
         Args:
-            logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
-            masks: the tokens allowed in rows. None means that all are allowed.
-            proposals: request id -> the tokens that its rows after the first were computed for, if it has several rows.
-                Tokens are chosen up to the first that differs from its proposal. Such a request has no penalties.
+            logits: [len(request_ids), vocab_size]; not changed.
+            masks: None means that all tokens are allowed.
+            proposals: request id -> the tokens that its further rows were computed for. Tokens are chosen up to the
+                first that differs. Such a request has no penalties.
         """
         rows = list(self._follow(request_ids)) if proposals else [self._rows[name] for name in request_ids]
         tokens = self._choose(logits, rows, masks)
@@ -158,7 +152,7 @@ class Sampler:
         return sampled
 
     def _follow(self, request_ids: Sequence[str]) -> Iterator[_SamplerRow]:
-        """Yields, for each row, the state that its request will have once the tokens of the request's earlier rows are
+        """Yield, for each row, the state that its request will have once the tokens of the request's earlier rows are
         appended: a request with proposals has several rows, each for the next position."""
         before: Counter[str] = Counter()
         for request_id in request_ids:
@@ -167,7 +161,7 @@ class Sampler:
             before[request_id] += 1
 
     def _choose(self, logits: Tensor, rows: list[_SamplerRow], masks: TokenMasks | None) -> Int64Array:
-        """Returns the next token of each row of logits, int64 [n]. Greedy rows that no penalty, bias, ban or mask edits
+        """Return the next token of each row of logits, int64 [n]. Greedy rows that no penalty, bias, ban or mask edits
         need only an argmax of the unchanged logits."""
         tokens = np.empty(len(rows), dtype=np.int64)
         masked = set(masks.rows) if masks else ()
@@ -182,8 +176,8 @@ class Sampler:
 
 
 def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
-    """Returns the next tokens (int64) of rows whose logits are edited (bans, biases, penalties, masks) or that are
-    drawn at random. Changes `scores` (fp32 [len(rows), vocab_size]) in place."""
+    """Return the next tokens (int64) of rows whose logits are edited (bans, biases, penalties, masks) or that are drawn
+    at random. Changes `scores` (fp32 [len(rows), vocab_size]) in place."""
     _ban(scores, rows)
     _add_bias(scores, rows)
     _penalise(scores, rows)
@@ -196,8 +190,8 @@ def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
 
 
 def _draw(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
-    """Draws the next token of each row with its request's filters, int64 [n]. Divides `scores` (fp32 [n, vocab_size])
-    by the temperatures in place."""
+    """Draw the next token of each row with its request's filters, int64 [n]. Divides `scores` (fp32 [n, vocab_size]) by
+    the temperatures in place."""
     seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
     positions = np.array([[row.position] for row in rows], dtype=np.uint64)
     uniform = _upload(uniforms(seeds, positions), scores)
@@ -206,8 +200,8 @@ def _draw(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
 
 
 def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) -> list[TokenLogprobs | None]:
-    """Returns logprobs, from the model's unchanged logits, of each row's chosen token and of the `wanted[row]`
-    likeliest ones; None where `wanted` is None."""
+    """Return logprobs, from the model's unchanged logits, of each row's chosen token and of the `wanted[row]` likeliest
+    ones; None where `wanted` is None."""
     results: list[TokenLogprobs | None] = [None] * len(wanted)
     rows = [i for i, number in enumerate(wanted) if number is not None]
     if not rows:
@@ -235,7 +229,7 @@ def _add_bias(scores: Tensor, rows: list[_SamplerRow]) -> None:
 
 
 def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
-    """Applies the repetition penalty to every known token, then frequency and presence penalties to generated ones, in
+    """Apply the repetition penalty to every known token, then frequency and presence penalties to generated ones, in
     place."""
     pairs = [(i, row.seen, row.params) for i, row in enumerate(rows) if row.seen]
     if not pairs:
@@ -251,7 +245,7 @@ def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
 
 
 def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the row and column indices into scores of all (row, token ids) pairs, concatenated, on the device of
+    """Return the row and column indices into scores of all (row, token ids) pairs, concatenated, on the device of
     `like`."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     both = _upload(np.stack([rows, np.concatenate([ids for _, ids in tokens])]), like)
@@ -259,7 +253,7 @@ def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor
 
 
 def _argmax(scores: Tensor) -> Int64Array:
-    """Returns each row's best token (int64), the lowest id if equal. NumPy's argmax is several times faster than
+    """Return each row's best token (int64), the lowest id if equal. NumPy's argmax is several times faster than
     torch's."""
     if scores.device.type == "cpu":
         return scores.float().numpy().argmax(-1)
@@ -267,7 +261,7 @@ def _argmax(scores: Tensor) -> Int64Array:
 
 
 def _take(scores: Tensor, rows: list[int]) -> Tensor:
-    """Returns the given rows of `scores`, whose numbers are ascending. Does not copy if they are all rows."""
+    """Return the given rows of `scores`, whose numbers are ascending. Does not copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 
@@ -276,14 +270,14 @@ def _upload(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
 
 
 def stops_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> Int64Array:
-    """Returns the ids that must not be sampled before `min_tokens` tokens: all of `eos_token_ids`, even with
+    """Return the ids that must not be sampled before `min_tokens` tokens: all of `eos_token_ids`, even with
     `ignore_eos`, and the request's stop tokens. They are sorted int64, without ids outside the vocabulary."""
     stops = {token for token in (*eos_token_ids, *params.stop_token_ids) if 0 <= token < vocab_size}
     return np.array(sorted(stops), dtype=np.int64)
 
 
 def bias_of(params: SamplingParams, vocab_size: int) -> tuple[Int64Array, npt.NDArray[np.float32]]:
-    """Returns the ids of biased tokens (int64) and the values added to their logits (fp32), without tokens beyond the
+    """Return the ids of biased tokens (int64) and the values added to their logits (fp32), without tokens beyond the
     vocabulary."""
     bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
     ids = np.array([token for token, _ in bias], dtype=np.int64)

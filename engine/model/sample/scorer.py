@@ -1,8 +1,5 @@
-"""Computes logprobs of prompt tokens after a step has computed the residual stream of its rows, outside captured steps.
-
-The logits of a whole chunk would take gigabytes: 4 GB in fp32 for 8,192 rows of a vocabulary of 128,000. They are
-therefore computed in slices of `SLICE_ROWS` rows, of which only the results are kept.
-"""
+"""Computes logprobs of prompt tokens after a step has computed its residual stream, in slices of `SLICE_ROWS` rows,
+because the logits of a whole chunk would take gigabytes."""
 
 from __future__ import annotations
 
@@ -62,23 +59,22 @@ class _Span:
 
     @property
     def targets(self) -> Ints:
-        """Returns the ids of the tokens that the rows predict, int32 [end - first]."""
+        """Return the ids of the tokens that the rows predict, int32 [end - first]."""
         return self.prompt.ids[self.start + 1 : self.start + 1 + self.end - self.first]
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Prompt logprobs of one step, while they are copied to the host: `host` is int32 [num_rows, 2 + 2 * width], the
-    rows of all `spans` one after the other in the format of prompt_logprobs.py, with the largest width of all
-    requests."""
+    """Prompt logprobs of one step, while they are copied: `host` is int32 [num_rows, 2 + 2 * width], the rows of all
+    `spans` in the format of prompt_logprobs.py, with the largest width."""
 
     spans: tuple[_Span, ...]
     host: Tensor
     results: StepResults
 
     def read(self) -> dict[str, PromptRows | None]:
-        """Returns the step's logprobs of prompt tokens by request id; None for those of logits that are NaN or +inf.
-        The device must have finished the step."""
+        """Return the step's logprobs of prompt tokens by request id; None for those of logits that are NaN or +inf. The
+        device must have finished the step."""
         self.results.check()
         ends = np.cumsum([0, *(span.end - span.first for span in self.spans)]).tolist()
         rows = self.host.numpy()
@@ -93,12 +89,8 @@ def _prompt_rows(span: _Span, rows: Ints) -> PromptRows | None:
 
 
 class PromptScorer:
-    """Computes the logprobs of prompt tokens (`prompt_logprobs`) for the running requests that ask for them.
-
-    Args:
-        logits: the model's final norm and head, from [num_rows, hidden_size] of the residual stream to [num_rows,
-            vocab_size], given the trained tokens of the step and the rows' numbers in it, too.
-    """
+    """Computes the logprobs of prompt tokens (`prompt_logprobs`) for running requests. `logits` is the final norm and
+    head, given rows of the residual stream, the trained tokens and the rows' numbers."""
 
     def __init__(self, logits: Logits, vocab_size: int, device: torch.device) -> None:
         self._logits = logits
@@ -108,27 +100,22 @@ class PromptScorer:
         self._results = ResultBlocks(RESULT_BYTES, device)
 
     def add(self, request_id: str, params: SamplingParams, prompt_ids: Sequence[int], num_scored: int = 0) -> None:
-        """Adds a request for logprobs of its prompt to the scorer, or begins it anew after a preemption. The caller has
+        """Add a request for logprobs of its prompt to the scorer, or begin it anew after a preemption. The caller has
         the logprobs of its first `num_scored` rows already, which are not computed again."""
         ids = np.asarray(prompt_ids, dtype=np.int32)
         width = min(params.prompt_logprobs or 0, self._vocab_size)
         self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's prompt from the scorer of prompt logprobs. Does nothing for a request that was not
-        added."""
+        """Drop a request's prompt from the scorer of prompt logprobs. Does nothing for a request that was not added."""
         self._prompts.pop(request_id, None)
 
     def start(
         self, residual: Tensor, chunks: Iterable[ScoredChunk], tokens: TrainedTokens | None = None
     ) -> Scores | None:
-        """Computes the logprobs of prompt tokens that the rows of `chunks` predict, and starts to copy them to the
-        host. Does not wait for a GPU. None means that no chunk has an entry in the step's result.
-
-        Args:
-            residual: [num_rows, hidden_size], the residual stream after the last layer; not changed.
-            tokens: the trained tokens of the step's adapters. None means that there are none.
-        """
+        """Compute the logprobs of prompt tokens that the rows of `chunks` predict from `residual` [num_rows,
+        hidden_size], and start to copy them to the host. `tokens` are the trained tokens. None means that there are no
+        entries."""
         spans = [self._span(chunk) for chunk in chunks]
         kept = [span for span, has_entry in spans if has_entry]
         if not kept:
@@ -141,7 +128,7 @@ class PromptScorer:
         return Scores(tuple(kept), results.download(packed), results)
 
     def warm_up(self, dtype: torch.dtype, hidden_size: int, widths: Iterable[int]) -> None:
-        """Computes prompt log-probabilities of a row of zeros once for each of `widths`, numbers of alternatives per
+        """Compute prompt log-probabilities of a row of zeros once for each of `widths`, numbers of alternatives per
         token (`SamplingParams.prompt_logprobs`), so that no kernel is compiled while requests wait."""
         residual = torch.zeros(1, hidden_size, dtype=dtype, device=self._device)
         for width in widths:
@@ -150,8 +137,8 @@ class PromptScorer:
         self.remove("warm-up")
 
     def _span(self, chunk: ScoredChunk) -> tuple[_Span, bool]:
-        """Returns the rows of a chunk that predict prompt tokens whose logprobs are wanted, and whether the chunk has
-        an entry in the step's result."""
+        """Return the rows of a chunk that predict prompt tokens whose logprobs are wanted, and whether the chunk has an
+        entry in the step's result."""
         prompt = self._prompts[chunk.request_id]
         start = max(chunk.start, prompt.first)
         stop = min(chunk.start + chunk.end - chunk.first, len(prompt.ids) - 1)
@@ -160,7 +147,7 @@ class PromptScorer:
         return span, stop > start or (prompt.is_all and chunk.is_last)
 
     def _packed(self, residual: Tensor, numbers: Longs, width: int, tokens: TrainedTokens | None) -> Tensor:
-        """Returns logprobs of prompt tokens in the format of prompt_logprobs.py, int32 [num_rows, 2 + 2 * width].
+        """Return logprobs of prompt tokens in the format of prompt_logprobs.py, int32 [num_rows, 2 + 2 * width].
         `numbers` is int64 [2, num_rows]: rows of the residual stream, and the tokens that they predict. `width` is the
         number of alternatives."""
         pack = pack_on_gpu if residual.is_cuda else pack_on_cpu
@@ -173,15 +160,14 @@ class PromptScorer:
 
 
 def slice_bytes(vocab_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of a GPU's memory that prompt logprobs take: a slice of SLICE_ROWS rows of logits, the
+    """Return the bytes of a GPU's memory that prompt logprobs take: a slice of SLICE_ROWS rows of logits, the
     comparisons for their ranks, and the results."""
     return SLICE_ROWS * vocab_size * (dtype.itemsize + 1) + RESULT_BYTES
 
 
 def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns logprobs of the tokens `ids` (int64 [num_rows]) and of the `width` likeliest ones under `logits`
-    ([num_rows, vocab_size]), in the format of prompt_logprobs.py: int32 [num_rows, 2 + 2 * width]. They are NaN in rows
-    that have no distribution, because a logit is NaN or +inf."""
+    """Return logprobs of the tokens `ids` (int64 [num_rows]) and of the `width` likeliest ones, in the format of
+    prompt_logprobs.py: int32 [num_rows, 2 + 2 * width], NaN where a logit is NaN or +inf."""
     scores = logits.float()
     top = ranked(scores, width)
     values = scores.gather(1, torch.cat((ids[:, None], top), 1))
@@ -192,7 +178,7 @@ def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
 
 
 def pack_on_gpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns the packed logprobs of prompt tokens that `pack_on_cpu` returns, computed by the kernels that also give
+    """Return the packed logprobs of prompt tokens that `pack_on_cpu` returns, computed by the kernels that also give
     the logprobs of sampled tokens."""
     # Imported here: a machine without CUDA may have no triton.
     from lora_kernels.gpu.triton_logprobs import logprobs
@@ -204,11 +190,11 @@ def pack_on_gpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:
 
 
 def _ranks(scores: Tensor, chosen: Tensor) -> Tensor:
-    """Returns 1 plus the number of scores in each row that are higher than the chosen one, int32 [num_rows, 1]."""
+    """Return 1 plus the number of scores in each row that are higher than the chosen one, int32 [num_rows, 1]."""
     return (scores > chosen).sum(-1, keepdim=True, dtype=torch.int32) + 1
 
 
 def _cut(rows: Ints, width: int) -> Ints:
-    """Returns packed rows (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
+    """Return packed rows (int32 [num_rows, 2 + 2 * w]) with only the first `width` of their w alternatives."""
     has = rows.shape[1] // 2 - 1
     return np.concatenate((rows[:, : 2 + width], rows[:, 2 + has : 2 + has + width]), axis=1)

@@ -22,23 +22,22 @@ class Sample(Protocol):
     """Protocol of the sampled tokens of one step, which the host may not know yet."""
 
     def to_host(self) -> list[SampledToken]:
-        """Waits until the host has the step's sampled tokens. Returns them, with requested logprobs, in the order of
-        the requests."""
+        """Wait until the host has the step's sampled tokens. Return them, with requested logprobs, in the order of the
+        requests."""
 
 
 class SlotSampler(Protocol):
-    """Protocol of a sampler for the requests that were added to it, whose histories it keeps. It keeps each request's
-    last token on the device, too, for steps that are built before the host knows the token. `last_tokens` is int64
-    [max_seqs], the last token of each slot, on the device of the logits."""
+    """Protocol of a sampler for the requests that were added to it, whose histories it keeps. `last_tokens`, int64
+    [max_seqs] on the logits' device, has each slot's last token, for steps built before the host knows it."""
 
     last_tokens: Tensor
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request to the sampler and assigns it a slot, or resumes it after a preemption. `tokens` are its known
+        """Add a request to the sampler and assign it a slot, or resume it after a preemption. `tokens` are its known
         tokens, the `num_prompt` of its prompt first."""
 
     def remove(self, request_id: str) -> None:
-        """Drops a request's history and frees its sampler slot. Raises KeyError if the request is not known."""
+        """Drop a request's history and free its sampler slot. Raises KeyError if the request is not known."""
 
     def start(
         self,
@@ -47,19 +46,17 @@ class SlotSampler(Protocol):
         masks: TokenMasks | None = None,
         proposals: Proposals = NO_PROPOSALS,
     ) -> Sample:
-        """Chooses the next token of each request and adds it to the request's history. Raises KeyError for an unknown
-        request.
+        """Choose the next token of each request and add it to its history. Raises KeyError for an unknown request.
 
         Args:
-            logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
-            masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
-            proposals: request id -> the tokens that its rows after the first were computed for (see `Sampler.sample`).
-                A GPU's plans have none.
+            logits: [len(request_ids), vocab_size]; not changed.
+            masks: None means that all tokens are allowed. Logprobs ignore masks.
+            proposals: see `Sampler.sample`. A GPU's plans have none.
         """
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
-        its slot from `add` to `remove`."""
+        """Return each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps its
+        slot from `add` to `remove`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class HeldTokens:
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request to the wrapped sampler and assigns it a slot. `tokens` are all its known tokens, the prompt
+        """Add a request to the wrapped sampler and assign it a slot. `tokens` are all its known tokens, the prompt
         first. Raises ValueError if no slot is free."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._slots)} slots taken")
@@ -91,14 +88,13 @@ class HeldTokens:
         self._slots[request_id] = self._free.pop()
 
     def remove(self, request_id: str) -> None:
-        """Removes a request from the wrapped sampler and frees its slot. Raises KeyError if the request is not
-        known."""
+        """Remove a request from the wrapped sampler and free its slot. Raises KeyError if the request is not known."""
         self._sampler.remove(request_id)
         self._free.append(self._slots.pop(request_id))
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps
-        its slot from `add` to `remove`."""
+        """Return each request's sampler slot, its index in `last_tokens`, int32 [len(request_ids)]. A request keeps its
+        slot from `add` to `remove`."""
         return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int32)
 
     def start(
@@ -108,9 +104,8 @@ class HeldTokens:
         masks: TokenMasks | None = None,
         proposals: Proposals = NO_PROPOSALS,
     ) -> HostSample:
-        """Chooses the next token of each request with the wrapped sampler, from `logits` ([len(request_ids),
-        vocab_size]) where `masks` allow it, and writes the token to the request's slot of `last_tokens`. Requests with
-        proposals may get several (see `Sampler.sample`), the last of which is written."""
+        """Choose the next token of each request, or several after proposals (see `Sampler.sample`), with the wrapped
+        sampler, and write the last one to its slot of `last_tokens`."""
         sampled = self._sampler.sample(logits, request_ids, masks, proposals)
         last = {one.request_id: one.token for one in sampled}
         self.last_tokens[torch.from_numpy(self.slots(tuple(last)))] = torch.tensor(tuple(last.values()))
@@ -118,9 +113,9 @@ class HeldTokens:
 
 
 def make_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...], max_seqs: int) -> SlotSampler:
-    """Returns a sampler for up to `max_seqs` running requests: a `DeviceSampler` if `device` is a GPU, else
-    `HeldTokens` over a `Sampler`. It bans `eos_token_ids`, like a request's own stop tokens, until the request has
-    `min_tokens` tokens."""
+    """Return a sampler for up to `max_seqs` running requests: a `DeviceSampler` if `device` is a GPU, else `HeldTokens`
+    over a `Sampler`. It bans `eos_token_ids`, like a request's own stop tokens, until the request has `min_tokens`
+    tokens."""
     if device.type == "cuda":
         # Imported here: a machine without CUDA may have no triton.
         from engine.model.sample.device_sampler import DeviceSampler

@@ -1,9 +1,5 @@
-"""Finds outputs of the model that are NaN or infinite: they end their request, because tokens drawn from them would say
-nothing.
-
-Weights or an adapter of a training run that diverged give such outputs for every prompt, and activations beyond the
-range of fp16 for some.
-"""
+"""Finds outputs of the model that are NaN or infinite, and end their request: those of diverged weights or adapters,
+and activations beyond the range of fp16."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ MOST_JSON_BYTES = 256 * 2**20
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Reads config.json and, if they exist, generation_config.json and the tokenizer's configuration of a Hugging Face
-    folder, and whether its weights have a head. Raises ValueError if `folder` is no such folder, or describes a model
-    that this engine cannot run; the message says why."""
+    """Read config.json, generation_config.json, the tokenizer's configuration, and whether the weights have a head, of
+    a Hugging Face folder. Raises ValueError, which says why, if the engine cannot run the model."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face model folder")
     spec = parse_spec(read_json(folder / "config.json"), read_json(folder / "generation_config.json"))
@@ -30,7 +29,7 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def read_json(file: Path) -> Json:
-    """Returns the object in a JSON file, empty if there is no such file. Raises ValueError, which names the file, if it
+    """Return the object in a JSON file, empty if there is no such file. Raises ValueError, which names the file, if it
     holds anything else."""
     if not file.is_file():
         return {}
@@ -44,8 +43,8 @@ def read_json(file: Path) -> Json:
 
 
 def parse_spec(config: Json, generation: Json) -> ModelSpec:
-    """Builds the spec from the contents of config.json and generation_config.json. Raises ValueError, whose message
-    says why, if this engine cannot run the model."""
+    """Build the spec from the contents of config.json and generation_config.json. Raises ValueError, whose message says
+    why, if this engine cannot run the model."""
     spec = find_family(config.get("model_type"))(config)
     if "eos_token_id" not in generation:
         return spec
@@ -53,8 +52,8 @@ def parse_spec(config: Json, generation: Json) -> ModelSpec:
 
 
 def read_eos(folder: Path) -> tuple[int, ...]:
-    """Returns the id of the tokenizer's EOS token. It ends answers beside those of the model's configuration, which may
-    have the end of a text where a chat's turns end with another token. Empty means that the folder does not say."""
+    """Return the id of the tokenizer's EOS token; empty means that the folder does not say. It ends answers beside
+    those of the model's configuration, which may have another end where a chat's turns end."""
     settings = read_json(folder / "tokenizer_config.json")
     eos = settings.get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
@@ -67,7 +66,7 @@ def read_eos(folder: Path) -> tuple[int, ...]:
 
 
 def _lacks_head(folder: Path, spec: ModelSpec) -> bool:
-    """Returns whether the folder's weights have no head although they need one, as those of embedding models that
+    """Return whether the folder's weights have no head although they need one, as those of embedding models that
     `AutoModel` saved. Such a model gives vectors, and generates nothing."""
     if spec.tied_embeddings or not any(folder.glob("*.safetensors")):
         return False

@@ -25,9 +25,8 @@ class DraftFolder(NamedTuple):
 
 
 def find_draft(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DraftFolder | None:
-    """Returns the draft model that the configuration names. None means that it names none. Raises ValueError if the
-    draft model cannot be read, or has not the vocabulary of the model of shape `spec`, or if the device is a GPU, whose
-    steps are planned ahead."""
+    """Return the draft model that the configuration names, or None. Raises ValueError if it cannot be read, has another
+    vocabulary than `spec`, or the device is a GPU, whose steps are planned ahead."""
     draft = config.draft_config
     if draft is None:
         return None
@@ -59,7 +58,7 @@ def _check_vocabulary(folder: Path, draft: ModelSpec, model: Path, spec: ModelSp
 
 
 def draft_block(spec: ModelSpec, page_elements: int) -> int:
-    """Returns how many tokens of a draft model's KV a page of `page_elements` numbers holds, rounded down to a multiple
+    """Return how many tokens of a draft model's KV a page of `page_elements` numbers holds, rounded down to a multiple
     of 16 if it holds 16 or more. Raises ValueError if it holds none."""
     of_token = 2 * spec.layers * spec.kv_heads * spec.head_dim
     block = page_elements // of_token

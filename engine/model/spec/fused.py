@@ -28,13 +28,13 @@ class Rows(NamedTuple):
 
 
 def fused_name(name: str) -> str:
-    """Returns the name of the fused projection, or its parameter, that the projection or parameter `name` is a part of:
+    """Return the name of the fused projection, or its parameter, that the projection or parameter `name` is a part of:
     `qkv_proj` for `q_proj`. Other names are returned as they are."""
     return PART.sub(lambda found: WHOLE_OF[found[0]], name)
 
 
 def fuse(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, Rows]]:
-    """Fuses the shapes of q, k and v, and of gate and up. Returns the shape of each parameter as it is stored, and for
+    """Fuse the shapes of q, k and v, and of gate and up. Return the shape of each parameter as it is stored, and for
     each parameter of `shapes` its rows of a stored one, both by name."""
     whole: dict[str, tuple[int, ...]] = {}
     rows: dict[str, Rows] = {}
@@ -47,7 +47,7 @@ def fuse(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ..
 
 
 def select_rows(weight: Weight, start: int, stop: int) -> Weight:
-    """Returns a copy of a weight's rows, its outputs, from `start` to before `stop`."""
+    """Return a copy of a weight's rows, its outputs, from `start` to before `stop`."""
     if isinstance(weight, Tensor):
         return weight[start:stop].clone()
     if isinstance(weight, Fp8Weight):

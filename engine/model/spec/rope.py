@@ -15,29 +15,24 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Frequencies of a rotary embedding.
-
-    Attributes:
-        inv_freq: [rotary_dim / 2] floats, in radians per position; rotary_dim is head_dim, or less where only the first
-            part of each head is rotated.
-        attention_factor: factor of cos and sin (the temperature of YaRN and LongRoPE; 1 for other scalings).
-        short_inv_freq: frequencies in place of `inv_freq` where no sequence has more than `short_positions` tokens.
-            Empty means that they are the same.
-    """
+    """Frequencies of a rotary embedding."""
 
     kind: str
     inv_freq: tuple[float, ...]
+    """[rotary_dim / 2] floats, in radians per position; rotary_dim is head_dim, or less where only the first part of
+    each head is rotated."""
     attention_factor: float = 1.0
+    """Factor of cos and sin (the temperature of YaRN and LongRoPE; 1 for other scalings)."""
     short_inv_freq: tuple[float, ...] = ()
+    """Frequencies in place of `inv_freq` where no sequence has more than `short_positions` tokens. Empty means that
+    they are the same."""
     short_positions: int = 0
 
     def served(self, max_len: int) -> RopeSpec:
-        """Returns the rotary embedding for sequences of at most `max_len` tokens, with one set of frequencies:
-        LongRoPE's short ones if no sequence grows beyond their positions, else its long ones.
-
-        Hugging Face's LongRoPE changes frequencies when a sequence grows beyond the short ones' positions, and computes
-        its KV again. Here keys of a page must serve every sequence that shares it: one set of frequencies is chosen.
-        """
+        """Return the rotary embedding for sequences of at most `max_len` tokens, with one set of frequencies:
+        LongRoPE's short ones if they suffice, else its long ones."""
+        # Hugging Face changes frequencies when a sequence grows, and computes its KV again; here keys of a page must
+        # serve every sequence that shares it.
         if not self.short_inv_freq:
             return self
         chosen = self.short_inv_freq if max_len <= self.short_positions else self.inv_freq
@@ -45,9 +40,9 @@ class RopeSpec:
 
 
 def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec:
-    """Returns the rotary embedding that config.json describes, in `rope_parameters` (transformers 5) or `rope_theta`
-    and `rope_scaling` (before it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated
-    and `partial` is False."""
+    """Return the rotary embedding that config.json describes, in `rope_parameters` (transformers 5) or `rope_theta` and
+    `rope_scaling` (before it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated and
+    `partial` is False."""
     params = _parameters(config)
     kind = params.get("rope_type") or params.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 checkpoints
@@ -75,7 +70,7 @@ def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec
 
 
 def _parameters(config: Json) -> dict[str, Any]:
-    """Returns the parameters of both places that may have some. Raises ValueError if one is no object."""
+    """Return the parameters of both places that may have some. Raises ValueError if one is no object."""
     found: dict[str, Any] = {}
     for place in ("rope_scaling", "rope_parameters"):
         if not isinstance(part := config.get(place) or {}, Mapping):
@@ -93,8 +88,8 @@ def _linear(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales rotary frequencies like Llama 3.1: divides low frequencies by `factor`, keeps high ones, interpolates
-    between them. Returns the frequencies and the attention factor 1."""
+    """Scale rotary frequencies like Llama 3.1: divide low frequencies by `factor`, keep high ones, interpolate between
+    them. Return the frequencies and the attention factor 1."""
     factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -102,9 +97,8 @@ def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _longrope(inv_freq: Tensor, params: Json, config: Json) -> RopeSpec:
-    """Scales rotary frequencies like LongRoPE (Ding et al. 2024): divides each frequency by a factor of its own, one of
-    a list for long sequences and one for short ones. Raises ValueError if a list has not a positive number for each
-    frequency."""
+    """Scale rotary frequencies like LongRoPE (Ding et al. 2024): divide each by a factor of one of two lists, for long
+    sequences or short ones. Raises ValueError if a list has not a positive number for each."""
     divisors = []
     for name in ("long_factor", "short_factor"):
         factors = params.get(name) or ()
@@ -120,8 +114,8 @@ def _longrope(inv_freq: Tensor, params: Json, config: Json) -> RopeSpec:
 
 
 def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales rotary frequencies like YaRN (Peng et al. 2023): over the dimensions, a ramp leads from unscaled
-    frequencies to those divided by `factor`. Returns the frequencies and the factor of cos and sin."""
+    """Scale rotary frequencies like YaRN (Peng et al. 2023): over the dimensions, a ramp leads from unscaled
+    frequencies to those divided by `factor`. Return the frequencies and the factor of cos and sin."""
     factor, half = params["factor"], len(inv_freq)
     low = _yarn_dim(params, params.get("beta_fast") or 32, 2 * half)
     high = _yarn_dim(params, params.get("beta_slow") or 1, 2 * half)
@@ -133,7 +127,7 @@ def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn_dim(params: Json, turns: float, dim: int) -> float:
-    """Returns the fractional index of the rotary frequency whose wave makes `turns` turns over the original context.
+    """Return the fractional index of the rotary frequency whose wave makes `turns` turns over the original context.
     YaRN's ramp begins or ends there."""
     context, theta = params["original_max_position_embeddings"], params["rope_theta"]
     return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -161,7 +155,7 @@ _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": 
 
 
 def no_rope(head_dim: int) -> RopeSpec:
-    """Returns the rotary embedding of layers that rotate nothing: all frequencies are 0, so that cos is 1 and sin is
+    """Return the rotary embedding of layers that rotate nothing: all frequencies are 0, so that cos is 1 and sin is
     0."""
     return RopeSpec(kind="none", inv_freq=(0.0,) * (head_dim // 2))
 
@@ -176,8 +170,8 @@ class Angles:
 
 
 def angles(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Angles:
-    """Returns the rotation of rows at `positions` (int [num_rows]) by the frequencies `inv_freq`, fp32
-    [rotary_dim / 2]. Cos and sin are multiplied by `attention_factor`."""
+    """Return the rotation of rows at `positions` (int [num_rows]) by the frequencies `inv_freq`, fp32 [rotary_dim / 2].
+    Cos and sin are multiplied by `attention_factor`."""
     turns = positions.to(torch.float32)[:, None, None] * inv_freq
     cos, sin = turns.cos() * attention_factor, turns.sin() * attention_factor
     return Angles(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

@@ -29,12 +29,8 @@ Forward = Callable[[BatchInput], StepOutput]
 
 
 class Steps:
-    """Computes steps up to their logits, by replaying a captured step where one fits, else by launching every kernel.
-
-    Args:
-        last_tokens: int64 [max_seqs], on the device: the last sampled token of each of the sampler's slots.
-        graphs: the captured steps. None means that `forward` launches every step.
-    """
+    """Computes steps up to their logits, by replaying a captured step of `graphs` where one fits, else by launching
+    every kernel. `last_tokens` is int64 [max_seqs], on the device."""
 
     def __init__(self, forward: Forward, last_tokens: Tensor, graphs: StepGraphs | None = None) -> None:
         self._forward = forward
@@ -43,20 +39,20 @@ class Steps:
 
     @torch.inference_mode()
     def compute(self, batch: HostBatch, rung: Rung | None) -> StepOutput:
-        """Computes a step. `rung` is the captured step that `find` returned for it, which is replayed; None means that
+        """Compute a step. `rung` is the captured step that `find` returned for it, which is replayed; None means that
         every kernel is launched. The logits are in the order of `batch.sample_ids`. On a GPU the host does not wait."""
         if self._graphs is not None and rung is not None:
             return self._graphs.launch(batch, rung)
         return self._forward(batch.to_device(self._last_tokens))
 
     def find(self, batch: HostBatch) -> Rung | None:
-        """Returns the captured step that a step can be replayed by. None means that it has to be launched kernel by
+        """Return the captured step that a step can be replayed by. None means that it has to be launched kernel by
         kernel."""
         return self._graphs.find(batch) if self._graphs is not None else None
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
-    """Returns the decoder's forward pass over the arena and backend. With the numba backend it plays tapes if the
+    """Return the decoder's forward pass over the arena and backend. With the numba backend it plays tapes if the
     decoder can be recorded."""
     if backend.name.startswith("numba") and decoder.ranks.size == 1:  # a tape has no collective operations
         from engine.model.steps.tapes import (  # its import compiles kernels, as its backend's does
@@ -72,7 +68,7 @@ def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
 def make_steps(
     decoder: Decoder, arena: Arena, backend: Backend, last_tokens: Tensor, graphs: StepGraphs | None
 ) -> Steps | Pipeline:
-    """Returns what computes a rank's steps: a `Pipeline` if the model is split into several stages, else `Steps`."""
+    """Return what computes a rank's steps: a `Pipeline` if the model is split into several stages, else `Steps`."""
     if stage := decoder.ranks.stage:
         return Pipeline(decoder, arena, backend, last_tokens, stage)
     return Steps(forward_over(decoder, arena, backend), last_tokens, graphs)
@@ -87,9 +83,8 @@ def plan_graphs(
     backend: Backend,
     max_model_len: int,
 ) -> GraphPlan | None:
-    """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, in stages, or if
-    so configured, or if the host waits for the routing of experts, which is logged. Raises TypeError if a GPU's backend
-    is not Triton."""
+    """Plan the CUDA graphs of steps. None means that kernels are launched one by one: on a CPU, in stages, if so
+    configured, or if the host waits for experts' routing. Raises TypeError if a GPU's backend is not Triton."""
     if device.type != "cuda":
         return None
     # Imported here: a machine without CUDA may have no triton.

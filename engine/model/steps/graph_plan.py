@@ -52,9 +52,8 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A plan for the CUDA graphs of steps of up to `max_seqs` sequences, `token_budget` rows and contexts of up to
-    `max_model_len` tokens. They are captured after all memory that they use is allocated. `reserved` is the estimate,
-    in bytes, of the device memory they will take."""
+    """A plan for the CUDA graphs of steps up to the given sizes, captured after all memory that they use is allocated.
+    `reserved` estimates the bytes of device memory that they take."""
 
     backend: TritonBackend
     max_seqs: int
@@ -63,8 +62,8 @@ class GraphPlan:
     reserved: int
 
     def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
-        """Captures the planned CUDA graphs and returns them. Calls `progress` with the numbers of graphs captured so
-        far and of all graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds
+        """Capture the planned CUDA graphs and return them. Calls `progress` with the numbers of graphs captured so far
+        and of all graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds
         `reserved`."""
         device, started = arena.pages.device, time.perf_counter()
         before = _free_bytes(device)
@@ -82,9 +81,8 @@ class GraphPlan:
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """Plans the CUDA graphs of every step that the configuration allows (up to `max_seqs` decodes, and with prompts up
-    to 1,024 rows), and estimates their memory. Raises TypeError if the backend is not the Triton backend, whose
-    launches alone can be captured."""
+    """Plan the CUDA graphs of every step that the configuration allows (with prompts, up to 1,024 rows), and estimate
+    their memory. Raises TypeError if the backend is not Triton's."""
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
     kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")
@@ -113,7 +111,7 @@ def graph_bytes(
     max_model_len: int,
     block_size: int,
 ) -> int:
-    """Estimates the bytes of device memory that all graphs need, their buffers, and sampling after them, in addition to
+    """Estimate the bytes of device memory that all graphs need, their buffers, and sampling after them, in addition to
     weights and pages: see `GraphPlan` for the sizes."""
     has_experts = spec.experts is not None
     shapes = step_shapes(max_seqs, token_budget, -(-max_model_len // block_size), tunings.lora, has_experts)
@@ -135,7 +133,7 @@ def graph_bytes(
 
 
 def may_capture(config: EngineConfig) -> bool:
-    """Returns whether the configuration allows steps to be captured as CUDA graphs. It does not with several pipeline
+    """Return whether the configuration allows steps to be captured as CUDA graphs. It does not with several pipeline
     stages, which launch their steps kernel by kernel."""
     return config.graphs and config.pipeline_parallel == 1
 
@@ -149,7 +147,7 @@ def expected_bytes(
     max_seqs: int,
     token_budget: int,
 ) -> int:
-    """Estimates, before a backend exists, the bytes of device memory that steps of up to 1,024 rows need in addition to
+    """Estimate, before a backend exists, the bytes of device memory that steps of up to 1,024 rows need in addition to
     weights and pages: `graph_bytes` with the device's default tunings or, without graphs, the results of a step."""
     if not may_capture(config):
         rows = min(token_budget, LARGEST_CHUNKS)
@@ -173,7 +171,7 @@ def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _expert_lora_bytes(spec: ModelSpec, tuning: LoraTuning, rows: int) -> int:
-    """Returns the bytes of the tile lists and partial sums that LoRA on the experts of one layer needs in a step of
+    """Return the bytes of the tile lists and partial sums that LoRA on the experts of one layer needs in a step of
     `rows`. 0 for a model without experts."""
     if spec.experts is None:
         return 0
@@ -188,7 +186,7 @@ def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) ->
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Waits for the device, makes torch release cached memory, and returns the free bytes of the device."""
+    """Wait for the device, make torch release cached memory, and return the free bytes of the device."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

@@ -1,12 +1,5 @@
-"""Captures steps as CUDA graphs, which launch everything between a step's upload and its logits at once.
-
-Two ladders of step sizes (steps/rungs.py), one for decode-only steps and one for steps with prompts, have graphs for
-each rung, from embedding to logits: with adapters and without. A step takes the lowest rung that it fits and pads it.
-Everything that a graph reads has a fixed address: weights, pages, the adapter table, and one block for the input that
-changes with each step (batch/block.py). So a graph serves any set of adapters without DoRA, any contexts, and any
-lengths of chunks. Sampling is launched after it, because the masks of grammars are known only while the logits are
-computed. Numbers are in docs/kernels-graphs.md.
-"""
+"""Captures steps as CUDA graphs, which launch everything between a step's upload and its logits at once, on two ladders
+of step sizes (steps/rungs.py), each with adapters and without. docs/kernels-graphs.md has the numbers."""
 
 from __future__ import annotations
 
@@ -34,6 +27,10 @@ from lora_kernels.layout import MAX_RANK
 from lora_kernels.routing import RowAdapters
 from lora_kernels.segments import plan_segments
 
+# Everything that a graph reads has a fixed address: weights, pages, the adapter table, and one block for the input
+# (batch/block.py). So a graph serves any adapters without DoRA, contexts, and chunks. Sampling is launched after it,
+# because the masks of grammars are known only while the logits are computed.
+
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
 
 Replay = Callable[[], None]
@@ -44,7 +41,7 @@ class LaunchRecorder(Protocol):
     """Protocol of a recorder of kernel launches, which can then be replayed: see `CudaRecorder`."""
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """Calls `launch`, records its kernel launches, and returns a function that launches them again. `launch` may be
+        """Call `launch`, record its kernel launches, and return a function that launches them again. `launch` may be
         called more than once, and its launches may change only memory that the next replay overwrites."""
 
 
@@ -58,8 +55,8 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """Calls `launch` once to compile kernels and set up libraries, and again to capture its launches in a CUDA
-        graph, on a stream of its own. Returns a function that launches the graph."""
+        """Call `launch` once to compile kernels and set up libraries, and again to capture its launches in a CUDA
+        graph, on a stream of its own. Return a function that launches the graph."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             launch()
@@ -83,9 +80,8 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step size for which graphs are captured: the layout of its input block, its LoRA workspace, and its graphs for
-    steps without adapters, with adapters, and with long LoRA segments (None means that a step of this size has
-    none)."""
+    """A step size for which graphs are captured: the layout of its input block, its LoRA workspace, and its graphs
+    without adapters, with adapters, and with long segments, or None."""
 
     shape: StepShape
     workspace: LoraWorkspace
@@ -95,15 +91,8 @@ class Rung:
 
 
 class StepGraphs:
-    """The CUDA graphs of decode-only steps and of steps with prompts. Creating the object captures them, the largest
-    rung first; `launch` replays them.
-
-    Args:
-        max_seqs: sequences of the largest step.
-        max_model_len: tokens of the longest possible context.
-        token_budget: rows of the largest step; the largest ones are not captured.
-        on_graph: called with the number of graphs captured so far, and the number of all graphs.
-    """
+    """The CUDA graphs of steps up to `max_seqs` sequences, `max_model_len` tokens and some of `token_budget` rows.
+    Creating the object captures them, largest first, and calls `on_graph` with their number so far and in all."""
 
     def __init__(
         self,
@@ -133,20 +122,19 @@ class StepGraphs:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Returns the numbers of rows for which decode-only steps are captured, ascending. A smaller step is padded to
+        """Return the numbers of rows for which decode-only steps are captured, ascending. A smaller step is padded to
         the next one."""
         return tuple(rung.shape.rows for rung in self._decodes)
 
     @property
     def chunk_rungs(self) -> tuple[int, ...]:
-        """Returns the numbers of rows for which steps with prompts are captured, ascending. A smaller step is padded to
+        """Return the numbers of rows for which steps with prompts are captured, ascending. A smaller step is padded to
         the next one."""
         return tuple(rung.shape.rows for rung in self._chunks)
 
     def find(self, batch: HostBatch) -> Rung | None:
-        """Returns the lowest rung (captured step size) that a step fits. None means that the step cannot be replayed:
-        no rung has as many rows and sequences, or an adapter scales outputs (DoRA) or has trained tokens, because those
-        launches depend on which rows have such adapters."""
+        """Return the lowest rung (captured step size) that a step fits, or None, as for adapters that scale outputs
+        (DoRA) or have trained tokens, whose launches depend on their rows."""
         rungs = self._decodes if batch.is_decoding else self._chunks
         index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
         if index == len(rungs) or len(batch.contexts) > rungs[index].shape.seqs:
@@ -157,8 +145,8 @@ class StepGraphs:
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch, rung: Rung) -> StepOutput:
-        """Uploads a step, pads it to the rung that `find` returned for it, and replays its graph. The host does not
-        wait, and may begin the next step at once."""
+        """Upload a step, pad it to the rung that `find` returned for it, and replay its graph. The host does not wait,
+        and may begin the next step at once."""
         arena = self._parts.arena
         has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
@@ -173,7 +161,7 @@ class StepGraphs:
         return rung.with_long if rung.with_long and is_long else rung.with_adapters
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
-        """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
+        """Upload the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
         other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
         fields = block.begin(rung.shape)
@@ -186,8 +174,8 @@ class StepGraphs:
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> list[Rung]:
-        """Captures the CUDA graphs of all `shapes`, in their order: the largest first, so that smaller ones find all
-        their memory in the pool. Returns the rungs in ascending order."""
+        """Capture the CUDA graphs of all `shapes`, in their order: the largest first, so that smaller ones find all
+        their memory in the pool. Return the rungs in ascending order."""
         rungs: list[Rung] = []
         tuning = self._parts.backend.lora_tuning
         total = num_graphs(shapes, tuning)
@@ -198,7 +186,7 @@ class StepGraphs:
         return rungs[::-1]
 
     def _capture_rung(self, shape: StepShape) -> Rung:
-        """Captures the CUDA graphs of one step size: without adapters, with them and, where possible, with long LoRA
+        """Capture the CUDA graphs of one step size: without adapters, with them and, where possible, with long LoRA
         segments. The input block holds only padding meanwhile, so that no page is read or written."""
         fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
         self._block.zero_()
@@ -229,7 +217,7 @@ class StepGraphs:
         return Rung(shape, workspace, record(LoraStep(backend, None)), short, long)
 
     def _lora_of_experts(self, fields: StepFields, *, long: bool) -> LoraOfExperts | None:
-        """Returns the LoRA work on experts of a captured step, whose rows may have any adapters. Segments are shorter
+        """Return the LoRA work on experts of a captured step, whose rows may have any adapters. Segments are shorter
         than `long_from` rows (see `LoraTuning`) unless `long`. None means that the model has no experts."""
         arena, rows = self._parts.arena, len(fields.adapter_slots)
         if not rows:
@@ -240,7 +228,7 @@ class StepGraphs:
         )
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
-        """Computes a step's logits into `_logits` and its residual stream in `_residual`, while it is recorded. No
+        """Compute a step's logits into `_logits` and its residual stream in `_residual`, while it is recorded. No
         launch depends on contents of device memory."""
         parts = self._parts
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
@@ -253,10 +241,10 @@ class StepGraphs:
         self._logits[: len(logits)].copy_(logits)
 
     def _batch_input(self, fields: StepFields) -> BatchInput:
-        """Returns the input with which a step is captured as a CUDA graph. Its tensors are views of the block of device
-        memory that is filled anew for every replay. Its numbers on the host are fixed when the step is captured, so
-        that every context counts as the longest possible. In a decode-only step every row is a decode; in one with
-        prompts, any sequence may have any number of rows."""
+        """Return the input with which a step is captured: views of the block of device memory that every replay fills
+        anew."""
+        # Numbers on the host are fixed at capture: every context counts as the longest possible, and in a step with
+        # prompts any sequence may have any number of rows.
         rows, seqs, has_chunks = len(fields.token_ids), len(fields.contexts), len(fields.query_starts) > 0
         attention = AttentionBatch(
             query_starts=fields.query_starts if has_chunks else self._query_starts[: rows + 1],

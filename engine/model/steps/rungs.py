@@ -18,8 +18,8 @@ the host."""
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """Returns ascending sizes (rows) for which decode-only steps are captured as CUDA graphs, of which `max_rows` is
-    the last: 1, 2, 4, then multiples of 8 up to 128, then such that padding is at most an eighth."""
+    """Return ascending sizes (rows) for which decode-only steps are captured as CUDA graphs, of which `max_rows` is the
+    last: 1, 2, 4, then multiples of 8 up to 128, then such that padding is at most an eighth."""
     rungs = [rung for rung in FIRST_RUNGS if rung < max_rows]
     rung = LEAST_RUNG
     while rung < max_rows:
@@ -29,9 +29,8 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 
 
 def chunk_ladder(token_budget: int) -> tuple[int, ...]:
-    """Returns ascending sizes (rows) for which steps with prompts are captured as CUDA graphs, for steps of up to
-    `token_budget` rows: the multiples of 128 up to 1,024, or up to the budget, which is then the last. There is none if
-    no step has two rows."""
+    """Return ascending sizes (rows) for which steps with prompts of up to `token_budget` rows are captured: multiples
+    of 128 up to 1,024 or the budget, none if no step has two rows."""
     last = min(token_budget, LARGEST_CHUNKS)
     return (*range(CHUNK_RUNG, last, CHUNK_RUNG), last) if last > 1 else ()
 
@@ -39,7 +38,7 @@ def chunk_ladder(token_budget: int) -> tuple[int, ...]:
 def step_shapes(
     max_seqs: int, token_budget: int, max_blocks: int, tuning: LoraTuning, has_experts: bool
 ) -> tuple[StepShape, ...]:
-    """Returns the shapes of all steps that are captured as CUDA graphs, the largest first: those of steps with prompts
+    """Return the shapes of all steps that are captured as CUDA graphs, the largest first: those of steps with prompts
     and of decode-only steps. A sequence has up to `max_blocks` blocks."""
     shapes = [
         StepShape(rows, max_blocks, workspace_numbers(rows), has_experts=has_experts) for rows in ladder(max_seqs)
@@ -52,12 +51,12 @@ def step_shapes(
 
 
 def num_graphs(shapes: tuple[StepShape, ...], tuning: LoraTuning) -> int:
-    """Returns the number of CUDA graphs for steps of these shapes. Each shape has one without LoRA, one with it, and
-    one for long segments where a step may have any."""
+    """Return the number of CUDA graphs for steps of these shapes. Each shape has one without LoRA, one with it, and one
+    for long segments where a step may have any."""
     return sum(2 + has_long(shape, tuning) for shape in shapes)
 
 
 def has_long(shape: StepShape, tuning: LoraTuning) -> bool:
-    """Returns whether a step of this shape may have a LoRA segment of `long_from` rows or more (see `LoraTuning`), for
+    """Return whether a step of this shape may have a LoRA segment of `long_from` rows or more (see `LoraTuning`), for
     which it gets a CUDA graph of its own."""
     return shape.chunk_seqs > 0 and shape.rows >= tuning.long_from

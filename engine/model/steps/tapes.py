@@ -1,8 +1,5 @@
-"""Records decode-only steps on a CPU, for every number of rows with and without adapters, and plays each as one call.
-
-Tapes (numba_tape.py) are for a CPU what CUDA graphs are for a GPU (steps/graphs.py), but without padding: the first
-step of each size is computed as usual and recorded meanwhile. docs/kernels-cpu.md has the numbers.
-"""
+"""Records decode-only steps on a CPU, for every number of rows with and without adapters, and plays each as one call,
+as CUDA graphs do on a GPU (steps/graphs.py). docs/kernels-cpu.md has the numbers."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ MAX_TAPES = 256
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The recording of a decode-only step on a CPU: the tape of its kernel calls, its inputs (embedded rows, angles,
-    the slots where K and V go, and what LoRA on experts is prepared from, if there is any) and its outputs: those of
-    the head in `outputs`, and in `x` the residual stream."""
+    """The recording of a decode-only step on a CPU: its tape, its inputs (embedded rows, angles, KV slots, and what
+    LoRA on experts is prepared from), and its outputs: the head's, and in `x` the residual stream."""
 
     tape: Tape
     x: Tensor
@@ -69,9 +65,8 @@ class TapedDecoder:
         self._tapes: dict[tuple[int, bool, bool, int], Recorded] = {}
 
     def run(self, batch: BatchInput) -> StepOutput:
-        """Computes a step like `Decoder.run`; its output is valid until the next call. A decode-only step without DoRA
-        or trained tokens is played from its tape, or recorded if there is none for its number of rows, with or without
-        adapters; other steps are computed without tapes."""
+        """Compute a step like `Decoder.run`; its output is valid until the next call. Decode-only steps without DoRA or
+        trained tokens are played from tapes, or recorded for their number of rows."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments, len(batch.token_ids))
         if batch.sample_rows is not None or lora.scales is not None or arena.table.replaces_tokens(batch.segments):
@@ -97,7 +92,7 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether decode-only steps can be recorded, because they run only kernels of this project: all linears are
+    """Return whether decode-only steps can be recorded, because they run only kernels of this project: all linears are
     packed, none reorders its inputs, and no layer has a shared MLP beside experts. torch would do the latter two."""
     linears: list[Linear | GroupedLinear] = [decoder.head.linear]
     for layer in decoder.layers:

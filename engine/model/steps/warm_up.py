@@ -1,9 +1,5 @@
-"""Runs steps of every kind once before an engine is ready, so that no kernel is compiled while requests wait.
-
-Triton compiles a kernel when it is first launched with constants, dtypes or options that are new. Each kind of step
-below brings such kernels. The steps are padding: they read the null page, write no page, and serve no request; their
-adapter is removed again. A kernel that Triton's cache on disk has is loaded from there.
-"""
+"""Runs steps of every kind once before an engine is ready, so that Triton compiles no kernel while requests wait. The
+steps are padding: they read the null page and write no page."""
 
 from __future__ import annotations
 
@@ -61,10 +57,9 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields a warm-up step for every power of two as the number of sequences, up to the largest number: one sequence
-    has a chunk of a prompt, the others decode. Yields one more step with the largest number, in which all decode,
-    because one decode more may need the kernels of the next power of two. All rows have the adapter, so that the steps
-    are launched kernel by kernel: a captured step has the largest number of sequences."""
+    """Yield a warm-up step for every power of two as the number of sequences, of which one has a chunk of a prompt, and
+    one of the largest number, in which all decode. All rows have the adapter."""
+    # One decode more may need the kernels of the next power of two, and adapters have steps launched kernel by kernel.
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)
@@ -76,14 +71,14 @@ def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
 
 
 def _long_contexts(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields two warm-up steps, a decode and a chunk, with contexts so long that attention splits them and merges the
+    """Yield two warm-up steps, a decode and a chunk, with contexts so long that attention splits them and merges the
     parts."""
     yield PaddedStep(((1, limits.context),))
     yield PaddedStep(((min(2, limits.rows), limits.context),))
 
 
 def _many_rows_of_an_adapter(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Yields a warm-up step whose rows all have one adapter, with as many rows as a step may have."""
+    """Yield a warm-up step whose rows all have one adapter, with as many rows as a step may have."""
     whole, rest = divmod(limits.rows, limits.context)
     lengths = [*([rest] if rest else []), *[limits.context] * whole][: limits.seqs]
     yield PaddedStep(tuple((length, length) for length in lengths), has_adapter=True)
@@ -117,9 +112,8 @@ def warm_up(
     progress: Progress = lambda *_: None,
     kinds: Sequence[str] = tuple(KINDS),
 ) -> None:
-    """Compiles and loads the kernels of steps before requests arrive: runs the warm-up steps of `kinds`, which are
-    names in KINDS, and waits for the device. No request may be running. Calls `progress` with the numbers of steps run
-    so far and of all steps, and logs how long it took."""
+    """Compile and load the kernels of steps before requests arrive, by the warm-up steps of `kinds`, names in KINDS.
+    Calls `progress` with the numbers of steps run and of all. No request may be running."""
     started = time.perf_counter()
     todo = [step for kind in kinds for step in KINDS[kind](limits)]
     adapter_slot = _load_adapter(spec, arena)
@@ -134,8 +128,8 @@ def warm_up(
 
 
 def _load_adapter(spec: ModelSpec, arena: Arena) -> int:
-    """Loads an adapter for warm-up, a DoRA of zeros and of rank 1 on the first layer, into pages that no request has
-    yet, and returns its adapter slot."""
+    """Load an adapter for warm-up, a DoRA of zeros and of rank 1 on the first layer, into pages that no request has
+    yet, and return its adapter slot."""
     ranks = np.zeros((spec.layers, len(target_names(spec))), dtype=np.int32)
     ranks[0] = 1
     layout = plan_layout(ranks, target_widths(spec), arena.shape.elements, ranks > 0, arena.table.fp8)
@@ -157,7 +151,7 @@ def _run(steps: Steps | Pipeline, sampler: SlotSampler, step: PaddedStep, adapte
 
 
 def _padding(step: PaddedStep, adapter_slot: int, block_size: int) -> HostBatch:
-    """Returns the batch of a warm-up step, whose rows read the null page and write no page, and of which the first
+    """Return the batch of a warm-up step, whose rows read the null page and write no page, and of which the first
     sequence is sampled from."""
     lengths, contexts = (np.array(numbers, dtype=np.int64) for numbers in zip(*step.chunks, strict=True))
     rows = int(lengths.sum())

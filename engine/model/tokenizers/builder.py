@@ -1,10 +1,5 @@
-"""Makes tokenizers of vocabularies for the library tokenizers: those of GGUF files give the token ids of llama.cpp,
-others those of SentencePiece or tiktoken.
-
-Sources: llama.cpp's `llama_vocab`, which looks for special tokens first, and encodes what lies between them: by merges
-that the file lists, or by those that the scores of its pieces imply, of which the best comes first; SentencePiece's
-`bpe_model.cc` and `normalizer.cc`, for where it differs.
-"""
+"""Makes tokenizers of vocabularies for the library tokenizers, with the token ids of llama.cpp for GGUF, else of
+SentencePiece or tiktoken. Sources: llama.cpp's `llama_vocab`; SentencePiece's `bpe_model.cc` and `normalizer.cc`."""
 
 from __future__ import annotations
 
@@ -150,8 +145,9 @@ def _symbols(vocabulary: Vocabulary) -> list[str]:
 
 
 def _cut_symbols(vocabulary: Vocabulary) -> list[str]:
-    """Return the symbols at which a text is cut. None is where the library can find them as added tokens: it normalizes
-    those like texts, so a space that is put before a text would be looked for before each of them."""
+    """Return the symbols at which a text is cut; none where the library can find them as added tokens."""
+    # It normalizes added tokens like texts, so a space that is put before a text would be looked for before each of
+    # them.
     return _symbols(vocabulary) if vocabulary.adds_space or vocabulary.drops_spaces else []
 
 

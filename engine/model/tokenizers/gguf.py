@@ -1,9 +1,5 @@
-"""Reads the vocabulary of a GGUF file: tokens with their kinds and scores, merges, special tokens and chat templates. A
-key that would change token ids and that is not understood here is refused by name.
-
-Sources: the specification of GGUF in the repository of ggml (docs/gguf.md), for the keys; `llama_vocab` of llama.cpp,
-for what holds where a key is absent.
-"""
+"""Reads the vocabulary of a GGUF file. Unknown keys that would change token ids are refused. Sources: docs/gguf.md of
+ggml for the keys; `llama_vocab` of llama.cpp for what holds where a key is absent."""
 
 from __future__ import annotations
 

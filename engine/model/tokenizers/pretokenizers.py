@@ -1,10 +1,5 @@
-"""The pre-tokenizers of GGUF files, by the names that `tokenizer.ggml.pre` has.
-
-A pre-tokenizer cuts a text into words before byte-pair encoding merges the bytes of each. Files have only its name.
-Source: `llama_vocab` and `unicode_regex_split` of llama.cpp, for the names, the expressions and what a name implies.
-The expressions are those of Oniguruma, which the library tokenizers uses; they match what llama.cpp matches, also where
-that differs from what the expressions of the models' authors match.
-"""
+"""The pre-tokenizers of GGUF files, by the names of `tokenizer.ggml.pre`, as Oniguruma's expressions that match what
+llama.cpp matches. Source: `llama_vocab` and `unicode_regex_split` of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Reads SentencePiece's files of models (`tokenizer.model`): pieces that are merged by their scores, as those of
-Llama 2, Mistral and Gemma. What would change token ids and is not followed here is refused by name.
-
-Source: sentencepiece_model.proto in SentencePiece's repository, for the fields and their defaults.
-"""
+"""Reads SentencePiece's files of models (`tokenizer.model`), as Llama 2, Mistral and Gemma have. What would change
+token ids and is not followed is refused. Source: sentencepiece_model.proto."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Where a text is cut so that the library tokenizers finds the symbols of a SentencePiece vocabulary, which count
-before merges.
-
-The library then takes what lies between two cuts for a token if it is the text of one (`ignore_merges`), also where
-merges do not lead to it. So that is cut further, where merges leave it in parts.
-"""
+before merges. What lies between is cut further where merges leave it in parts."""
 
 from __future__ import annotations
 

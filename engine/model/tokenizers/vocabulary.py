@@ -1,8 +1,5 @@
-"""A vocabulary as files of several formats have it: tokens with their kinds and scores, merges, special tokens and chat
-templates. `tokenizer_builder` makes a tokenizer of it.
-
-Source: llama.cpp's `llama_vocab`, for the texts of tokens that are control tokens whatever the file says.
-"""
+"""A vocabulary as files of several formats have it: tokens with kinds and scores, merges, special tokens and chat
+templates. Source: llama.cpp's `llama_vocab`, for tokens that are control tokens in any file."""
 
 from __future__ import annotations
 

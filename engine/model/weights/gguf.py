@@ -56,19 +56,19 @@ class GgufFile:
         return gguf_name(name, self._spec.model_type)
 
     def coding(self, name: str) -> Coding | None:
-        """Returns how a tensor's weights are coded once they are read; None means that they are not quantised, or that
+        """Return how a tensor's weights are coded once they are read; None means that they are not quantised, or that
         there is no such tensor."""
         stored = self._tensors.get(self._name(name))
         kind = _block_type(stored) if stored else None
         return kind.coding if kind else None
 
     def is_bf16(self, name: str) -> bool:
-        """Returns whether bf16 holds all numbers of a tensor exactly, because the tensor is stored in bf16."""
+        """Return whether bf16 holds all numbers of a tensor exactly, because the tensor is stored in bf16."""
         stored = self._tensors.get(self._name(name))
         return stored is not None and FLOATS.get(stored.kind) is torch.bfloat16
 
     def form(self, name: str) -> str | None:
-        """Returns the name in ggml of a tensor's type; None means that it is not quantised, or that there is no such
+        """Return the name in ggml of a tensor's type; None means that it is not quantised, or that there is no such
         tensor."""
         stored = self._tensors.get(self._name(name))
         if stored is None or stored.kind in FLOATS:
@@ -77,7 +77,7 @@ class GgufFile:
         return known.name if known else _name_of_type(stored.kind)
 
     def read(self, name: str) -> Weight:
-        """Reads a tensor of the GGUF file by its Hugging Face name, with rows in Hugging Face's order. Raises
+        """Read a tensor of the GGUF file by its Hugging Face name, with rows in Hugging Face's order. Raises
         ValueError, which names it, if the file ends before it or it is of an unknown type."""
         stored = self._tensors[self._name(name)]
         weight = self._read(name, stored)
@@ -100,8 +100,8 @@ class GgufFile:
         return read_blocks(blocks, kind, (outputs, inputs))
 
     def _dequantized(self, name: str, stored: StoredTensor) -> Tensor:
-        """Dequantises a tensor of a block type that is not in `BLOCK_TYPES`, and returns it as fp32. Raises ValueError
-        if the type is unknown."""
+        """Dequantise a tensor of a block type that is not in `BLOCK_TYPES`, and return it as fp32. Raises ValueError if
+        the type is unknown."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # takes a second, and is needed rarely
 
         unknown = f"tensor {name} of {self._path.name} is of type {stored.kind} of ggml, which cannot be read"
@@ -130,19 +130,19 @@ def _name_of_type(kind: int) -> str:
 
 
 def _block_type(stored: StoredTensor) -> BlockType | None:
-    """Returns the block type in which a tensor's quantised weights are read as they are. None means that there is none:
+    """Return the block type in which a tensor's quantised weights are read as they are. None means that there is none:
     the tensor is not quantised, or has to be dequantised."""
     kind = BLOCK_TYPES.get(stored.kind)
     return kind if kind and len(stored.shape) == 2 and stored.shape[1] % kind.inputs == 0 else None
 
 
 def is_turned(name: str, model_type: str) -> bool:
-    """Returns whether GGUF files of a `model_type` have the outputs of the projection `name`, or of its LoRA's B, in
+    """Return whether GGUF files of a `model_type` have the outputs of the projection `name`, or of its LoRA's B, in
     another order than Hugging Face (see `TURNED`)."""
     return model_type in TURNED_TYPES and TURNED.search(name) is not None
 
 
 def turned_back(outputs: int, head_dim: int) -> Tensor:
-    """Returns, for each row of a q or k projection in Hugging Face's order, the number of that row in the GGUF file,
+    """Return, for each row of a q or k projection in Hugging Face's order, the number of that row in the GGUF file,
     int64 [outputs]. Files of Llama models have the rows of each head in another order."""
     return torch.arange(outputs).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

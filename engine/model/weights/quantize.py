@@ -41,8 +41,8 @@ VERSION = 1
 
 
 def kept_folder(state_dir: Path, model: Path) -> Path:
-    """Returns the folder in `state_dir` that keeps the quantised weights of the model's folder `model`. Its name
-    changes with the name, size or modification time of any weights file, so that changed weights are quantised anew."""
+    """Return the folder in `state_dir` that keeps the quantised weights of the model's folder `model`. Its name changes
+    with the name, size or modification time of any weights file, so that changed weights are quantised anew."""
     digest = hashlib.sha256()
     for path in sorted(model.glob("*.safetensors")):
         stat = path.stat()
@@ -51,8 +51,8 @@ def kept_folder(state_dir: Path, model: Path) -> Path:
 
 
 def open_source(config: EngineConfig, spec: ModelSpec, device: torch.device) -> WeightSource:
-    """Returns the function that reads the weights of the configured model one by one, quantised if so configured.
-    Raises what `open_weights` raises."""
+    """Return the function that reads the weights of the configured model one by one, quantised if so configured. Raises
+    what `open_weights` raises."""
     folder = Path(config.model)
     source = open_weights(folder, spec, config.load_format, config.seed, device)
     if config.weights == "auto":
@@ -64,16 +64,9 @@ def open_source(config: EngineConfig, spec: ModelSpec, device: torch.device) -> 
 def quantized_source(
     source: WeightSource, weights: str, folder: Path | None, device: torch.device = CPU
 ) -> WeightSource:
-    """Returns a source that quantises what `source` reads: weights of linear layers, the embedding and the head.
-
-    Args:
-        weights: `int8`, `int4` or `fp8`.
-        folder: where results are kept (see `kept_folder`). None means that they are not kept.
-        device: where weights are quantised.
-
-    Raises:
-        ValueError: from the source, if a weight is quantised already or has numbers that are not finite.
-    """
+    """Return a source that quantises on `device` what `source` reads, to `int8`, `int4` or `fp8`, and keeps it in
+    `folder`, if given (see `kept_folder`). The source raises ValueError for weights that are quantised or not
+    finite."""
 
     def read(name: str) -> Weight:
         coding = coding_for(name, weights)
@@ -89,8 +82,8 @@ def quantized_source(
 
 
 def coding_for(name: str, weights: str) -> AnyCoding | None:
-    """Returns the coding of a parameter's weights under `int8`, `int4` or `fp8`; None means that they are not
-    quantised, as are the embedding and the head under `fp8`."""
+    """Return the coding of a parameter's weights under `int8`, `int4` or `fp8`; None means that they are not quantised,
+    as are the embedding and the head under `fp8`."""
     if weights == "fp8":
         return FP8 if LINEARS.search(name) else None
     if ENDS.search(name):
@@ -110,7 +103,7 @@ def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None, devi
 
 
 def _plain(name: str, weight: Weight) -> Tensor:
-    """Returns a weight of a checkpoint as a tensor, to be quantised. Raises ValueError if it is quantised in integers
+    """Return a weight of a checkpoint as a tensor, to be quantised. Raises ValueError if it is quantised in integers
     already, or has numbers that are not finite."""
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
@@ -121,7 +114,7 @@ def _plain(name: str, weight: Weight) -> Tensor:
 
 
 def _load(file: Path) -> QuantizedWeight | None:
-    """Returns the quantised weight that an earlier start kept in `file`. None means that there is none that can be
+    """Return the quantised weight that an earlier start kept in `file`. None means that there is none that can be
     read."""
     try:
         with safe_open(file, framework="pt") as stored:
@@ -137,7 +130,7 @@ def _load(file: Path) -> QuantizedWeight | None:
 
 
 def _save(file: Path, weight: QuantizedWeight) -> None:
-    """Keeps a quantised weight in `file` for the next start. Errors are only logged: the next start then quantises it
+    """Keep a quantised weight in `file` for the next start. Errors are only logged: the next start then quantises it
     again."""
     coding, codes = weight.coding, weight.codes
     zero = -1 if coding.zero is None else coding.zero

@@ -34,16 +34,11 @@ WeightSource = Callable[[str], Weight]
 def open_weights(
     folder: Path, spec: ModelSpec, load_format: str = "auto", seed: int = 0, device: torch.device = CPU
 ) -> WeightSource:
-    """Checks a model's stored weights and returns a function that reads them one by one.
+    """Check a model's stored weights and return a function that reads them one by one to the CPU. Raises WeightsError,
+    which names it, if one is missing, unexpected or of the wrong shape.
 
     Args:
-        load_format: auto reads safetensors (one file, or shards with an index) or a GGUF file; dummy makes random
-            weights from `seed`.
-        device: device on which dummy weights are made; stored ones are always read to the CPU.
-
-    Raises:
-        WeightsError: a file or a tensor is missing, or a tensor is unexpected or of the wrong shape; the message names
-            it.
+        load_format: auto, or dummy, which makes random weights from `seed` on `device`.
     """
     if load_format == "dummy":
         expected = parameter_shapes(spec)
@@ -64,8 +59,8 @@ class StoredForm(NamedTuple):
 
 
 def find_forms(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], StoredForm]:
-    """Returns a function that says how the folder stores the weights of a parameter. Raises ValueError if a GGUF file
-    is damaged, or WeightsError as `open_weights` does."""
+    """Return a function that says how the folder stores the weights of a parameter. Raises ValueError if a GGUF file is
+    damaged, or WeightsError as `open_weights` does."""
     if load_format == "dummy":
         return lambda name: StoredForm(None, False)
     stored = _open(folder, spec)
@@ -78,15 +73,8 @@ def find_forms(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str
 
 
 def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
-    """Returns the name of the format of a model's weights: the formats of the quantised matrices, joined by `+`, or the
-    name of `dtype` if none is quantised.
-
-    Args:
-        weights: the setting `engine.weights`. Any value but `auto` is itself the name.
-
-    Raises:
-        ValueError: in the cases of `find_forms`.
-    """
+    """Return the name of a model's format: those of its quantised matrices, joined by `+`, or of `dtype`, or the
+    setting `weights` unless it is `auto`. Raises ValueError as `find_forms` does."""
     if weights != "auto":
         return weights
     sizes = Counter[str]()
@@ -105,7 +93,7 @@ def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:
 
 
 def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
-    """Turns `read`, which reads the stored, fused projections of a checkpoint, into a source of the parameters fused in
+    """Turn `read`, which reads the stored, fused projections of a checkpoint, into a source of the parameters fused in
     them. It keeps a fused projection in memory until its last part is read, because parts are read in order."""
     whole, rows = fuse(parameter_shapes(spec))
     kept: dict[str, Weight] = {}
@@ -125,9 +113,8 @@ def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
 
 
 def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
-    """Returns the factors by which K and V stored in FP8 are multiplied, fp32 [layers, 2, kv_heads]; None means that
-    the checkpoint has no factors for an FP8 KV cache. A checkpoint has one factor for a layer's K and one for its V, or
-    one for each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
+    """Return the factors by which K and V in FP8 are multiplied, fp32 [layers, 2, kv_heads], from a checkpoint with one
+    for a layer or for each KV head; None without. Raises WeightsError if one is invalid."""
     if (folder / GGUF_NAME).exists():
         return None
     stored = StoredTensors(folder)
@@ -150,7 +137,7 @@ def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Returns the shape of every parameter of the model, by the name that it has in a Llama of Hugging Face."""
+    """Return the shape of every parameter of the model, by the name that it has in a Llama of Hugging Face."""
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "model.norm.weight": (spec.hidden_size,),
@@ -163,14 +150,14 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
 
 
 def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Returns the shape of every tensor of a checkpoint whose weights are not quantised, by its Hugging Face name."""
+    """Return the shape of every tensor of a checkpoint whose weights are not quantised, by its Hugging Face name."""
     if spec.fused:
         return fuse(parameter_shapes(spec))[0]
     return {spec.stored_name(name): shape for name, shape in parameter_shapes(spec).items()}
 
 
 def stacked_parts(spec: ModelSpec) -> dict[str, Part]:
-    """Returns, for each parameter of experts by its Hugging Face name, the part of a stacked tensor of the checkpoint
+    """Return, for each parameter of experts by its Hugging Face name, the part of a stacked tensor of the checkpoint
     that it is. Empty for families whose checkpoints store each parameter as a tensor."""
     if spec.experts is None or spec.experts.stacks is None:
         return {}
@@ -219,7 +206,7 @@ def _layer_shapes(spec: ModelSpec, layer: int) -> dict[str, Shape]:
 
 
 def mlp_path(spec: ModelSpec, layer: int) -> str:
-    """Returns the path, in its layer, of the MLP that computes all rows: `mlp.shared_expert` in a layer with experts,
+    """Return the path, in its layer, of the MLP that computes all rows: `mlp.shared_expert` in a layer with experts,
     else `mlp`."""
     return "mlp.shared_expert" if spec.has_experts(layer) else "mlp"
 
@@ -257,7 +244,7 @@ def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: Mod
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Returns whether a tensor that some checkpoints have is not needed: an FP8 KV scale, rotary frequencies, or the
+    """Return whether a tensor that some checkpoints have is not needed: an FP8 KV scale, rotary frequencies, or the
     head of a model with tied embeddings."""
     if KV_SCALE.fullmatch(name):
         return True  # only a KV cache in FP8 needs them: see `read_kv_scales`
@@ -265,7 +252,7 @@ def _is_redundant(name: str, spec: ModelSpec) -> bool:
 
 
 def _dummy(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """Returns random fp32 weights, ones for norms, that depend on seed, name, shape and kind of device only, not on the
+    """Return random fp32 weights, ones for norms, that depend on seed, name, shape and kind of device only, not on the
     weights that were made before."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)

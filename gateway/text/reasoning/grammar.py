@@ -21,13 +21,8 @@ REPLY = "reply"
 
 
 def whole_grammar(reply: Sequence[str], thinking: Thinking | None, token_of: TokenOf) -> Grammar:
-    """Return the grammar of a whole answer: reasoning, if any, and then text that conforms to the rule `reply`.
-
-    Args:
-        reply: lines that define the rule and those that it needs.
-        thinking: how the answer begins. None means that it has no reasoning.
-        token_of: returns the id of the model's token for a mark, if it has one.
-    """
+    """Return the grammar of a whole answer: reasoning, if `thinking` says so, and then text of the rule `reply`, given
+    as the lines that define it. `token_of` returns the id of a mark's token, if there is one."""
     lines = ["%llguidance {}", *_start(thinking, token_of), *reply]
     return Grammar(GrammarKind.CONTEXT_FREE, "\n".join(lines) + "\n")
 

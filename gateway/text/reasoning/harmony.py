@@ -1,8 +1,5 @@
-"""Separates the channels of an answer in Harmony, the format of gpt-oss: messages of a header and a content.
-
-A header names a channel: `analysis` is reasoning, `final` and `commentary` are text. A header that names a recipient
-begins a tool call. Source: OpenAI's harmony format (2025).
-"""
+"""Separates the channels of an answer in Harmony, the format of gpt-oss (OpenAI, 2025): `analysis` is reasoning,
+`final` and `commentary` are text, and a header that names a recipient begins a tool call."""
 
 from __future__ import annotations
 
@@ -45,13 +42,11 @@ NOTHING = Split("", "")
 
 
 class HarmonyParser:
-    """Splits one answer, which comes in pieces, as `ReasoningParser` does. Marks and headers are dropped. Messages of a
-    kind are put together with a new line between them.
+    """Splits one answer, which comes in pieces, as `ReasoningParser` does. Marks and headers are dropped, and messages
+    of a kind joined by new lines. Tool calls run from `CALL_OPENING` to `CALL`."""
 
-    A tool call becomes a part of the text that begins with `CALL_OPENING` and ends with `CALL`. Other parts have no
-    marks. Malformed messages become text, also where the model leaves out the header after its reasoning: otherwise,
-    the answer would count as reasoning, and callers would wait for it."""
-
+    # Malformed messages become text, also where the model leaves out the header after its reasoning: otherwise the
+    # answer would count as reasoning, and callers would wait for it.
     def __init__(self, *, begun: bool, calls: bool) -> None:
         """Initialize the parser.
 
@@ -79,7 +74,7 @@ class HarmonyParser:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in the text from here on, although they are special tokens."""
+        """Mark that the detokenizer must keep in the text from here on, although they are special tokens."""
         return MARKS
 
     @property
@@ -136,12 +131,12 @@ class HarmonyParser:
         return NOTHING
 
     def _part(self) -> None:
-        """Keep the texts on both sides of a dropped mark from forming a new mark: where the shown content of a kind of
-        message ends with the beginning of a mark, the next content of this kind begins on a new line."""
+        """Keep texts around a dropped mark from forming a new one: where a kind's shown content ends with the beginning
+        of a mark, its next content begins on a new line."""
         self._apart |= {kind for kind, tail in self._tails.items() if any(begun_mark(tail, mark) for mark in MARKS)}
 
     def _end(self, following: _Place) -> Split:
-        """End the open message, if any, and continue in the state `following`. Returns text that is still due: what was
+        """End the open message, if any, and continue in the state `following`. Return text that is still due: what was
         held back of the message, and the closing mark of a tool call."""
         text = self._unopened().text if following is _Place.BETWEEN else ""
         rest = text + self._without_arguments() + (CALL if self._place is _Place.CALL and self._calls else "")

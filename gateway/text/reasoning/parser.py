@@ -27,7 +27,7 @@ class ReasoningMarks:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in an answer's text, so that the parser can split it there."""
+        """Mark that the detokenizer must keep in an answer's text, so that the parser can split it there."""
         return harmony.MARKS if self.in_channels else (self.opening, self.closing)
 
     def are_open_in(self, text: str) -> bool:
@@ -83,9 +83,8 @@ class _Place(Enum):
 
 
 class ReasoningParser:
-    """Splits one answer, which comes in pieces. White space around the marks is dropped, but no more than `MOST_WHITE`
-    before one. Reasoning without an end mark goes on to the end of the answer; an answer that does not begin with the
-    opening mark has none."""
+    """Splits one answer, which comes in pieces, without white space around the marks (at most `MOST_WHITE` before one).
+    Reasoning without an end mark goes on to the end; without the opening mark there is none."""
 
     def __init__(self, marks: ReasoningMarks, *, begun: bool) -> None:
         """`begun` says that the prompt ends with the opening mark, so that the answer begins with reasoning."""
@@ -100,7 +99,7 @@ class ReasoningParser:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Marks that the detokenizer must keep in the text from here on: the opening mark, then the closing mark, and
+        """Mark that the detokenizer must keep in the text from here on: the opening mark, then the closing mark, and
         none after the reasoning."""
         return {_Place.START: (self._marks.opening,), _Place.INSIDE: (self._marks.closing,)}.get(self._place, ())
 

@@ -36,9 +36,8 @@ def arguments_of(schema: Schema) -> list[Argument] | None:
 
 
 def in_order(terms: Sequence[tuple[str, bool]], separator: str, rules: Rules) -> str:
-    """Return the grammar expression for `terms` in their order, with a separator between any two. Each term is an
-    expression and whether it is required; others may be left out. The number of rules added is linear in the number of
-    terms."""
+    """Return the grammar expression for `terms`, (expression, whether required), in their order with a separator
+    between any two. The number of rules added is linear in that of terms."""
     first = rest = EMPTY
     for term, required in reversed(terms):
         name = rules.add(term)

@@ -92,8 +92,8 @@ def spoken_dialect(dialect: Dialect | None) -> Dialect:
 
 
 def split_at_marks(known: str, openings: Sequence[str], dropped: Sequence[str] = ()) -> SplitText:
-    """Split a text at the first of the marks `openings`, which begins a tool call. The text to show has neither white
-    space at its end nor any of the marks `dropped`. Text that may become a mark is held back."""
+    """Split a text at the first of the marks `openings`, which begins a tool call. Text to show has no white space at
+    its end and no mark of `dropped`; what may become a mark is held back."""
     begin, opening = min(((at, mark) for mark in openings if (at := known.find(mark)) >= 0), default=(len(known), ""))
     if opening:
         text = without(known[:begin], dropped)

@@ -34,9 +34,8 @@ class Rules:
         return name
 
     def once(self, key: str, expression: Callable[[], str], *, terminal: bool = False) -> str:
-        """Return the name of the rule that was added under `key`. If there is none, add it first, with the expression
-        that the function `expression` returns. This function may call `once` with the same key, to make the rule refer
-        to itself. Raises ValueError as `add` does."""
+        """Return the name of the rule added under `key`, adding it first, if there is none, with what `expression`
+        returns, which may call `once` for the same key. Raises ValueError as `add` does."""
         if key not in self.names:
             self.names[key] = name = f"{'N' if terminal else 'n'}_{len(self.names)}"
             self._append(name, expression())

@@ -24,9 +24,8 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
-    """Return the JSON schema that the arguments of a call of this tool must follow: the tool's own schema if the rule
-    binds the tool, otherwise that of any object. A schema that lists properties and does not mention others allows no
-    others, because a function takes the arguments that it lists."""
+    """Return the JSON schema of the arguments of a call: the tool's own if the rule binds it, else any object. One that
+    lists properties and says nothing of others allows no others."""
     if not rule.binds(tool["function"]["name"]):
         return ANY_OBJECT
     schema = {**ANY_OBJECT, **parameters_of(tool)}
@@ -50,19 +49,13 @@ def tool_grammar(
     answer: Json | None = None,
     thinking: Thinking | None = None,
 ) -> Grammar:
-    """Build the grammar of answers that may or must call tools.
+    """Build the grammar of answers that may or must call `tools` by `rule`, with `thinking` before if given. Raises
+    UnwritableTool if a tool's schema cannot be followed in this format.
 
     Args:
-        frame: format of a tool call; it must have a mark if there is an `answer`.
-        tools: the offered tools.
-        rule: which tools may be called, whether one must be, how often, and whose schemas are binding.
-        token_of: returns the id of the model's token for a mark, if it has one.
-        answer: the schema of an answer that makes no tool call. None means that such an answer may be any text that is
-            not parsed as a tool call.
-        thinking: how the answer begins. None means that it has no reasoning.
-
-    Raises:
-        UnwritableTool: the schema of a tool cannot be followed in this format.
+        frame: format of a tool call, with a mark if there is an `answer`.
+        token_of: returns the id of a mark's token, if it has one.
+        answer: schema of an answer without tool calls. None means any text.
     """
     rules = Rules(frame.marks, token_of)
     bodies = [
@@ -119,8 +112,7 @@ def _reply(frame: CallFrame, rule: ToolRule, rules: Rules, answer: Json | None) 
 
 def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str]:
     """Return the grammar lines of the rule `REPLY` for free text with sections of tool calls, each of which begins with
-    the frame's mark. The mark is accepted as its own token and spelled out: a model that has a token for it can still
-    write it with other tokens."""
+    the frame's mark, as its own token or spelled out in others."""
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [

@@ -16,9 +16,8 @@ class NamedCall:
     """Parses a tool call whose arguments follow its name."""
 
     def __init__(self, index: int, head: re.Pattern[str], closing: str = "") -> None:
-        """`index` is the call's number in its answer. `head` matches all that comes before the arguments; its group
-        `name` is the tool's name. The mark `closing` ends a call even if its JSON object is incomplete. If `closing` is
-        empty, such a call goes on to the end of the answer."""
+        """`index` is the call's number in its answer. `head` matches all before the arguments; its group `name` is the
+        tool's name. `closing` ends a call even if its JSON object is incomplete; if empty, the answer's end does."""
         self.index = index
         self.begun = False
         self.ended = False

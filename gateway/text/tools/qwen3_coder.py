@@ -174,15 +174,8 @@ class ValueReader:
 
 
 def typed(text: str, allowed: frozenset[str]) -> str:
-    """Return the JSON text of a value that the model wrote as plain text.
-
-    Text that is JSON, or a Python list or dictionary, is returned as JSON if its type is allowed, or if strings are not
-    allowed. Any other text, and a JSON string, becomes the content of a JSON string.
-
-    Args:
-        text: the text.
-        allowed: the JSON types that the value may have; empty means any.
-    """
+    """Return the JSON text of a value that the model wrote as plain text: JSON, or a Python list or dictionary, if its
+    type is among `allowed` (empty: any) or strings are not, and otherwise a JSON string."""
     bare = text.strip()
     written = WORDS.get(bare, bare)
     if (kind := _kind(written)) is None and bare[:1] in ("[", "{"):

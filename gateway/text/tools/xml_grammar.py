@@ -33,9 +33,9 @@ WORDS = {"boolean": '("true" | "false" | "True" | "False")', "null": '("null" | 
 
 
 def _without(mark: str) -> str:
-    """Return the regular expression of texts that do not contain `mark`, whose first character must not occur in it
-    again. The expression describes the allowed texts. With the negation `~` in its place, llguidance looks through all
-    lengths that a text may have at each end mark, and gives up at about 100."""
+    """Return the regular expression of texts without `mark`, whose first character must not occur in it again."""
+    # With the negation `~` in its place, llguidance looks through all lengths of a text at each end mark, and gives up
+    # at about 100.
     first, begun, other = re.escape(mark[0]), "", ""
     for at in range(len(mark) - 1, 0, -1):
         following = mark[at].replace("/", r"\/")

@@ -1,8 +1,5 @@
-"""Generates the conversations about tools that the demo adapter `tools` is trained with and measured by.
-
-All of them are generated from a seed. The held-out set has tools that no training conversation has, and mostly other
-values; numbers, lists, invented words, and pools of few values such as days and times are shared.
-"""
+"""Generates, from a seed, the conversations about tools that the demo adapter `tools` is trained with and measured by.
+The held-out set has tools of its own, and mostly other values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Makes up tools with parameters from a list: tools that create records, and tools that extract facts from a text.
-
-These tools teach that any name can be a tool and any word a parameter, for which a list of real tools is too short.
-"""
+"""Makes up tools with parameters from a list, which create records or extract facts, so that any name can be a tool and
+any word a parameter."""
 
 from __future__ import annotations
 
@@ -99,9 +97,8 @@ def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
 
 
 def extraction_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Draw a tool whose call only structures the facts of a text, as clients define for structured output. A third of
-    the tools are about a person. With `held_out`, none are, and noun and fields are those that training does not
-    use."""
+    """Draw a tool whose call only structures the facts of a text. A third are about a person; with `held_out` none, and
+    noun and fields are others than in training."""
     person = not held_out and rng.random() < 0.35
     noun, fields = ("person", ()) if person else _chosen(rng, held_out)
     kind = _person_kind(rng) if person else ToolKind((), (), _parameters(fields), _facts(rng, noun, fields))

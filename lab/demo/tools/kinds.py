@@ -30,9 +30,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """A kind of tool that training conversations offer. Names, descriptions (`about`) and requests are alternatives to
-    choose from. A request has slots such as {0} for parameters' values, and parts in [ ] that are left out unless their
-    optional parameter is given."""
+    """A kind of tool that training conversations offer, with alternative names, descriptions (`about`) and requests.
+    These have slots such as {0} for values, and parts in [ ] for optional parameters."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]

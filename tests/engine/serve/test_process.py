@@ -253,7 +253,8 @@ async def test_the_client_tries_again_after_any_failure(supervisor):
         if len(calls) == 1:
             raise RuntimeError("a bug")
 
-    client = EngineClient(supervisor.address, restore)
+    client = EngineClient(supervisor.address)
+    client.on_connect = restore
     await client.start()
     await asyncio.wait_for(client.wait_ready(), 120)
     await client.close()

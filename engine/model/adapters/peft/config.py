@@ -33,7 +33,7 @@ ALL_LINEAR = "all-linear"
 
 
 def parse_config(data: bytes) -> PeftSettings:
-    """Parses the bytes of an adapter_config.json. Raises AdapterError if the file is malformed, or asks for something
+    """Parse the bytes of an adapter_config.json. Raises AdapterError if the file is malformed, or asks for something
     that cannot be served faithfully."""
     try:
         config = json.loads(data)
@@ -50,7 +50,7 @@ def parse_config(data: bytes) -> PeftSettings:
 
 
 def _fields(kind: Any) -> KindFields:
-    """Returns which configuration fields are read for adapters of the PEFT type `kind`, such as LORA or IA3. Raises
+    """Return which configuration fields are read for adapters of the PEFT type `kind`, such as LORA or IA3. Raises
     AdapterError if adapters of this type are not served."""
     if not isinstance(kind, str) or kind not in KINDS:
         reason = OTHER_KINDS.get(kind, "it is not known here") if isinstance(kind, str) else "it must be a name"
@@ -72,20 +72,20 @@ def _refuse_unsupported(config: dict[str, Any], fields: KindFields) -> None:
 
 
 def _leaves_base(initialisation: Any) -> bool:
-    """Returns whether a LoRA of this initialisation leaves the base weights as they are. PEFT reads names of some
+    """Return whether a LoRA of this initialisation leaves the base weights as they are. PEFT reads names of some
     initialisations in any case."""
     name = initialisation.lower() if isinstance(initialisation, str) else initialisation
     return name in PLAIN_INITIALISATIONS
 
 
 def _unread(config: dict[str, Any], fields: KindFields) -> dict[str, Any]:
-    """Returns the fields of a configuration that are set, and neither read nor known to be harmless."""
+    """Return the fields of a configuration that are set, and neither read nor known to be harmless."""
     known = fields.handled | fields.harmless
     return {key: value for key, value in config.items() if key not in known and not _is_unset(key, value)}
 
 
 def _refusal(key: str, config: dict[str, Any], fields: KindFields) -> str:
-    """Returns why an adapter that sets the field `key`, which is not read here, cannot be served. Empty means that PEFT
+    """Return why an adapter that sets the field `key`, which is not read here, cannot be served. Empty means that PEFT
     ignores the field."""
     if key in REFUSED:
         return REFUSED[key]
@@ -101,8 +101,7 @@ def _refusal(key: str, config: dict[str, Any], fields: KindFields) -> str:
 
 
 def _warnings(config: dict[str, Any], fields: KindFields) -> tuple[str, ...]:
-    """Returns what operators should know of a configuration that can be served: the fields in it that have no
-    effect."""
+    """Return what operators should know of a configuration that can be served: the fields in it that have no effect."""
     ignored = sorted(_unread(config, fields).items())
     reason = "PEFT does not know this field, so it has no effect"
     told = [f"{short(key)} is {short(value)}: {reason}" for key, value in ignored]
@@ -148,7 +147,7 @@ def _settings(config: dict[str, Any], fields: KindFields) -> PeftSettings:
 
 
 def _scaled_inputs(config: dict[str, Any]) -> Selection:
-    """Returns the modules whose inputs (IA)³ scales. Raises AdapterError if they are not given, because PEFT then
+    """Return the modules whose inputs (IA)³ scales. Raises AdapterError if they are not given, because PEFT then
     guesses them from the base model's kind."""
     if config["peft_type"] == IA3 and config.get("feedforward_modules") is None:
         raise AdapterError("feedforward_modules is missing: name the modules whose inputs are scaled, or give []")
@@ -156,7 +155,7 @@ def _scaled_inputs(config: dict[str, Any]) -> Selection:
 
 
 def _seed(config: dict[str, Any]) -> int | None:
-    """Returns the seed from which VeRA's shared matrices are made. None means that the weights file has them, or that
+    """Return the seed from which VeRA's shared matrices are made. None means that the weights file has them, or that
     the adapter is no VeRA."""
     if config["peft_type"] != VERA or _flag({"save_projection": True, **config}, "save_projection"):
         return None
@@ -167,8 +166,8 @@ def _seed(config: dict[str, Any]) -> int | None:
 
 
 def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the invocation tokens of an activated LoRA, which takes effect only from these tokens on. Empty means
-    that the adapter is no activated LoRA."""
+    """Return the invocation tokens of an activated LoRA, which takes effect only from these tokens on. Empty means that
+    the adapter is no activated LoRA."""
     tokens = config.get("alora_invocation_tokens")
     if tokens is None:
         return ()
@@ -178,7 +177,7 @@ def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns the tokens whose rows of the embedding or the head are trained (`trainable_token_indices`), by layer: see
+    """Return the tokens whose rows of the embedding or the head are trained (`trainable_token_indices`), by layer: see
     `PeftSettings.tokens`."""
     given = config.get("trainable_token_indices")
     if _is_unset("trainable_token_indices", given):
@@ -192,7 +191,7 @@ def _trained_tokens(config: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...]]
 
 
 def _saved_layers(config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the layers, embedding or head, that the weights file holds whole (`modules_to_save`): see
+    """Return the layers, embedding or head, that the weights file holds whole (`modules_to_save`): see
     `PeftSettings.saved`."""
     names = _strings(config, "modules_to_save")
     if not names:
@@ -270,7 +269,7 @@ def _layers(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
-    """Returns the expressions with which `layers_to_transform` finds a module's layer number (group `idx`): the number
+    """Return the expressions with which `layers_to_transform` finds a module's layer number (group `idx`): the number
     after one of the names of layer lists in `layers_pattern`, or the first number if no name is given."""
     names = _strings(config, "layers_pattern")
     if not names:
@@ -279,8 +278,8 @@ def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
 
 
 def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[Override, ...]:
-    """Returns the entries of `config[key]`, which is `rank_pattern` or `alpha_pattern`, in the file's order, because
-    the first entry that matches a module counts. `whole` means that the values must be integers."""
+    """Return the entries of `config[key]`, which is `rank_pattern` or `alpha_pattern`, in the file's order, because the
+    first entry that matches a module counts. `whole` means that the values must be integers."""
     entries = config.get(key) or {}
     if not isinstance(entries, dict) or len(entries) > MAX_PATTERNS:
         raise AdapterError(f"{key} must be an object of at most {MAX_PATTERNS} entries, not {short(entries)}")
@@ -290,7 +289,7 @@ def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[O
 
 
 def _compile(expression: str, written: str, key: str) -> regex.Pattern[str]:
-    """Compiles an expression with `re`, to check it as PEFT does, and returns it compiled with `regex`, which can stop
+    """Compile an expression with `re`, to check it as PEFT does, and return it compiled with `regex`, which can stop
     after a timeout. Raises AdapterError if it is invalid, or `written`, its form in the field `key`, too long."""
     if len(written) > MAX_PATTERN_CHARS:
         raise AdapterError(

@@ -1,8 +1,5 @@
-"""Converts DoRA's magnitudes to the form in which kernels apply them (lora_kernels/dora.py).
-
-PEFT computes the norms of the rows of W + s B A in every forward pass, as training needs. Neither W nor s B A changes
-while an adapter is served, so the norms are computed once, in fp32, when the adapter is loaded.
-"""
+"""Converts DoRA's magnitudes to the form in which kernels apply them (lora_kernels/dora.py). The norms of the rows of W
++ s B A, constant while an adapter is served, are computed once, in fp32."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ None."""
 
 
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
-    """Returns a function that reads the weight and bias of a projection of the base model, by its path, from `source`
-    at each call. DoRA needs them for its norms."""
+    """Return a function that reads the weight and bias of a projection of the base model, by its path, from `source` at
+    each call. DoRA needs them for its norms."""
     names = {spec.stored_name(name): name for name in parameter_shapes(spec)}
 
     def read(module: str) -> tuple[Weight, Tensor | None]:
@@ -35,17 +32,8 @@ def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
 
 
 def fold_magnitude(block: Block, magnitude: Tensor, weight: Weight, bias: Tensor | None) -> tuple[Block, Tensor]:
-    """Folds DoRA's g = magnitude / ||W + B A|| into B, and computes the scale tile that applies g to the base output.
-
-    Args:
-        block: A and B, where B is already multiplied by the LoRA scale.
-        magnitude: fp32 [out_features].
-        weight, bias: W and the bias of the base projection.
-
-    Returns:
-        The folded block, and the scale tile, fp32 [2, out_features]: g - 1, and the shift that keeps the bias unscaled.
-        Values are infinite or NaN where a norm is 0.
-    """
+    """Fold DoRA's g = `magnitude` / ||W + B A|| into B. Return the folded block, and the scale tile, fp32 [2,
+    out_features]: g minus 1, and the shift that keeps the bias unscaled. Values are not finite where a norm is 0."""
     a, b = block
     norm = torch.linalg.vector_norm(fp32(dense(weight)) + b @ a, dim=1)
     scale = (magnitude - norm) / norm
@@ -54,5 +42,5 @@ def fold_magnitude(block: Block, magnitude: Tensor, weight: Weight, bias: Tensor
 
 
 def fp32(tensor: Tensor) -> Tensor:
-    """Returns a tensor in fp32 on the CPU."""
+    """Return a tensor in fp32 on the CPU."""
     return tensor.to(device="cpu", dtype=torch.float32)

@@ -1,12 +1,5 @@
-"""Splits an adapter's matrices of bare parameters (`target_parameters`) into those of experts' projections.
-
-transformers 5 keeps the experts of a layer in two parameters, such as `mlp.experts.gate_up_proj` and
-`mlp.experts.down_proj`, and the router in `mlp.gate.weight`. PEFT has for a parameter A [experts * rank, in_features],
-expert by expert, and B [out_features, rank * experts], in which the columns of one rank lie together. Where both
-parameters of a layer are changed, the matrices of the first are named `experts.base_layer`. Where checkpoints stack
-experts, transformers 4 had a module for each parameter, under the checkpoint's name. Source: PEFT 0.21's
-lora.ParamWrapper.
-"""
+"""Splits an adapter's matrices of bare parameters (`target_parameters`), in which transformers 5 keeps all experts of a
+layer, into those of experts' projections. Source: PEFT 0.21's lora.ParamWrapper."""
 
 from __future__ import annotations
 
@@ -24,6 +17,10 @@ from engine.model.adapters.peft.hints import load_tensors
 from engine.model.adapters.peft.settings import AdapterError, PeftSettings
 from engine.model.spec.config import ExpertsSpec, ModelSpec
 
+# PEFT has for a parameter A [experts * rank, in_features], expert by expert, and B [out_features, rank * experts], in
+# which the columns of one rank lie together. Where both parameters of a layer are changed, the matrices of the first
+# are named `experts.base_layer`. transformers 4 had a module for each parameter.
+
 PARAMETERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The experts' parameters, in the order in which PEFT wraps them, and the projections that lie in each."""
 KEY = re.compile(
@@ -37,17 +34,9 @@ Exact = dict[str, tuple[int, float]]
 
 
 def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -> PeftFolder:
-    """Converts an adapter that changes bare parameters (`target_parameters`) to one that changes modules only, among
-    them the projections of each expert. Its hash stays as it is. Other adapters are returned as they are.
-
-    Args:
-        spec: the shape of the model, which has experts.
-        modules: the paths of all modules that can be adapted, without those of experts and routers.
-
-    Raises:
-        AdapterError: the file is damaged or has a projection twice, a parameter cannot be adapted, or a matrix is not
-            of the model's experts.
-    """
+    """Convert an adapter of bare parameters (`target_parameters`) to one of `modules` only, among them each expert's
+    projections; return others, and every hash, as they are. Raises AdapterError if the file is damaged or does not
+    fit."""
     settings, experts = folder.settings, spec.experts
     if not settings.parameters or experts is None:
         return folder
@@ -58,9 +47,9 @@ def split_experts(folder: PeftFolder, spec: ModelSpec, modules: Sequence[str]) -
 
 
 def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, modules: Sequence[str]) -> Exact:
-    """Returns the rank and alpha of each module that an adapter with `target_parameters` changes, including the
-    experts' projections and routers whose parameters it changes. Raises AdapterError if `target_parameters` names a
-    parameter of anything else."""
+    """Return the rank and alpha of each module that an adapter with `target_parameters` changes, including the experts'
+    projections and routers whose parameters it changes. Raises AdapterError if `target_parameters` names a parameter of
+    anything else."""
     exact: Exact = {module: settings.rank_and_alpha(module) for module in modules if settings.targets(module)}
     paths, router = dict[str, list[str]](), f"{experts.module}.{experts.router}.weight"
     for layer in (f"model.layers.{number}" for number in range(spec.layers) if spec.has_experts(number)):
@@ -84,14 +73,14 @@ def _exact(settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec, module
 
 
 def _paths(experts: ExpertsSpec, parameter: str) -> list[str]:
-    """Returns the paths, in its layer, of one of PARAMETERS, which holds a projection of all experts: the path in
+    """Return the paths, in its layer, of one of PARAMETERS, which holds a projection of all experts: the path in
     transformers 5 and, if checkpoints stack experts, the one in transformers 4."""
     path, stacks = f"{experts.module}.experts.{parameter}", experts.stacks
     return [path] if stacks is None else [path, stacks.gate_up if parameter == "gate_up_proj" else stacks.down]
 
 
 def _projections(spec: ModelSpec, experts: ExpertsSpec, layer: str, names: Sequence[str]) -> list[str]:
-    """Returns the paths of the projections `names` of every expert of a layer."""
+    """Return the paths of the projections `names` of every expert of a layer."""
     numbers = range(experts.count)
     return [spec.stored_name(f"{layer}.mlp.experts.{number}.{name}") for number in numbers for name in names]
 
@@ -104,8 +93,8 @@ class _Found(NamedTuple):
 
 
 def _find(key: str, layer: str, module: str, settings: PeftSettings, experts: ExpertsSpec) -> _Found | None:
-    """Returns the parameter of experts that a tensor of the wrapped `module` belongs to, or None. Raises AdapterError
-    if the settings do not name it."""
+    """Return the parameter of experts that a tensor of the wrapped `module` belongs to, or None. Raises AdapterError if
+    the settings do not name it."""
     of_experts = f"{experts.module}.experts"
     inner = module == f"{of_experts}.base_layer"
     if not inner and module != of_experts:
@@ -121,8 +110,8 @@ def _find(key: str, layer: str, module: str, settings: PeftSettings, experts: Ex
 def _parts(
     key: str, tensor: Tensor, settings: PeftSettings, spec: ModelSpec, experts: ExpertsSpec
 ) -> Iterator[tuple[str, Tensor]]:
-    """Splits a tensor of an experts' parameter, and yields the tensors of each expert's projections by name. Yields
-    other tensors whole."""
+    """Split a tensor of an experts' parameter, and yield the tensors of each expert's projections by name. Yield other
+    tensors whole."""
     named = KEY.fullmatch(key)
     found = named and _find(key, named["layer"], named["module"], settings, experts)
     if named is None or found is None:
@@ -139,7 +128,7 @@ def _parts(
 
 
 def _of_names(matrix: Tensor, side: str, count: int, experts: ExpertsSpec) -> Sequence[Tensor]:
-    """Splits one expert's A or B (`side`) of a parameter into those of the `count` projections that lie in it: each has
+    """Split one expert's A or B (`side`) of a parameter into those of the `count` projections that lie in it: each has
     all of A, and some rows of B."""
     if side == "A":
         return [matrix] * count
@@ -149,7 +138,7 @@ def _of_names(matrix: Tensor, side: str, count: int, experts: ExpertsSpec) -> Se
 
 
 def _by_expert(key: str, tensor: Tensor, side: str, count: int, rank: int) -> Tensor:
-    """Separates a parameter's tensor by expert. Returns A [experts, rank, in_features] or B [experts, out_features,
+    """Separate a parameter's tensor by expert. Return A [experts, rank, in_features] or B [experts, out_features,
     rank]. Raises AdapterError if it is not of `count` experts of this rank."""
     axis = 0 if side == "A" else 1
     if tensor.dim() != 2 or tensor.shape[axis] != count * rank:

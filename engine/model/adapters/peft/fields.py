@@ -50,9 +50,8 @@ _LYCORIS_TRAINING = _BOOKKEEPING | {"rank_dropout", "module_dropout", "use_effec
 
 
 class KindFields(NamedTuple):
-    """The fields of a kind's configuration that are read (`handled`) or do not affect the forward pass (`harmless`).
-    Beside these, PEFT knows only those that are `refused` or in `REFUSED`. `rank` and `alpha` are the names of the
-    fields with these numbers, and `default_rank` is PEFT's; empty means that the kind has no such field."""
+    """The fields of a kind's configuration that are read (`handled`) or do not matter (`harmless`); PEFT's others are
+    in `refused` or `REFUSED`. `rank` and `alpha` name fields, empty if there are none; `default_rank` is PEFT's."""
 
     handled: frozenset[str]
     harmless: frozenset[str]

@@ -29,37 +29,33 @@ MAX_KEPT_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True, eq=False)
 class PeftFolder:
     """An adapter folder that has been read: its configuration is parsed, and its weights are in memory but not
-    examined.
-
-    Attributes:
-        adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
-        data: the weights file, read-only; of a GGUF file, its tensors as PEFT would write them. In a `ReadBuffer`, it
-            is valid until the thread reads the next file into it.
-        draft: the adapter of the draft model in the folder's subfolder `draft`. None means that there is none.
-    """
+    examined."""
 
     adapter_hash: str
+    """Content hash of the configuration fields that affect the computation, and of the weights file."""
     settings: PeftSettings
     data: memoryview
+    """The weights file, read-only; of a GGUF file, its tensors as PEFT would write them. In a `ReadBuffer`, it is valid
+    until the thread reads the next file into it."""
     draft: PeftFolder | None = None
+    """The adapter of the draft model in the folder's subfolder `draft`. None means that there is none."""
 
     def with_draft(self, draft: PeftFolder) -> PeftFolder:
-        """Returns a copy of the adapter that includes an adapter of the draft model of speculative decoding. The
-        content hash of the copy covers both."""
+        """Return a copy of the adapter that includes an adapter of the draft model of speculative decoding. The content
+        hash of the copy covers both."""
         both = f"{self.adapter_hash}/{draft.adapter_hash}".encode()
         return replace(self, adapter_hash=blake3(both).hexdigest()[:ID_CHARS], draft=draft)
 
 
 class ReadBuffer(threading.local):
-    """A buffer in each thread into which adapter files are read, reused for files of up to MAX_KEPT_BYTES: fresh memory
-    costs more than reading. The memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in
-    which no step can begin."""
+    """A buffer in each thread into which adapter files are read, reused for files of up to MAX_KEPT_BYTES."""
 
+    # The memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin.
     def __init__(self) -> None:
         self._kept = np.empty(0, dtype=np.uint8)
 
     def of(self, num_bytes: int) -> memoryview:
-        """Returns `num_bytes` of writable memory. Memory that this thread got from the buffer before must not be used
+        """Return `num_bytes` of writable memory. Memory that this thread got from the buffer before must not be used
         any more."""
         if num_bytes > MAX_KEPT_BYTES:
             return np.empty(num_bytes, dtype=np.uint8).data
@@ -69,17 +65,9 @@ class ReadBuffer(threading.local):
 
 
 def read_adapter(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer | None = None) -> PeftFolder:
-    """Reads and hashes an adapter whose weights file has at most `max_bytes`; its tensors are not checked.
-
-    Args:
-        path: a folder that PEFT wrote, a folder with one GGUF file, or a GGUF file.
-        base: what a GGUF file's form depends on.
-        buffer: the buffer into which the weights are read. None means memory of their own.
-
-    Raises:
-        AdapterError: `path` is no adapter, a file is unreadable, too large or a link out of it, or the
-            configuration cannot be parsed or served. The cause of the error is the OSError, if there was one.
-    """
+    """Read and hash an adapter, a PEFT folder or a GGUF file, whose weights file has at most `max_bytes`, into `buffer`
+    if given; tensors are not checked. Raises AdapterError, with the OSError as cause, if it cannot be read or
+    served."""
     if file := _gguf_file(path):
         return _read_gguf(file, max_bytes, base, buffer or ReadBuffer())
     settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
@@ -91,7 +79,7 @@ def read_adapter(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer 
 
 
 def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -> PeftFolder | None:
-    """Reads the adapter of the draft model that the adapter at `path` has, as `read_adapter` does. None means that it
+    """Read the adapter of the draft model that the adapter at `path` has, as `read_adapter` does. None means that it
     has none."""
     folder = path / DRAFT_FOLDER
     if not os.path.isdir(folder):
@@ -102,7 +90,7 @@ def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """Returns the GGUF file at an adapter's path, or in the folder there. None means that there is none. Raises
+    """Return the GGUF file at an adapter's path, or in the folder there. None means that there is none. Raises
     AdapterError where `find_gguf` raises another error."""
     try:
         return find_gguf(path)
@@ -121,7 +109,7 @@ def _read_gguf(file: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -
 
 
 def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview:
-    """Reads the file `name` of the folder, of at most `limit` bytes, into the buffer. Raises AdapterError if the file
+    """Read the file `name` of the folder, of at most `limit` bytes, into the buffer. Raises AdapterError if the file
     cannot be read, is too large, or is a link that leaves the folder."""
     file = folder / name
     try:
@@ -144,7 +132,7 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
 
 
 def _fill(file: FileIO, memory: memoryview) -> memoryview:
-    """Fills `memory` from the file and returns the filled part, read-only. A file that has shrunk fills less of it."""
+    """Fill `memory` from the file and return the filled part, read-only. A file that has shrunk fills less of it."""
     done = 0
     while done < len(memory) and (count := file.readinto(memory[done:])):
         done += count
@@ -152,7 +140,7 @@ def _fill(file: FileIO, memory: memoryview) -> memoryview:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Returns the folders that links in an adapter's folder may lead to: the folder itself, and for a snapshot of the
+    """Return the folders that links in an adapter's folder may lead to: the folder itself, and for a snapshot of the
     Hugging Face cache its blobs."""
     root = Path(os.path.realpath(folder))
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):

@@ -20,23 +20,16 @@ MODULE = re.compile(rf"\.(?P<module>{'|'.join(FUSED)})\.lora_(?P<kind>A|B|magnit
 
 
 def split_fused(folder: PeftFolder, widths: Mapping[str, int]) -> PeftFolder:
-    """Splits the tensors of an adapter's fused projections (qkv_proj, gate_up_proj) into those of q, k, v, gate and up,
-    and returns the adapter with these, in memory of its own. Its hash stays as it is.
-
-    Args:
-        widths: number of outputs of each part.
-
-    Raises:
-        AdapterError: the file is damaged, has a projection twice, or a fused one with another number of outputs.
-    """
+    """Split the tensors of an adapter's fused projections (qkv_proj, gate_up_proj) into parts of `widths` outputs, and
+    return the adapter with these. Raises AdapterError if the file is damaged or a projection does not fit."""
     tensors = load_tensors(folder.data)
     split = by_name(part for key, tensor in tensors.items() for part in _parts(key, tensor, widths))
     return replace(folder, settings=replace(folder.settings, fused=True), data=memoryview(save(split)))
 
 
 def by_name(parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns the parts into which tensors were split, by name. Raises AdapterError if two have the same name, because
-    a file has a module whole and in parts."""
+    """Return the parts into which tensors were split, by name. Raises AdapterError if two have the same name, because a
+    file has a module whole and in parts."""
     found: dict[str, Tensor] = {}
     for name, part in parts:
         if name in found:
@@ -46,8 +39,8 @@ def by_name(parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _parts(key: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors into which an adapter's tensor of a fused projection is split, by name: A whole for each part,
-    other tensors by outputs. Yields a tensor of another module as it is."""
+    """Yield the tensors into which an adapter's tensor of a fused projection is split, by name: A whole for each part,
+    other tensors by outputs. Yield a tensor of another module as it is."""
     found = MODULE.search(key)
     if found is None:
         yield key, tensor

@@ -1,11 +1,5 @@
-"""Reads LoRA adapters from GGUF files, as llama.cpp's convert_lora_to_gguf.py writes them, into what PEFT's folders
-hold: settings, and the bytes of a safetensors file.
-
-A file has `general.type` adapter, `adapter.type` lora, `adapter.lora.alpha`, and for each adapted matrix
-`blk.N.attn_q.weight.lora_a` [rank, in_features] and `.lora_b` [out_features, rank]. Their product is multiplied by
-alpha / rank or, where alpha is 0, by nothing. Activated LoRAs have `adapter.alora.invocation_tokens`. Source: that
-script and llama.cpp's llama-adapter.cpp.
-"""
+"""Reads LoRA adapters from GGUF files of llama.cpp into what PEFT's folders hold: settings, and the bytes of a
+safetensors file. Source: convert_lora_to_gguf.py and llama-adapter.cpp."""
 
 from __future__ import annotations
 
@@ -28,6 +22,9 @@ from engine.model.gguf.header import ARCHITECTURES, Header, StoredTensor, read_h
 from engine.model.gguf.names import hub_name
 from engine.model.weights.gguf import FLOATS, is_turned, turned_back
 
+# For each adapted matrix a file has `blk.N.attn_q.weight.lora_a` [rank, in_features] and `.lora_b` [out_features,
+# rank]. Their product is multiplied by `adapter.lora.alpha` / rank or, where alpha is 0, by nothing.
+
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size in bytes of the header of an adapter's weights file."""
 REQUIRED = {"general.type": "adapter", "adapter.type": "lora"}
@@ -47,17 +44,9 @@ class GgufBase(NamedTuple):
 
 
 def from_gguf(data: memoryview, name: str, base: GgufBase, max_bytes: int) -> tuple[PeftSettings, memoryview]:
-    """Returns an adapter's settings and its tensors in fp32, as the bytes of a safetensors file with PEFT's names. Rows
-    of q and k are in Hugging Face's order. Shapes are not compared with the model's, nor numbers looked at.
-
-    Args:
-        data: the GGUF file, which errors name `name`.
-        max_bytes: maximum size of the tensors in fp32.
-
-    Raises:
-        AdapterError: the file is damaged, holds no LoRA adapter of the base model's architecture, or has a tensor that
-            cannot be served; the message says which.
-    """
+    """Return the settings of an adapter in GGUF, and its tensors in fp32, at most `max_bytes`, as a safetensors file
+    with PEFT's names and Hugging Face's order of rows. Raises AdapterError, which names `name`, if it cannot be
+    served."""
     header = _header(data[:MAX_HEADER_BYTES], name)
     _check_values(header, name, base)
     num_bytes = sum(prod(stored.shape) for stored in header.tensors.values()) * FLOAT32_BYTES
@@ -82,8 +71,8 @@ def _header(data: memoryview, name: str) -> Header:
 
 
 def _turned(rows: Tensor, base: GgufBase) -> Tensor:
-    """Returns the rows of B of a q or k projection in Hugging Face's order, given them in llama.cpp's. Rows that are
-    not whole heads, which no model has, are left as they are."""
+    """Return the rows of B of a q or k projection in Hugging Face's order, given them in llama.cpp's. Rows that are not
+    whole heads, which no model has, are left as they are."""
     return rows[turned_back(len(rows), base.head_dim)] if len(rows) % base.head_dim == 0 else rows
 
 
@@ -110,7 +99,7 @@ def _alpha(header: Header, name: str) -> float:
 
 
 def _invocation(header: Header, name: str) -> tuple[int, ...]:
-    """Returns, from the header of the GGUF file `name`, the invocation tokens of an activated LoRA, which takes effect
+    """Return, from the header of the GGUF file `name`, the invocation tokens of an activated LoRA, which takes effect
     only from these tokens on. Empty means that the adapter is no activated LoRA."""
     if INVOCATION not in header.values:
         return ()
@@ -118,8 +107,8 @@ def _invocation(header: Header, name: str) -> tuple[int, ...]:
 
 
 def _hub_key(key: str, name: str) -> tuple[str, str]:
-    """Splits the name `key` of a tensor in an adapter's GGUF file into Hugging Face's path of its module and its side,
-    A or B. Raises AdapterError if the tensor is no A or B of a projection; `name` is the file in the message."""
+    """Split the name `key` of a tensor in an adapter's GGUF file into Hugging Face's path of its module and its side, A
+    or B. Raises AdapterError, which names the file, for any other tensor."""
     found = KEY.fullmatch(key)
     module = hub_name(found["base"]) if found else ""
     if found is None or module == found["base"]:
@@ -128,8 +117,8 @@ def _hub_key(key: str, name: str) -> tuple[str, str]:
 
 
 def _ranks(tensors: Mapping[str, StoredTensor], parts: Mapping[str, tuple[str, str]], name: str) -> dict[str, int]:
-    """Returns the LoRA rank of each module in an adapter's GGUF file. Raises AdapterError if a module's A and B have
-    not the same rank."""
+    """Return the LoRA rank of each module in an adapter's GGUF file. Raises AdapterError if a module's A and B have not
+    the same rank."""
     ranks: dict[str, int] = {}
     for key, (module, side) in parts.items():
         shape = _shape(tensors[key])
@@ -142,12 +131,12 @@ def _ranks(tensors: Mapping[str, StoredTensor], parts: Mapping[str, tuple[str, s
 
 
 def _shape(stored: StoredTensor) -> tuple[int, ...]:
-    """Returns the shape of a tensor as a matrix: ggml leaves out a first dimension of 1."""
+    """Return the shape of a tensor as a matrix: ggml leaves out a first dimension of 1."""
     return (1, *stored.shape) if len(stored.shape) == 1 else stored.shape
 
 
 def _read(data: memoryview, stored: StoredTensor, what: str) -> Tensor:
-    """Returns a tensor of an adapter's GGUF file in fp32. Raises AdapterError, which describes the tensor by `what`, if
+    """Return a tensor of an adapter's GGUF file in fp32. Raises AdapterError, which describes the tensor by `what`, if
     the file ends before the tensor does, or its type is not supported."""
     shape = _shape(stored)
     if dtype := FLOATS.get(stored.kind):
@@ -161,7 +150,7 @@ def _read(data: memoryview, stored: StoredTensor, what: str) -> Tensor:
 
 
 def _bytes(data: memoryview, place: int, size: int, what: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Returns a copy of `size` bytes of the file from byte `place` on. The copy is aligned for every dtype. Raises
+    """Return a copy of `size` bytes of the file from byte `place` on. The copy is aligned for every dtype. Raises
     AdapterError, which begins with `what`, if the file ends earlier."""
     if place + size > len(data):
         raise AdapterError(f"{what} lies beyond the end of the file: it was cut short; copy it again")
@@ -169,7 +158,7 @@ def _bytes(data: memoryview, place: int, size: int, what: str) -> np.ndarray[tup
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> memoryview:
-    """Returns the bytes of a safetensors file that holds these fp32 tensors. Its numbers are aligned to 8 bytes."""
+    """Return the bytes of a safetensors file that holds these fp32 tensors. Its numbers are aligned to 8 bytes."""
     ends = list(accumulate((tensor.nbytes for tensor in tensors.values()), initial=0))
     entries = {
         name: {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": offsets}

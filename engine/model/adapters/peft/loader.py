@@ -1,8 +1,5 @@
-"""Converts adapter folders, as PEFT saves them, to checked fp32 blocks, or refuses them with the reason.
-
-Nothing is ever guessed or left out: every tensor of the file must belong to a module that the configuration targets,
-and every targeted module must have its tensors. Files are read once, so that the hashed bytes are the served bytes.
-"""
+"""Converts adapter folders, as PEFT saves them, to checked fp32 blocks, or refuses them with the reason. Nothing is
+guessed or left out, and files are read once, so that the hashed bytes are the served bytes."""
 
 from __future__ import annotations
 
@@ -55,41 +52,38 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """A checked adapter, ready to be packed.
-
-    Attributes:
-        adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
-        blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale
-            and, for DoRA, magnitude / norm).
-        scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
-        ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
-        scaled: bool [layers, targets]. True where a projection has an entry in `scales`.
-        target_modules: names of the projections that the adapter changes in any layer, in the model's order.
-        rank: the largest of `ranks`.
-        base_model: name of the base model in the adapter's configuration; may be empty.
-        tokens: rows of the embedding and of the head that stand in place of the base model's. None means that the
-            adapter replaces none.
-    """
+    """A checked adapter, ready to be packed."""
 
     adapter_hash: str
+    """Content hash of the configuration fields that affect the computation, and of the weights file."""
     blocks: Mapping[Place, Block]
+    """(layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale and, for
+    DoRA, magnitude / norm)."""
     scales: Mapping[Place, Tensor]
+    """(layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter."""
     ranks: npt.NDArray[np.int32]
+    """int32 [layers, targets]. 0 where the adapter does not touch the projection."""
     scaled: npt.NDArray[np.bool_]
+    """bool [layers, targets]. True where a projection has an entry in `scales`."""
     target_modules: tuple[str, ...]
+    """Names of the projections that the adapter changes in any layer, in the model's order."""
     rank: int
+    """The largest of `ranks`."""
     base_model: str
+    """Name of the base model in the adapter's configuration; may be empty."""
     tokens: TrainedRows | None = None
+    """Rows of the embedding and of the head that stand in place of the base model's. None means that the adapter
+    replaces none."""
 
 
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
-    """Reads and checks an adapter (see `read_adapter`), and returns its weights as fp32 blocks. Raises AdapterError if
-    it is no LoRA adapter that fits the model and can be served as PEFT would serve it."""
+    """Read and check an adapter (see `read_adapter`), and return its weights as fp32 blocks. Raises AdapterError if it
+    is no LoRA adapter that fits the model and can be served as PEFT would serve it."""
     return check_peft(shapes.reduce(read_adapter(path, shapes.max_file_bytes, shapes.gguf)), shapes)
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
-    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the file is damaged, does not fit
+    """Check every tensor of a folder and convert it to fp32. Raises AdapterError if the file is damaged, does not fit
     the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
     base = KnownRows(shapes.base_linears, shapes.changed, folder.adapter_hash)
@@ -141,10 +135,10 @@ def _parse(data: memoryview) -> dict[str, Raw]:
 
 
 def _wanted(settings: PeftSettings, shapes: TargetShapes, *, changes_experts: bool) -> dict[Place, str]:
-    """Maps the projections that the configuration targets to their paths, in the order in which they are computed.
-    Experts and routers are among them only if the adapter `changes_experts`: in transformers 5 they are no modules, so
-    that names such as gate_proj are then those of other MLPs. Raises AdapterError if it targets none, a layer that the
-    model does not have, or projections that only experts have although it has no weights of experts."""
+    """Map the projections that the configuration targets to their paths, in the order in which they are computed.
+    Raises AdapterError if it targets none, missing layers, or only experts without having weights of experts."""
+    # Experts and routers are no modules in transformers 5: unless the adapter `changes_experts`, names such as
+    # gate_proj are those of other MLPs.
     if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
         raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
     places = shapes.places().items()
@@ -186,7 +180,7 @@ def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
 def pair_tensors(
     tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
 ) -> dict[Place, dict[str, Raw]]:
-    """Groups tensors by projection and part ("A", "B" or "magnitude_vector"). Raises AdapterError if one belongs to no
+    """Group tensors by projection and part ("A", "B" or "magnitude_vector"). Raises AdapterError if one belongs to no
     projection, to a second adapter, or to DoRA although the configuration does not say so."""
     places, named = shapes.places(), dict[str | None, str]()
     pairs: dict[Place, dict[str, Raw]] = {}
@@ -207,7 +201,7 @@ def pair_tensors(
 
 
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
-    """Returns the message of the error for a tensor, named `key`, that belongs to no projection of the model."""
+    """Return the message of the error for a tensor, named `key`, that belongs to no projection of the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
     if MLX_KEY.search(key):
         return f"{WEIGHTS_FILE} has {shown}, which makes it {FROM_MLX}"
@@ -235,11 +229,7 @@ def _check_coverage(
         if missing := [part for part in parts if part not in pair]:
             raise AdapterError(f"{shapes.module(place)} has no lora_{missing[0]}; save the adapter again")
     if absent := [module for place, module in wanted.items() if place not in pairs]:
-        trained_on = f" ({settings.base_model})" if settings.base_model else ""
-        raise AdapterError(
-            f"{CONFIG_FILE} targets {absent[0]}, but there are no weights for it ({len(absent)} such modules): "
-            f"an incomplete file, or an adapter of another base{trained_on}?"
-        )
+        raise settings.without_weights(absent)
 
 
 def _block(pair: Mapping[str, Raw], place: Place, settings: PeftSettings, shapes: TargetShapes) -> Block:
@@ -260,14 +250,14 @@ def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes:
 
 
 def _scale_tile(pair: Mapping[str, Raw], place: Place, shapes: TargetShapes) -> Tensor:
-    """Returns the scale tile (lora_kernels/dora.py) of one projection that (IA)³ scales, fp32 [2, out_features]. (IA)³
+    """Return the scale tile (lora_kernels/dora.py) of one projection that (IA)³ scales, fp32 [2, out_features]. (IA)³
     scales outputs together with their bias."""
     scale = _tensor(pair[OUTPUT_SCALE], f"{shapes.module(place)}'s scale", (int(shapes.widths[place[1], 1]),))
     return torch.stack((scale - 1, torch.zeros_like(scale)))
 
 
 def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:
-    """Converts a tensor to fp32. Raises AdapterError, which names the tensor `name`, unless it has exactly the given
+    """Convert a tensor to fp32. Raises AdapterError, which names the tensor `name`, unless it has exactly the given
     shape, a floating dtype and only finite values. A difference at `rank_axis` alone is reported as a wrong rank."""
     found = tuple(raw["shape"])
     if rank_axis is not None and _differ_only_at(rank_axis, found, shape):

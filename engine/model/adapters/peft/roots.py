@@ -1,9 +1,5 @@
-"""Finds under which path an adapter knows the decoder that is `model.` here, and renames its tensors.
-
-PEFT names tensors by the path of their module in the model that the adapter was trained on: a causal model has its
-decoder at `model`, `AutoModel` (task FEATURE_EXTRACTION) is the decoder itself, and an image model has it as its text
-part.
-"""
+"""Finds under which path an adapter knows the decoder that is `model.` here, and renames its tensors: `AutoModel` (task
+FEATURE_EXTRACTION) is the decoder itself, and an image model has it as its text part."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import regex
 from engine.model.adapters.peft.fields import LORA
 from engine.model.adapters.peft.roots import HERE
 from engine.model.spec.fused import fused_name
+from engine.process.adapter_files import CONFIG_FILE
 from lora_kernels.layout import MAX_RANK
 
 MATCH_SECONDS = 1.0
@@ -55,7 +56,7 @@ class Matching:
         self._left = ADAPTER_SECONDS
 
     def match(self, pattern: regex.Pattern[str], name: str, whole: bool = False) -> regex.Match[str] | None:
-        """Match the beginning of a name, or the `whole` name. Returns the match, or None. Raises AdapterError if this
+        """Match the beginning of a name, or the `whole` name. Return the match, or None. Raises AdapterError if this
         expression, or all of the adapter's together, take too long."""
         began, find = time.thread_time(), pattern.fullmatch if whole else pattern.match
         try:
@@ -129,11 +130,11 @@ class PeftSettings:
 
     @property
     def has_only_deltas(self) -> bool:
-        """Returns whether the adapter has only A and B of projections: no factors of outputs and no rows of tokens."""
+        """Return whether the adapter has only A and B of projections: no factors of outputs and no rows of tokens."""
         return not (self.use_dora or self.scales_outputs or self.tokens or self.saved)
 
     def targets(self, module: str) -> bool:
-        """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
+        """Return whether the adapter changes the module of this name. Raises AdapterError if matching takes too
         long."""
         if self.exact is not None:
             return module in self.exact
@@ -144,8 +145,16 @@ class PeftSettings:
             return self._selects(self.target_modules, module) and self._layer(module) in self.layers
         return self._selects(self.target_modules, module)
 
+    def without_weights(self, modules: Sequence[str]) -> AdapterError:
+        """Return the error of an adapter that targets these modules and has no weights for them."""
+        trained_on = f" ({self.base_model})" if self.base_model else ""
+        return AdapterError(
+            f"{CONFIG_FILE} targets {modules[0]}, but there are no weights for it ({len(modules)} such modules): "
+            f"an incomplete file, or an adapter of another base{trained_on}?"
+        )
+
     def rank_of(self, module: str) -> int:
-        """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
+        """Return the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
         matching takes too long."""
         rank = self.rank_and_alpha(module)[0]
         if not 1 <= rank <= MAX_RANK:
@@ -153,13 +162,13 @@ class PeftSettings:
         return rank
 
     def scale_of(self, module: str) -> float:
-        """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
+        """Return the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
         AdapterError in the cases of `rank_of`."""
         alpha, rank = self.rank_and_alpha(module)[1], self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def rank_and_alpha(self, name: str) -> tuple[int, float]:
-        """Returns the adapter's rank and alpha on the module or parameter of this name. Raises AdapterError if matching
+        """Return the adapter's rank and alpha on the module or parameter of this name. Raises AdapterError if matching
         takes too long."""
         if self.exact is not None:
             return self.exact[name]
@@ -170,11 +179,11 @@ class PeftSettings:
         return found
 
     def changes_parameter(self, path: str) -> bool:
-        """Returns whether the adapter changes the bare parameter of this path."""
+        """Return whether the adapter changes the bare parameter of this path."""
         return self._selects(self.parameters, path)
 
     def canonical(self) -> bytes:
-        """Returns the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
+        """Return the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
         `use_dora` is not included: the weights have magnitudes if and only if it is on."""
         fields = (
             self.rank,
@@ -195,8 +204,8 @@ class PeftSettings:
         return json.dumps(fields).encode()
 
     def scales_inputs(self, module: str) -> bool:
-        """Returns whether (IA)³ scales the inputs of the module of this name, in place of its outputs. PEFT compares
-        the ends of names here, not whole path components. Raises AdapterError as `targets` does."""
+        """Return whether (IA)³ scales the inputs of the module of this name, in place of its outputs. PEFT compares the
+        ends of names here, not whole path components. Raises AdapterError as `targets` does."""
         if isinstance(self.scaled_inputs, frozenset):
             return module.endswith(tuple(self.scaled_inputs))
         return self.matching.match(self.scaled_inputs, module, whole=True) is not None
@@ -211,7 +220,7 @@ class PeftSettings:
         return next((entry.value for entry in overrides if self.matching.match(entry.pattern, module)), default)
 
     def _written(self, module: str) -> str:
-        """Returns the name by which the adapter's configuration knows a module of the base model: that of the fused
+        """Return the name by which the adapter's configuration knows a module of the base model: that of the fused
         projection that it is part of if `fused`, else its own, below the path `root`."""
         name = fused_name(module) if self.fused else module
         return name if self.root == HERE else self.root + name.removeprefix(HERE)
@@ -224,7 +233,7 @@ class PeftSettings:
 
 
 def check_invocation(tokens: object, name: str) -> tuple[int, ...]:
-    """Returns `tokens`, the value of the setting `name`, as the invocation tokens of an activated LoRA. Raises
+    """Return `tokens`, the value of the setting `name`, as the invocation tokens of an activated LoRA. Raises
     AdapterError if it is no list of 1 to MAX_INVOCATION token ids."""
     found = tuple(tokens) if isinstance(tokens, list | tuple) else ()
     is_valid = 1 <= len(found) <= MAX_INVOCATION and all(type(one) is int and 0 <= one < 2**31 for one in found)
@@ -234,7 +243,7 @@ def check_invocation(tokens: object, name: str) -> tuple[int, ...]:
 
 
 def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSettings:
-    """Returns the settings of a LoRA that changes modules of these names with these ranks. `alpha` 0 means that B A is
+    """Return the settings of a LoRA that changes modules of these names with these ranks. `alpha` 0 means that B A is
     not scaled."""
     [(common, _)] = Counter(ranks.values()).most_common(1)
     others = tuple(
@@ -262,6 +271,6 @@ def _canonical_selection(selection: Selection) -> Any:
 
 
 def short(value: Any) -> str:
-    """Returns a value as messages show it, in at most 120 characters."""
+    """Return a value as messages show it, in at most 120 characters."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

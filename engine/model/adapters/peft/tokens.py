@@ -1,8 +1,5 @@
-"""Trained tokens of an adapter: rows of the embedding and of the head that it has in place of the base model's.
-
-PEFT's `trainable_token_indices` names them. Of layers in `modules_to_save`, the file has all rows; those that differ
-from the base model's are the trained ones.
-"""
+"""Trained tokens of an adapter: rows of the embedding and of the head that replace the base model's, named by PEFT's
+`trainable_token_indices`, or the changed rows of layers in `modules_to_save`."""
 
 from __future__ import annotations
 
@@ -65,15 +62,15 @@ class TrainedRows(NamedTuple):
 
 class ChangedTokens:
     """Cache of the tokens of which adapters have other rows of the embedding or the head than the base model, by
-    adapter hash and layer, of the latest `MOST_CHANGED`. Thread-safe. Finding them takes reading the whole embedding
-    (1.2 GB in fp32 of Qwen3-30B-A3B), which checking and packing an adapter would otherwise do each time."""
+    adapter hash and layer, of the latest `MOST_CHANGED`. Thread-safe."""
 
+    # Finding them takes reading the whole embedding: 1.2 GB in fp32 of Qwen3-30B-A3B.
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, adapter_hash: str, layer: str) -> tuple[int, ...] | None:
-        """Returns the cached tokens of which the adapter has other rows of `layer`, the embedding or the head, than the
+        """Return the cached tokens of which the adapter has other rows of `layer`, the embedding or the head, than the
         base model. None means that they are not known yet."""
         with self._lock:
             return self._known.get((adapter_hash, layer))
@@ -95,8 +92,8 @@ class KnownRows(NamedTuple):
 
 
 def split_stored(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """Separates whole layers, embedding or head, that the file has although the configuration does not say that they
-    were trained, as PEFT's `save_embedding_layers` stores them. Returns these by layer, and all other tensors by
+    """Separate whole layers, embedding or head, that the file has although the configuration does not say that they
+    were trained, as PEFT's `save_embedding_layers` stores them. Return these by layer, and all other tensors by
     name."""
     stored: dict[str, Raw] = {}
     others: dict[str, Raw] = {}
@@ -123,9 +120,8 @@ def refuse_changed(stored: Mapping[str, Raw], ends: Ends, base: KnownRows, conve
 
 
 def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[dict[str, Raw], dict[str, Raw]]:
-    """Separates an adapter's tensors. Returns those of trained tokens and of saved layers, by layer (embedding or
-    head), and all others, by name. A tensor that the configuration does not announce is among the others. Raises
-    AdapterError if a layer has several."""
+    """Separate an adapter's tensors: return those of trained tokens and saved layers that the configuration announces,
+    by layer, and all others, by name. Raises AdapterError if a layer has several."""
     found: dict[str, Raw] = {}
     others: dict[str, Raw] = {}
     for key, tensor in tensors.items():
@@ -142,9 +138,8 @@ def split_tokens(tensors: Mapping[str, Raw], settings: PeftSettings) -> tuple[di
 def read_rows(
     found: Mapping[str, Raw], settings: PeftSettings, ends: Ends, base: KnownRows, convert: Convert
 ) -> TrainedRows | None:
-    """Returns the rows of the embedding and the head that the adapter has in place of the base model's. None means that
-    it has none. Raises AdapterError if they are not those of the configuration, not of the model's shape, or too
-    many."""
+    """Return the rows of the embedding and the head that replace the base model's, or None. Raises AdapterError if they
+    are not those of the configuration, not of the model's shape, or too many."""
     if ends.are_tied and settings.tokens and settings.saved:
         raise AdapterError(
             "modules_to_save and trainable_token_indices: the model's head is its embedding, which would have rows of "
@@ -168,7 +163,7 @@ def read_rows(
 
 
 def _read_saved(raw: Raw, layer: str, path: str, base: KnownRows, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
-    """Returns what `_changed_rows` returns for a saved layer. Reads the base model's layer, which is at `path`, only if
+    """Return what `_changed_rows` returns for a saved layer. Reads the base model's layer, which is at `path`, only if
     the changed tokens are not known yet."""
     known = base.changed.get(base.adapter_hash, layer)
     if known is not None:
@@ -180,7 +175,7 @@ def _read_saved(raw: Raw, layer: str, path: str, base: KnownRows, convert: Conve
 
 
 def _changed_rows(raw: Raw, layer: str, base: Weight, convert: Convert) -> tuple[tuple[int, ...], Tensor]:
-    """Returns the tokens of which a saved layer has other rows than `base` [vocab_size, hidden_size], beyond the file's
+    """Return the tokens of which a saved layer has other rows than `base` [vocab_size, hidden_size], beyond the file's
     rounding and the base's quantisation, and these rows. Raises AdapterError if they are more than
     MAX_TRAINED_TOKENS."""
     if list(raw["shape"]) != list(base.shape):
@@ -208,9 +203,8 @@ def _changed_rows(raw: Raw, layer: str, base: Weight, convert: Convert) -> tuple
 
 
 def _differ(saved: Tensor, base: Tensor | QuantizedWeight, first: int, stored: torch.dtype | None) -> Tensor:
-    """Returns which of the rows `saved`, fp32 [rows, hidden_size], differ from those of `base` from row `first` on,
-    bool [rows]. Rows of a quantised base differ if quantising alone does not explain it; other rows are first rounded
-    to `stored`, the file's dtype (None: fp32)."""
+    """Return which of the rows `saved`, fp32 [rows, hidden_size], differ from those of `base` from row `first` on, bool
+    [rows], beyond what quantising, or rounding to the file's dtype `stored`, explains."""
     if isinstance(base, QuantizedWeight):
         own = base.select(torch.arange(first, first + len(saved), device=base.device)).to(torch.device("cpu"))
         steps = own.steps().clamp_(min=torch.finfo(torch.float32).tiny)
@@ -220,8 +214,8 @@ def _differ(saved: Tensor, base: Tensor | QuantizedWeight, first: int, stored: t
 
 
 def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Tensor:
-    """Returns `count` rows of a saved layer (the whole embedding or head in an adapter's file) from row `first` on,
-    fp32 [count, hidden_size]."""
+    """Return `count` rows of a saved layer (the whole embedding or head in an adapter's file) from row `first` on, fp32
+    [count, hidden_size]."""
     width = int(raw["shape"][1])
     row_bytes = len(raw["data"]) // int(raw["shape"][0])
     data = memoryview(raw["data"])[first * row_bytes : (first + count) * row_bytes]
@@ -229,9 +223,8 @@ def _slice(raw: Raw, first: int, count: int, layer: str, convert: Convert) -> Te
 
 
 def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -> dict[str, tuple[int, ...]]:
-    """Returns the layers, embedding or head, whose trained rows the adapter's file has, with their tokens (see
-    `PeftSettings.tokens`). The head is left out if it is tied and has the same tokens as the embedding, because PEFT
-    then gives it the embedding's rows."""
+    """Return the layers, embedding or head, whose trained rows the adapter's file has, with their tokens. A tied head
+    with the embedding's tokens is left out, because PEFT gives it the embedding's rows."""
     layers = dict(tokens)
     if ends.are_tied and layers.get(HEAD) == layers.get(EMBEDDING):
         layers.pop(HEAD, None)
@@ -241,13 +234,12 @@ def stored_layers(tokens: tuple[tuple[str, tuple[int, ...]], ...], ends: Ends) -
 def arrange_rows(
     layers: Mapping[str, tuple[int, ...]], rows: Mapping[str, Tensor], ends: Ends, ties: bool = True
 ) -> TrainedRows:
-    """Returns the rows in the order of their tokens, the embedding's before the head's. A tied head without rows of its
-    own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
+    """Return the rows in the order of their tokens, the embedding's before the head's. With `ties`, a tied head without
+    rows of its own has the embedding's. Raises AdapterError if a token is beyond the vocabulary.
 
     Args:
-        layers: layer -> its tokens: those that `stored_layers` returns, and the changed ones of saved layers.
-        rows: layer -> its rows, fp32 [tokens of the layer, hidden_size].
-        ties: whether a tied head follows the embedding. PEFT unties layers that it saves.
+        layers: layer -> its tokens, from `stored_layers` or changed ones.
+        rows: layer -> its rows, fp32.
     """
     ids, parts = {EMBEDDING: np.empty(0, np.int64), HEAD: np.empty(0, np.int64)}, []
     for layer, given in sorted(layers.items()):  # EMBEDDING sorts before HEAD

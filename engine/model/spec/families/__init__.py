@@ -48,7 +48,7 @@ MISSING = {
 
 
 def find_family(kind: object) -> Callable[[Json], ModelSpec]:
-    """Returns the function that makes a `ModelSpec` of the config.json of models of a `model_type`. Raises ValueError,
+    """Return the function that makes a `ModelSpec` of the config.json of models of a `model_type`. Raises ValueError,
     which says what is missing where that is known, if the family is not supported."""
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]

@@ -26,51 +26,47 @@ LLAMA_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", Non
 
 class Stacks(NamedTuple):
     """How a checkpoint stores the projections of a layer's experts: gates and ups in one tensor, [experts, 2 * width,
-    hidden_size], and downs in another, [experts, hidden_size, width]. Biases have the same names with `_bias`.
-
-    Attributes:
-        gate_up, down: names of the two tensors, in their layer.
-        interleaved: True means that the outputs of gate and up alternate. False means that those of gate come first.
-        transposed: True means that inputs come before outputs.
-    """
+    hidden_size], and downs in another, [experts, hidden_size, width]. Biases have the same names with `_bias`."""
 
     gate_up: str
     down: str
+    """`gate_up` and `down`: names of the two tensors, in their layer."""
     interleaved: bool = False
+    """True means that the outputs of gate and up alternate. False means that those of gate come first."""
     transposed: bool = False
+    """True means that inputs come before outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """The experts of a model: MLPs of which a router chooses some for each row (mixture of experts).
 
-    Attributes:
-        count: number of experts of each layer that has experts.
-        top_k: number of experts that the router chooses for a row.
-        width: intermediate size of an expert.
-        normalised: True means that the weights of a row's experts add up to 1. False means that they are the experts'
-            probabilities among all.
-        layers: whether each layer has experts; the others have one MLP instead.
-        shared: True means that layers with experts also have an MLP for all rows, whose output is multiplied by a gate,
-            the sigmoid of a linear of the row.
-        biased: whether routers and the experts' projections have biases.
-        module, router: names of the module of experts, in its layer, and of the router in it, in transformers 5.
-        stacks: how checkpoints store the experts. None means that each projection of an expert is a tensor.
-
     Raises:
         ValueError: `top_k` is not 1 to `count`; kernels rely on it.
     """
 
     count: int
+    """Number of experts of each layer that has experts."""
     top_k: int
+    """Number of experts that the router chooses for a row."""
     width: int
+    """Intermediate size of an expert."""
     normalised: bool
+    """True means that the weights of a row's experts add up to 1. False means that they are the experts' probabilities
+    among all."""
     layers: tuple[bool, ...]
+    """True for each layer that has experts; the others have one MLP instead."""
     shared: bool = False
+    """True means that layers with experts also have an MLP for all rows, whose output is multiplied by a gate, the
+    sigmoid of a linear of the row."""
     biased: bool = False
+    """True means that routers and the experts' projections have biases."""
     module: str = "mlp"
     router: str = "gate"
+    """`module` and `router`: names of the module of experts, in its layer, and of the router in it, in transformers
+    5."""
     stacks: Stacks | None = None
+    """How checkpoints store the experts. None means that each projection of an expert is a tensor."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.count:
@@ -140,7 +136,7 @@ class ModelSpec:
     second."""
 
     def served(self, max_len: int) -> ModelSpec:
-        """Returns the model's spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
+        """Return the model's spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
         return replace(self, ropes=tuple(rope.served(max_len) for rope in self.ropes))
 
     def has_experts(self, layer: int) -> bool:
@@ -157,11 +153,11 @@ class ModelSpec:
         return self.experts.top_k / self.experts.count if self.experts and any(self.experts.layers) else 1.0
 
     def has_mlp(self, layer: int) -> bool:
-        """Returns whether a layer has an MLP that computes all rows, alone or beside experts."""
+        """Return whether a layer has an MLP that computes all rows, alone or beside experts."""
         return self.shares_expert or not self.has_experts(layer)
 
     def stored_name(self, name: str) -> str:
-        """Returns the name by which checkpoints and adapters of the family know a parameter or module (see
+        """Return the name by which checkpoints and adapters of the family know a parameter or module (see
         `renames`)."""
         name += "."
         for part, stored in self.renames:
@@ -183,7 +179,7 @@ class ModelSpec:
 
 
 def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
-    """Returns the spec of a model that is like Llama, from its config.json. Raises ValueError, which says why, if this
+    """Return the spec of a model that is like Llama, from its config.json. Raises ValueError, which says why, if this
     engine cannot run it.
 
     Args:
@@ -219,7 +215,7 @@ def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
 
 
 def max_positions(config: Json) -> int:
-    """Returns the number of positions that a model was made for: `max_position_embeddings` or, with YaRN, the original
+    """Return the number of positions that a model was made for: `max_position_embeddings` or, with YaRN, the original
     positions times the factor, if that is more. Qwen documents YaRN as an addition to a config.json whose
     `max_position_embeddings` stays the original number."""
     positions = int(required(config, "max_position_embeddings"))
@@ -230,23 +226,22 @@ def max_positions(config: Json) -> int:
 
 
 def required(config: Json, key: str) -> Any:
-    """Returns a value of config.json. Raises ValueError if there is none."""
+    """Return a value of config.json. Raises ValueError if there is none."""
     if config.get(key) is None:
         raise ValueError(f"config.json has no {key}")
     return config[key]
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Returns the token ids that config.json gives as one id, as a list, or as None (no ids)."""
+    """Return the token ids that config.json gives as one id, as a list, or as None (no ids)."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
 
 
 def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
-    """Returns the experts' part of a model's spec for a family in which all layers have experts, these are as wide as
-    the model's MLP, and the weights of a row's experts add up to 1. `others` are further fields of the result. Raises
-    ValueError if config.json lacks a number, or chooses too many experts."""
+    """Return the experts' part of a model's spec, for a family whose layers all have experts as wide as its MLP, with
+    weights that add up to 1. `others` are further fields. Raises ValueError for bad numbers."""
     return ExpertsSpec(
         count=required(config, "num_local_experts"),
         top_k=required(config, "num_experts_per_tok"),
@@ -258,7 +253,7 @@ def read_experts(config: Json, spec: ModelSpec, **others: Any) -> ExpertsSpec:
 
 
 def windows_by_type(kinds: list[str], window: int | None, layers: int) -> tuple[int | None, ...]:
-    """Returns the attention window of each layer: `window` tokens where `kinds`, config.json's `layer_types`, says
+    """Return the attention window of each layer: `window` tokens where `kinds`, config.json's `layer_types`, says
     sliding_attention, else None. Raises ValueError if `kinds` does not name every layer's kind of attention."""
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != layers:

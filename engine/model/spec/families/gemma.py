@@ -1,8 +1,5 @@
-"""Gemma 1, 2, and 3 without images: scaled embeddings, norms with weights added to 1, and a GELU in the MLP.
-
-Since Gemma 2, there are norms before and after attention and MLP, and windows in many layers. Gemma 2 bounds scores and
-logits; Gemma 3 has norms of heads and, in layers with windows, a rotary embedding of their own.
-"""
+"""Gemma 1, 2, and 3 without images: scaled embeddings, norms with weights added to 1, and a GELU. Gemma 2 has more
+norms and bounds scores and logits; Gemma 3 has norms of heads and rotary embeddings of windows."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_gemma(config: Json) -> ModelSpec:
-    """Returns the spec of a Gemma 1 model from its config.json. Raises ValueError if its activation is not
-    supported."""
+    """Return the spec of a Gemma 1 model from its config.json. Raises ValueError if its activation is not supported."""
     if (found := config.get("hidden_activation") or GELU) != GELU:
         raise ValueError(f"hidden_activation {found!r} is not supported; supported: {GELU}")
     spec = read_llama({"head_dim": 256, "tie_word_embeddings": True, **config, "hidden_act": "silu"})
@@ -30,13 +26,13 @@ def read_gemma(config: Json) -> ModelSpec:
 
 
 def read_gemma2(config: Json) -> ModelSpec:
-    """Returns the spec of a Gemma 2 model from its config.json."""
+    """Return the spec of a Gemma 2 model from its config.json."""
     spec, capped = read_gemma(config), {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **config}
     return _since_gemma2(spec, capped, _layer_types(config, spec.layers, 2))
 
 
 def read_gemma3(config: Json) -> ModelSpec:
-    """Returns the spec of a Gemma 3 model without images from its config.json."""
+    """Return the spec of a Gemma 3 model without images from its config.json."""
     of_type = config.get("rope_parameters") or {}
     of_type = of_type if FULL in of_type else {FULL: of_type}
     full = {"rope_theta": 1e6, **config, "rope_parameters": of_type.get(FULL)}
@@ -49,14 +45,14 @@ def read_gemma3(config: Json) -> ModelSpec:
 
 
 def _layer_types(config: Json, layers: int, every: int) -> list[str]:
-    """Returns the kind of attention of each layer of a Gemma model: if config.json does not say, every `every`-th one
+    """Return the kind of attention of each layer of a Gemma model: if config.json does not say, every `every`-th one
     has no window."""
     return config.get("layer_types") or [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
 
 
 def _since_gemma2(spec: ModelSpec, config: Json, kinds: list[str]) -> ModelSpec:
-    """Returns the spec with what Gemma 2 and 3 share: norms, scale and caps of attention, and windows. Raises
-    ValueError if config.json asks for rows that see those after them, or for a cap that is not positive."""
+    """Return the spec with what Gemma 2 and 3 share: norms, scale and caps of attention, and windows. Raises ValueError
+    if config.json asks for rows that see those after them, or for a cap that is not positive."""
     if config.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention is not supported")
     return replace(

@@ -14,7 +14,7 @@ DEFAULTS = {"head_dim": 64, "attention_bias": True, "rms_norm_eps": 1e-5, "rope_
 
 
 def read_gpt_oss(config: Json) -> ModelSpec:
-    """Returns the spec of a gpt-oss model from its config.json."""
+    """Return the spec of a gpt-oss model from its config.json."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or ROPE
     spec = read_llama({**DEFAULTS, **config, "rope_parameters": rope})
     kinds = config.get("layer_types") or [

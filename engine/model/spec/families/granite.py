@@ -19,7 +19,7 @@ ALIASES = (
 
 
 def read_granite(config: Json) -> ModelSpec:
-    """Returns the spec of a dense Granite model from its config.json."""
+    """Return the spec of a dense Granite model from its config.json."""
     return replace(
         read_llama(config),
         embedding_scale=config.get("embedding_multiplier", 1.0),
@@ -30,7 +30,7 @@ def read_granite(config: Json) -> ModelSpec:
 
 
 def read_granite_moe(config: Json) -> ModelSpec:
-    """Returns the spec of a Granite model with experts from its config.json."""
+    """Return the spec of a Granite model with experts from its config.json."""
     spec = read_granite(config)
     experts = read_experts(config, spec, module=BLOCK, router="router", stacks=STACKS)
     return replace(spec, experts=experts, renames=(("mlp.gate", ROUTER), ("mlp", BLOCK)), aliases=ALIASES)

@@ -12,13 +12,13 @@ RENAMES = (("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("up_proj", "w3"), 
 
 
 def read_mistral(config: Json) -> ModelSpec:
-    """Returns the spec of a Mistral model from its config.json."""
+    """Return the spec of a Mistral model from its config.json."""
     spec = read_llama(config)
     return replace(spec, windows=(config.get("sliding_window", 4096),) * spec.layers)
 
 
 def read_mixtral(config: Json) -> ModelSpec:
-    """Returns the spec of a Mixtral model from its config.json."""
+    """Return the spec of a Mixtral model from its config.json."""
     spec = read_llama(config)
     windows = (config.get("sliding_window"),) * spec.layers
     return replace(spec, windows=windows, experts=read_experts(config, spec), renames=RENAMES)

@@ -11,13 +11,13 @@ NORMS = NormNames(None, "post_attention_layernorm", None, "post_feedforward_laye
 
 
 def read_olmo2(config: Json) -> ModelSpec:
-    """Returns the spec of an OLMo 2 model from its config.json."""
+    """Return the spec of an OLMo 2 model from its config.json."""
     with_eps = {"rms_norm_eps": 1e-5, **config}
     return replace(read_llama(with_eps), norms=NORMS, qk_norm="projection", wide_norms=True)
 
 
 def read_olmoe(config: Json) -> ModelSpec:
-    """Returns the spec of an OLMoE model from its config.json. Raises ValueError if its queries, keys and values are
+    """Return the spec of an OLMoE model from its config.json. Raises ValueError if its queries, keys and values are
     clipped."""
     if config.get("clip_qkv") is not None:
         raise ValueError(f"clip_qkv {config['clip_qkv']!r} is not supported; supported: null")

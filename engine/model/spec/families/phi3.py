@@ -9,6 +9,6 @@ from engine.model.spec.families.base import Json, ModelSpec, read_llama
 
 
 def read_phi3(config: Json) -> ModelSpec:
-    """Returns the spec of a Phi-3 or Phi-4-mini model from its config.json."""
+    """Return the spec of a Phi-3 or Phi-4-mini model from its config.json."""
     spec = read_llama({"rms_norm_eps": 1e-5, **config}, partial_rope=True)
     return replace(spec, windows=(config.get("sliding_window"),) * spec.layers, fused=True)

@@ -9,18 +9,18 @@ from engine.model.spec.families.base import ExpertsSpec, Json, ModelSpec, read_l
 
 
 def read_qwen2(config: Json) -> ModelSpec:
-    """Returns the spec of a Qwen 2 or 2.5 model from its config.json."""
+    """Return the spec of a Qwen 2 or 2.5 model from its config.json."""
     return replace(_with_windows(read_llama(config), config), qkv_bias=True, o_bias=False)
 
 
 def read_qwen3(config: Json) -> ModelSpec:
-    """Returns the spec of a dense Qwen 3 model from its config.json."""
+    """Return the spec of a dense Qwen 3 model from its config.json."""
     with_dim = {**config, "head_dim": config.get("head_dim") or 128}
     return replace(_with_windows(read_llama(with_dim), config), qk_norm="head")
 
 
 def read_qwen2_moe(config: Json) -> ModelSpec:
-    """Returns the spec of a Qwen 2 model with experts from its config.json. Raises ValueError if layers without experts
+    """Return the spec of a Qwen 2 model with experts from its config.json. Raises ValueError if layers without experts
     are not as wide as the expert that computes all rows."""
     spec = read_qwen2(config)
     experts, shared = _read_experts(config, spec.layers), required(config, "shared_expert_intermediate_size")
@@ -33,13 +33,13 @@ def read_qwen2_moe(config: Json) -> ModelSpec:
 
 
 def read_qwen3_moe(config: Json) -> ModelSpec:
-    """Returns the spec of a Qwen 3 model with experts from its config.json."""
+    """Return the spec of a Qwen 3 model with experts from its config.json."""
     spec = read_qwen3(config)
     return replace(spec, experts=_read_experts(config, spec.layers))
 
 
 def _read_experts(config: Json, layers: int) -> ExpertsSpec:
-    """Returns the experts' part of a Qwen model's spec. Every `decoder_sparse_step`-th layer has experts, except
+    """Return the experts' part of a Qwen model's spec. Every `decoder_sparse_step`-th layer has experts, except
     `mlp_only_layers`. Raises ValueError if that number is not positive."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     if step < 1:
@@ -54,7 +54,7 @@ def _read_experts(config: Json, layers: int) -> ExpertsSpec:
 
 
 def _with_windows(spec: ModelSpec, config: Json) -> ModelSpec:
-    """Returns the spec with the sliding attention windows of config.json: from layer `max_window_layers` on, or as
+    """Return the spec with the sliding attention windows of config.json: from layer `max_window_layers` on, or as
     `layer_types` says. Without `use_sliding_window` it has none."""
     if not config.get("use_sliding_window"):
         return spec

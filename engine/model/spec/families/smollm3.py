@@ -9,7 +9,7 @@ from engine.model.spec.rope import no_rope
 
 
 def read_smollm3(config: Json) -> ModelSpec:
-    """Returns the spec of a SmolLM 3 model from its config.json. Raises ValueError if `no_rope_layers` does not have a
+    """Return the spec of a SmolLM 3 model from its config.json. Raises ValueError if `no_rope_layers` does not have a
     number for each layer."""
     spec, every = read_llama({"tie_word_embeddings": True, **config}), config.get("no_rope_layer_interval", 4)
     rotates = config.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(spec.layers)]

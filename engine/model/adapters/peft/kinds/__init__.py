@@ -1,8 +1,5 @@
-"""Converts adapters of PEFT's other kinds, as they are read, to the LoRA that computes exactly the same.
-
-The result has the tensors that PEFT would write for a LoRA, in fp32, so that it is checked, packed and applied as one,
-at the ranks that it has then. Kinds that have no such form are refused by `parse_config`.
-"""
+"""Converts adapters of PEFT's other kinds to the LoRA that computes exactly the same, with the tensors in fp32 that
+PEFT would write for it. Kinds that have no such form are refused by `parse_config`."""
 
 from __future__ import annotations
 
@@ -40,16 +37,9 @@ CONVERTERS = {
 
 
 def as_lora(folder: PeftFolder, widths: Widths) -> PeftFolder:
-    """Converts an adapter of another PEFT kind, such as VeRA, LoHa or (IA)³, to a LoRA that computes the same, in
-    memory of its own. A LoRA is returned as it is. The hash stays as it is.
-
-    Args:
-        widths: path of each projection that adapters may change -> (in_features, out_features).
-
-    Raises:
-        AdapterError: the file is damaged, does not fit the model or the configuration, or the LoRA would be of a rank
-            over MAX_RANK.
-    """
+    """Convert an adapter of another PEFT kind to a LoRA that computes the same; a LoRA, and the hash, stay as they are.
+    `widths` maps paths to (in_features, out_features). Raises AdapterError if the file does not fit or a rank exceeds
+    MAX_RANK."""
     if folder.settings.kind == LORA:
         return folder
     kind = CONVERTERS[folder.settings.kind]

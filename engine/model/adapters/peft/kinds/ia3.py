@@ -1,10 +1,5 @@
-"""Converts (IA)³ (Liu et al. 2022), which multiplies a projection's outputs or inputs by factors, to scales of base
-outputs, as DoRA has them.
-
-Outputs are scaled with their bias. Factors of the inputs of down_proj are the same as factors of the outputs of
-up_proj, since down_proj reads the product of these and of activated gates. Factors of other inputs are refused, because
-such inputs are not the outputs of one projection.
-"""
+"""Converts (IA)³ (Liu et al. 2022) to scales of base outputs, as DoRA has them. Factors of the inputs of down_proj
+become factors of the outputs of up_proj; those of other inputs are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from engine.model.spec.fused import FUSED, fused_name
 
 
 def from_ia3(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
-    """Converts an (IA)³ adapter to a LoRA of zeros, of rank 1, whose modules have the factors of their outputs as
+    """Convert an (IA)³ adapter to a LoRA of zeros, of rank 1, whose modules have the factors of their outputs as
     `output_scale` [out_features]."""
     factors: dict[str, Tensor] = {}
     for module in adapter.modules:
@@ -31,9 +26,8 @@ def _zeros(in_features: int, out_features: int) -> dict[str, Tensor]:
 
 
 def _output_factors(module: Module, adapter: Adapter) -> tuple[str, Tensor]:
-    """Returns a module's (IA)³ factors as factors of outputs, [out_features], and the path of the module with these
-    outputs. Factors of the inputs of down_proj become factors of the outputs of up_proj, or of the projection that it
-    is fused into."""
+    """Return a module's (IA)³ factors as factors of outputs, [out_features], and the path of the module with these
+    outputs: for down_proj that of up_proj, or the projection it is fused into."""
     if not adapter.settings.scales_inputs(module.path):
         return module.path, module.part("ia3_l", module.out_features, 1)[:, 0]
     block, _, name = module.path.rpartition(".")

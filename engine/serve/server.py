@@ -103,7 +103,8 @@ def serve(
     store = step_store(config.state_dir, config.threads, info.device, info.dtype, info.model_hash, ranks)
     if store is not None and store.load(engine.state.ledger.model):
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
-    describe_predictions(info, core, engine.state.ledger.model)
+        if store.is_fit_for_advice:
+            describe_predictions(info, core, engine.state.ledger.model)
     attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
     mover = start_mover(engine, info, executor.page_memory, config.kv_listen, target)
     service = EngineService(engine, info, attempts)

@@ -10,6 +10,7 @@ from engine.core.messages.requests import Lane
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import AccountRegistry
 from gateway.api_schema import accounts as api
+from gateway.api_schema import admins
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import lane_name
 from gateway.core.limits import NO_LIMITS
@@ -104,16 +105,16 @@ def shown_tenant(account: AccountRecord) -> api.Tenant:
     )
 
 
-def shown_key(account: AccountRecord) -> api.Key:
-    """Return an API key's record as operators see it, without its secret."""
-    owner = account.key
-    assert owner is not None, "a key's record"
-    return api.Key(
-        id=account.key_id,
-        tenant=owner.tenant,
-        label=owner.label,
-        counts_as=account.counts_as,
-        disabled=account.disabled,
+def shown_admin(account: AccountRecord) -> admins.ShownAdministrator:
+    """Return an administrator's record as other administrators see it, without the key."""
+    assert account.admin is not None, "an administrator's record"
+    who = account.admin.administrator
+    return admins.ShownAdministrator(
+        name=who.name,
+        role=who.role,
+        tenant=who.tenant,
+        key_id=account.key_id,
+        added_by="configuration" if account.source else "administrator",
         created=account.created,
         updated=account.updated,
     )

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import msgspec
 from redis.asyncio import Redis
 
+from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault
+from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
 from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
-TENANT, KEY = "tenant", "key"
+TENANT, KEY, ADMIN = "tenant", "key", "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,25 @@ class KeyOwner:
     counts_as: str = ""
     """Id of the key from which this one came by rotations, and under which the limits and the use of both are kept.
     Empty means that the key was created and has its own."""
+    rules: KeyRules = NO_RULES
+    """Until when, with what and from where the key may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    """An administrator, and the SHA-256 of the administrator's key in hex."""
+
+    administrator: Administrator
+    key_hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class AccountRecord:
-    """Registry record of a tenant (`tenant` is set) or of an API key (`key` is set). `generation` is the number of the
-    registry's change that wrote it."""
+    """Registry record of a tenant (`tenant` is set), of a tenant's API key (`key` is set) or of an administrator
+    (`admin` is set). `generation` is the number of the registry's change that wrote it."""
 
     name: str
-    """`tenant/NAME` or `key/SHA-256` (in hex), so that names of tenants and keys never collide."""
+    """`tenant/NAME`, `key/SHA-256` (in hex) or `admin/NAME`, so that names of different kinds never collide."""
     created: float
     """Time of creation in Unix seconds. `updated` is the time of the last change."""
     updated: float
@@ -41,8 +53,10 @@ class AccountRecord:
     key: KeyOwner | None = None
     disabled: bool = False
     source: str = ""
-    """For a configured tenant its settings as JSON, for a configured key the tenant's name, otherwise empty."""
+    """For a configured tenant or administrator the settings as JSON, for a configured key the tenant's name and what
+    the configuration says of the key, otherwise empty."""
     generation: int = 0
+    admin: AdminKey | None = None
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -50,7 +64,10 @@ class AccountRecord:
 
     @property
     def key_hash(self) -> str:
-        return self.name.removeprefix(f"{KEY}/")
+        """SHA-256 of the tenant's or administrator's key in hex; empty for a tenant."""
+        if self.admin is not None:
+            return self.admin.key_hash
+        return self.name.removeprefix(f"{KEY}/") if self.key is not None else ""
 
     @property
     def key_id(self) -> str:
@@ -70,6 +87,10 @@ def key_account(key_hash: str, owner: KeyOwner, now: float, source: str = "") ->
     return AccountRecord(f"{KEY}/{key_hash}", now, now, key=owner, source=source)
 
 
+def admin_account(admin: AdminKey, now: float, source: str = "") -> AccountRecord:
+    return AccountRecord(f"{ADMIN}/{admin.administrator.name}", now, now, admin=admin, source=source)
+
+
 def encode_account(account: AccountRecord) -> bytes:
     return msgspec.json.encode(account)
 
@@ -87,7 +108,7 @@ def name_conflict(message: str) -> ApiError:
     return ApiError(Fault.TENANT_CONFLICT, message)
 
 
-ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, name_conflict)
+ACCOUNTS = RecordKind("tenant, key or administrator", encode_account, decode_account, name_conflict)
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
+from gateway.accounts.administrators import Administrators
+from gateway.accounts.last_use import LastUse
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
-from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
-from gateway.core.tenants import RESERVED_NAMES, KeyLapse, Principal, Tenant, hash_key
-from gateway.registry.log import RegistryLog
+from gateway.accounts.secrets import GONE, IssuedKey, new_secret
+from gateway.core.administrators import Administrator
+from gateway.core.errors import ApiError, Fault, address_not_allowed, invalid_request, tenant_not_found
+from gateway.core.key_rules import NO_RULES, KeyRules
+from gateway.core.networks import Network, caller_address, contains
+from gateway.core.tenants import MAX_LABEL, RESERVED_NAMES, KeyLapse, Principal, Tenant, hash_key
+from gateway.registry.log import RegistryLog, Seeded, untold
 from gateway.registry.store import RecordStore, StoreAway
 
-KEY_BYTES = 32
 MIN_PREFIX = 6
 """Minimum number of hex digits of a key's hash with which an operator may name the key."""
-MAX_LABEL = 128
-GONE = "-"
-"""Seed (see `RecordStore.seed`) that is stored for a key when it is removed because the configuration no longer
-contains it."""
+
+Seed = tuple[Tenant, Iterable[str]] | tuple[Tenant, Iterable[str], Mapping[str, KeyOwner]]
+"""A configured tenant, the SHA-256 of its keys in hex, and perhaps what the configuration says of some of them."""
+NOT_DESCRIBED: Mapping[str, KeyOwner] = MappingProxyType({})
 
 log = structlog.get_logger("accounts")
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedKey:
-    """A new API key and its record. Only this object has the secret, on its way to the operator who created the key."""
-
-    secret: str
-    account: AccountRecord
-
-    def __repr__(self) -> str:
-        return f"IssuedKey({self.account.key_id})"
 
 
 class AccountRegistry:
@@ -54,37 +48,60 @@ class AccountRegistry:
     def __init__(
         self,
         store: RecordStore[AccountRecord],
-        admins: Mapping[str, Principal],
         changed: Callable[[Sequence[Tenant]], None],
         clock: Callable[[], float] = time.time,
+        *,
+        seeded: Seeded[AccountRecord] = untold,
+        refused: Collection[str] = (),
+        last_use: LastUse | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         """
         Args:
             store: where the registry is stored.
-            admins: administrators by the SHA-256 of their keys in hex.
             changed: called with all tenants whenever a tenant or key changes.
             clock: returns the Unix time in seconds.
+            seeded: called after each change that the configuration made.
+            refused: SHA-256 of keys that are not accepted here, even if another gateway's configuration has them.
+            last_use: notes which keys are used; None means in this process alone.
+            proxies: networks of the operator's proxies, which say in X-Forwarded-For where requests come from.
         """
         self._store = store
-        self._admins = frozenset(admins)
-        self._mirror = AccountMirror(admins, changed)
-        self._log = RegistryLog(store, self._mirror, "tenant")
+        self._mirror = AccountMirror(changed, refused, clock)
+        self.last_use = last_use or LastUse(clock=clock)
+        self._proxies = tuple(proxies)
+        self._log = RegistryLog(store, self._mirror, "tenant", seeded)
         self._clock = clock
+        self.administrators = Administrators(self._log, self._mirror, clock)
 
     @property
     def records(self) -> Mapping[str, AccountRecord]:
         return MappingProxyType(self._mirror.records)
 
     def authenticate(self, token: str | None) -> Principal:
-        """Return the tenant or administrator that the API key `token` belongs to. Raises ApiError (INVALID_API_KEY) if
-        the key is absent, unknown or disabled, or its tenant is disabled."""
-        return self._mirror.authenticate(token)
+        """Return the tenant or administrator that the API key `token` belongs to. Raises ApiError: INVALID_API_KEY, the
+        key is absent, unknown or disabled, or its tenant is disabled; KEY_EXPIRED."""
+        principal = self._mirror.authenticate(token)
+        if not principal.is_admin:
+            self.last_use.note(principal.key_id)
+        return principal
+
+    def check_address(self, principal: Principal, peer: str, forwarded: str) -> None:
+        """Raise ApiError (ADDRESS_NOT_ALLOWED) if a caller whose key has networks calls from elsewhere. `peer` is the
+        address of the connection, `forwarded` the header X-Forwarded-For."""
+        address = caller_address(peer, forwarded, self._proxies)
+        if address is None or not contains(principal.networks, address):
+            raise address_not_allowed(address)
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         """Return the principal (the tenant with its present settings, and the key) on whose behalf work that was
         accepted earlier, such as a batch, continues. If the tenant or key is deleted or disabled, return the reason why
-        that work must stop."""
+        that work must stop. It does not stop when the key expires: it was accepted before."""
         return self._mirror.holder(tenant, key_id)
+
+    def rules(self, key_id: str) -> KeyRules:
+        """Return the rules of the key with this id; an unknown one has none."""
+        return self._mirror.rules(key_id)
 
     def counts_as(self, key_id: str) -> str:
         """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
@@ -92,21 +109,29 @@ class AccountRegistry:
 
     async def start(self) -> None:
         await self._log.start()
+        self.last_use.start()
 
     async def close(self) -> None:
+        await self.last_use.close()
         await self._log.close()
 
-    async def seed(self, tenant: Tenant, key_hashes: Iterable[str]) -> None:
+    async def seed(
+        self, tenant: Tenant, key_hashes: Iterable[str], described: Mapping[str, KeyOwner] = NOT_DESCRIBED
+    ) -> None:
         """Create or update a configured tenant and its keys (SHA-256 in hex), and delete keys that only the previous
         configuration named. Does nothing if the same configuration was applied before: operators' later changes then
-        stand.
+        stand. `described` has labels and rules of keys, by their hashes; other keys keep those that they have.
 
         If Redis is away, the records are served here and written later. A TENANT_CONFLICT is only logged.
         """
         hashes = sorted(key_hashes)
-        said = json.dumps({"tenant": _said_of(tenant), "keys": hashes}, sort_keys=True)
+        said = json.dumps(_said_of_all(tenant, hashes, described), sort_keys=True)
         wanted = [
-            self._seeded(key_account(known, KeyOwner(tenant.name), self._clock(), tenant.name)) for known in hashes
+            self._seeded(
+                key_account(known, described.get(known, KeyOwner(tenant.name)), self._clock(), source),
+                is_described=known in described,
+            )
+            for known, source in ((known, _key_source(tenant.name, described.get(known))) for known in hashes)
         ]
         wanted += [self._seeded(tenant_account(tenant, self._clock(), said))]
         try:
@@ -135,8 +160,9 @@ class AccountRegistry:
             raise invalid_request(f"this name belongs to {RESERVED_NAMES[tenant.name]}", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name[:80]!r} already", "name")
-        for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name
-            await self._remove(key.name)
+        # Left by a gateway that died while it deleted a tenant of this name:
+        for record in (*self.keys(tenant.name), *self._administrators_of(tenant.name)):
+            await self._remove(record.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
     async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> AccountRecord:
@@ -151,12 +177,17 @@ class AccountRegistry:
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete(self, name: str) -> int:
-        """Delete a tenant with all its keys. Return the number of keys deleted."""
+        """Delete a tenant with all its keys and its own administrators. Return the number of keys deleted."""
         await self._log.remove(self.tenant(name), None)
         keys = self.keys(name)
-        for key in keys:
-            await self._remove(key.name)
+        for record in (*keys, *self._administrators_of(name)):
+            await self._remove(record.name)
+        await self.last_use.forget([key.key_id for key in keys])
         return len(keys)
+
+    def _administrators_of(self, tenant: str) -> list[AccountRecord]:
+        found = self.administrators.records.values()
+        return [record for record in found if record.admin and record.admin.administrator.tenant == tenant]
 
     def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
@@ -175,20 +206,34 @@ class AccountRegistry:
             raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix[:80]!r} {why}", "key")
         return matches[0]
 
-    async def create_key(self, tenant: str, label: str = "") -> IssuedKey:
+    async def create_key(self, tenant: str, label: str = "", rules: KeyRules = NO_RULES) -> IssuedKey:
         self.tenant(tenant)
-        if len(label) > MAX_LABEL or not label.isprintable():
-            raise invalid_request(f"label must be at most {MAX_LABEL} printable characters", "label")
-        return await self._issue(KeyOwner(tenant, label))
+        _check_label(label)
+        return await self._issue(KeyOwner(tenant, label, rules=rules))
 
-    async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
-        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`), which is
-        disabled at once unless `keep` is set. Both count as one in limits and usage."""
+    async def amend_key(self, prefix: str, change: Callable[[KeyOwner], KeyOwner]) -> AccountRecord:
+        """Change the label or the rules of the key that `prefix` names (see `key`), and return its record."""
+        before = self.key(prefix)
+        assert before.key is not None, "a key's record"
+        owner = change(before.key)
+        _check_label(owner.label)
+        return await self._write(replace(before, key=owner), before)
+
+    async def rotate(
+        self, prefix: str, owner: KeyOwner | None = None, *, keep: bool = False, overlap_s: float = 0.0
+    ) -> IssuedKey:
+        """Create and return a new key of `owner` (None: of what the old one has) in place of the key that `prefix`
+        names (see `key`). That is disabled at once, expires after `overlap_s` seconds, or, with `keep`, stays as it is.
+        Both count as one in limits and usage."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
         self.tenant(old.key.tenant)
-        new = await self._issue(replace(old.key, counts_as=old.counts_as))
-        if not keep:
+        new = await self._issue(replace(owner or old.key, counts_as=old.counts_as))
+        if overlap_s and not keep:
+            ends = min(self._clock() + overlap_s, old.key.rules.expires_at or inf)
+            rules = replace(old.key.rules, expires_at=ends)
+            await self._write(replace(old, key=replace(old.key, rules=rules)), old)
+        elif not keep:
             await self._write(replace(old, disabled=True), old)
         return new
 
@@ -197,14 +242,18 @@ class AccountRegistry:
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete_key(self, prefix: str) -> None:
-        await self._log.remove(self.key(prefix), None)
+        key = self.key(prefix)
+        await self._log.remove(key, None)
+        await self.last_use.forget([key.key_id])
 
-    def _seeded(self, record: AccountRecord) -> AccountRecord:
+    def _seeded(self, record: AccountRecord, *, is_described: bool = False) -> AccountRecord:
         """Return the record to write for a configured tenant or key: the present record of this name, if any, updated
-        with what the configuration says. `disabled`, a key's label and what it continues stay as operators set them."""
+        with what the configuration says. `disabled` and what a key continues stay as operators set them, and so do its
+        label and rules unless the configuration describes it."""
         before = self.records.get(record.name, record)
-        is_same = before.key and record.key and before.key.tenant == record.key.tenant
-        key = before.key if is_same else record.key
+        key = record.key
+        if before.key and record.key and before.key.tenant == record.key.tenant:
+            key = replace(record.key, counts_as=before.key.counts_as) if is_described else before.key
         return replace(before, tenant=record.tenant, key=key, source=record.source, updated=record.updated)
 
     async def _apply_config(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
@@ -216,7 +265,7 @@ class AccountRegistry:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
 
     async def _issue(self, owner: KeyOwner) -> IssuedKey:
-        secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
+        secret = new_secret()
         return IssuedKey(secret, await self._write(key_account(hash_key(secret), owner, self._clock()), None))
 
     async def _write(self, record: AccountRecord, before: AccountRecord | None) -> AccountRecord:
@@ -233,17 +282,20 @@ class AccountRegistry:
 @asynccontextmanager
 async def open_accounts(
     store: RecordStore[AccountRecord],
-    admins: Mapping[str, Principal],
     changed: Callable[[Sequence[Tenant]], None],
-    seeds: Iterable[tuple[Tenant, Iterable[str]]],
+    seeds: Iterable[Seed],
+    admins: Iterable[tuple[Administrator, str]] = (),
+    **more: Any,
 ) -> AsyncIterator[AccountRegistry]:
     """Yield a registry that follows the store until the context is left. Before, apply the configured tenants in
-    `seeds`, each with the SHA-256 of its keys. `admins` and `changed` are those of `AccountRegistry`."""
-    accounts = AccountRegistry(store, admins, changed)
+    `seeds`, and administrators, each with the SHA-256 of the key. `changed` and what follows are those of
+    `AccountRegistry`."""
+    accounts = AccountRegistry(store, changed, **more)
     await accounts.start()
     try:
-        for tenant, key_hashes in seeds:
-            await accounts.seed(tenant, key_hashes)
+        for seed in seeds:
+            await accounts.seed(*seed)
+        await accounts.administrators.seed(admins)
         yield accounts
     finally:
         await accounts.close()
@@ -252,6 +304,25 @@ async def open_accounts(
 NEWER: Mapping[str, Any] = {"unknown_fields": "ignore", "upstreams": (), "classes": {}}
 """Tenant fields, with their defaults, that are newer than some of the seeds (applied configurations) stored in
 Redis."""
+
+
+def _said_of_all(tenant: Tenant, hashes: Sequence[str], described: Mapping[str, KeyOwner]) -> dict[str, Any]:
+    """Return what a configured tenant's seed consists of, with its keys. Descriptions of keys, which older seeds lack,
+    are left out if there are none."""
+    said = {"tenant": _said_of(tenant), "keys": hashes}
+    if described:
+        said["described"] = msgspec.to_builtins(dict(described))
+    return said
+
+
+def _key_source(tenant: str, described: KeyOwner | None) -> str:
+    """Return the source of a configured key's record: its tenant's name, and what the configuration says of it."""
+    return tenant if described is None else f"{tenant} {msgspec.json.encode(described).decode()}"
+
+
+def _check_label(label: str) -> None:
+    if len(label) > MAX_LABEL or not label.isprintable():
+        raise invalid_request(f"label must be at most {MAX_LABEL} printable characters", "label")
 
 
 def _said_of(tenant: Tenant) -> dict[str, Any]:

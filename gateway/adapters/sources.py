@@ -109,7 +109,7 @@ class AdapterSources:
         subfolder."""
         if "://" in source and not source.startswith(FILE_URL):
             return self._url_work(source)
-        if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_local(source):
+        if (hub_id := HUB_ID.fullmatch(source)) and not self._is_local(source):
             return self._hub_work(hub_id["repo"], hub_id["revision"])
         if (inner := HUB_FOLDER.fullmatch(source)) and self._config.hub and not self._is_local(source):
             raise _whole(inner["repo"], inner["folder"])
@@ -126,7 +126,11 @@ class AdapterSources:
 
     def _hub_work(self, repo: str, revision: str | None) -> Work:
         if not any(fnmatchcase(repo, pattern) for pattern in self._config.hub):
-            raise _refused(f"{_quoted(repo)} is no folder below an adapter root, and adapters.hub does not allow it")
+            raise _refused(
+                f"{_quoted(repo)} is not a folder below a configured adapter root, and adapters.hub does not allow it: "
+                "to fetch it from the Hugging Face Hub, add a pattern such as "
+                f"{_quoted(repo.partition('/')[0] + '/*')} there"
+            )
         return partial(fetch_hub, repo, revision, self._cache / "hub", self._bounds(), self._hub_endpoint)
 
     def _bounds(self) -> FetchLimits:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api_schema.common import ACCOUNTS, OF_TENANT, Deleted
 from gateway.api_schema.operation import Operation, admin
+from gateway.core.administrators import AdminRole
 from gateway.core.lanes import LaneName
 from gateway.core.tenants import UnknownFields
 
@@ -55,12 +57,33 @@ class NewKeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     tenant: str
     label: str = ""
+    expires_at: float | None = None
+    """Unix time in seconds from which the key is refused; null: never."""
+    models: list[str] | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    networks: list[str] | UnsetType = UNSET
+
+
+class KeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of PATCH /admin/v1/keys/ID. Absent fields stay unchanged."""
+
+    label: str | UnsetType = UNSET
+    expires_at: float | UnsetType | None = UNSET
+    """Unix time in seconds from which the key is refused; null: never."""
+    models: list[str] | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    networks: list[str] | UnsetType = UNSET
 
 
 class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once unless `keep` is true."""
+    """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once, unless `keep` is true or `overlap_s` is
+    given."""
 
     keep: bool = False
+    overlap_s: float = 0.0
+    """Seconds for which the old key still works."""
+    expires_at: float | UnsetType | None = UNSET
+    """Unix time in seconds from which the new key is refused; null: never. Absent: the old key's lifetime again."""
 
 
 class RequestClass(Struct):
@@ -111,6 +134,16 @@ class Key(Struct):
     disabled: bool
     created: float
     updated: float
+    expires_at: float | None = None
+    """Time from which the key is refused; null: never."""
+    models: list[str] = []
+    """Patterns of the base models and virtual models that requests with it may name."""
+    adapters: list[str] = []
+    """Patterns of the adapters that requests with it may name, among the tenant's."""
+    networks: list[str] = []
+    """Networks that requests with it may come from; none: anywhere."""
+    last_used: float | None = None
+    """Time of its last use, to about a minute; null: never, or not known."""
 
 
 class NewKey(Key, kw_only=True):
@@ -122,25 +155,31 @@ class Keys(Struct):
     keys: list[Key]
 
 
-def _tenant(method: str, action: str, summary: str) -> Operation[Tenant]:
-    return admin(method, TENANT + action, summary, Tenant, ACCOUNTS)
+CHANGING: Mapping[str, Any] = {"role": AdminRole.ACCOUNTS}
+"""Settings of the rows that change something."""
+KEYS_CHANGING: Mapping[str, Any] = {**CHANGING, "of_tenant": True}
 
 
-def _key(method: str, action: str, summary: str) -> Operation[Key]:
-    return admin(method, KEY + action, summary, Key, ACCOUNTS)
+def _tenant(action: str, summary: str) -> Operation[Tenant]:
+    return admin("POST", TENANT + action, summary, Tenant, ACCOUNTS, **CHANGING)
+
+
+def _key(action: str, summary: str) -> Operation[Key]:
+    return admin("POST", KEY + action, summary, Key, ACCOUNTS, **KEYS_CHANGING)
 
 
 LIST_TENANTS = admin("GET", TENANTS, "List all tenants.", Tenants, ACCOUNTS)
-CREATE_TENANT = admin("POST", TENANTS, "Create a tenant.", Tenant, ACCOUNTS, body=NewTenantBody, status=201)
-GET_TENANT = _tenant("GET", "", "Get a tenant.")
-CHANGE_TENANT = admin("PATCH", TENANT, "Change a tenant.", Tenant, ACCOUNTS, body=TenantBody)
-DELETE_TENANT = admin("DELETE", TENANT, "Delete a tenant and its keys.", DeletedTenant, ACCOUNTS)
-DISABLE_TENANT = _tenant("POST", "/disable", "Disable a tenant, so that its requests are refused.")
-ENABLE_TENANT = _tenant("POST", "/enable", "Enable a disabled tenant.")
-LIST_KEYS = admin("GET", KEYS, "List API keys.", Keys, ACCOUNTS, query=OF_TENANT)
-CREATE_KEY = admin("POST", KEYS, "Create an API key.", NewKey, ACCOUNTS, body=NewKeyBody, status=201)
-GET_KEY = _key("GET", "", "Get an API key's metadata.")
-DELETE_KEY = admin("DELETE", KEY, "Delete an API key.", Deleted, ACCOUNTS)
+CREATE_TENANT = admin("POST", TENANTS, "Create a tenant.", Tenant, ACCOUNTS, body=NewTenantBody, status=201, **CHANGING)
+GET_TENANT = admin("GET", TENANT, "Get a tenant.", Tenant, ACCOUNTS, of_tenant=True)
+CHANGE_TENANT = admin("PATCH", TENANT, "Change a tenant.", Tenant, ACCOUNTS, body=TenantBody, **CHANGING)
+DELETE_TENANT = admin("DELETE", TENANT, "Delete a tenant and its keys.", DeletedTenant, ACCOUNTS, **CHANGING)
+DISABLE_TENANT = _tenant("/disable", "Disable a tenant, so that its requests are refused.")
+ENABLE_TENANT = _tenant("/enable", "Enable a disabled tenant.")
+LIST_KEYS = admin("GET", KEYS, "List API keys.", Keys, ACCOUNTS, query=OF_TENANT, of_tenant=True)
+CREATE_KEY = admin("POST", KEYS, "Create an API key.", NewKey, ACCOUNTS, body=NewKeyBody, status=201, **KEYS_CHANGING)
+GET_KEY = admin("GET", KEY, "Get an API key's metadata.", Key, ACCOUNTS, of_tenant=True)
+CHANGE_KEY = admin("PATCH", KEY, "Change an API key.", Key, ACCOUNTS, body=KeyBody, **KEYS_CHANGING)
+DELETE_KEY = admin("DELETE", KEY, "Delete an API key.", Deleted, ACCOUNTS, **KEYS_CHANGING)
 ROTATE_KEY = admin(
     "POST",
     KEY + "/rotate",
@@ -150,9 +189,10 @@ ROTATE_KEY = admin(
     body=RotateBody,
     body_is_optional=True,
     status=201,
+    **KEYS_CHANGING,
 )
-DISABLE_KEY = _key("POST", "/disable", "Disable an API key.")
-ENABLE_KEY = _key("POST", "/enable", "Enable a disabled API key.")
+DISABLE_KEY = _key("/disable", "Disable an API key.")
+ENABLE_KEY = _key("/enable", "Enable a disabled API key.")
 
 OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_TENANTS,
@@ -165,6 +205,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_KEYS,
     CREATE_KEY,
     GET_KEY,
+    CHANGE_KEY,
     DELETE_KEY,
     ROTATE_KEY,
     DISABLE_KEY,

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from gateway.api_schema.operation import TEXT, Operation, admin
+from gateway.core.administrators import AdminRole
 from gateway.core.errors import Fault
 
 ADAPTERS = "/admin/v1/adapters"
@@ -139,22 +140,40 @@ DRAIN = {
 
 
 def _change(action: str, summary: str, body: type[Struct] | None = None) -> Operation[AdapterStatus]:
-    return admin("POST", ADAPTER + action, summary, AdapterStatus, CHANGED, body=body)
+    return admin("POST", ADAPTER + action, summary, AdapterStatus, CHANGED, body=body, role=AdminRole.OPERATOR)
 
 
-LOAD_AS_VLLM = admin("POST", "/v1/load_lora_adapter", "Load an adapter (vLLM).", TEXT, LOADED, body=LoadAdapterRequest)
+LOAD_AS_VLLM = admin(
+    "POST",
+    "/v1/load_lora_adapter",
+    "Load an adapter (vLLM).",
+    TEXT,
+    LOADED,
+    body=LoadAdapterRequest,
+    role=AdminRole.OPERATOR,
+)
 UNLOAD_AS_VLLM = admin(
-    "POST", "/v1/unload_lora_adapter", "Unload an adapter (vLLM).", TEXT, CHANGED, body=UnloadAdapterRequest
+    "POST",
+    "/v1/unload_lora_adapter",
+    "Unload an adapter (vLLM).",
+    TEXT,
+    CHANGED,
+    body=UnloadAdapterRequest,
+    role=AdminRole.OPERATOR,
 )
 LIST = admin("GET", ADAPTERS, "List all adapters.", Adapters, LISTED)
-LOAD = admin("POST", ADAPTERS, "Load an adapter.", AdapterStatus, LOADED, body=NativeLoadRequest)
-RELOAD = admin("POST", ADAPTER + "/reload", "Reload an adapter from its source.", Reloaded, CHANGED)
+LOAD = admin(
+    "POST", ADAPTERS, "Load an adapter.", AdapterStatus, LOADED, body=NativeLoadRequest, role=AdminRole.OPERATOR
+)
+RELOAD = admin(
+    "POST", ADAPTER + "/reload", "Reload an adapter from its source.", Reloaded, CHANGED, role=AdminRole.OPERATOR
+)
 PIN = _change("/pin", "Pin an adapter, so that it stays on the device.")
 UNPIN = _change("/unpin", "Unpin an adapter, so that it may be evicted.")
 ALIAS = _change("/aliases", "Add or remove an alias of an adapter.", AliasRequest)
 ALLOW = _change("/tenants", "Set the tenants that may use an adapter.", AllowRequest)
 GET = admin("GET", ADAPTER, "Get an adapter.", AdapterStatus, CHANGED)
-UNLOAD = admin("DELETE", ADAPTER, "Unload an adapter.", Unloaded, CHANGED, query=DRAIN)
+UNLOAD = admin("DELETE", ADAPTER, "Unload an adapter.", Unloaded, CHANGED, query=DRAIN, role=AdminRole.OPERATOR)
 
 OPERATIONS: tuple[Operation[Any], ...] = (
     LOAD_AS_VLLM,

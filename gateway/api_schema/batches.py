@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gateway.api_schema.operation import Operation, admin
+from gateway.core.administrators import AdminRole
 from gateway.core.errors import Fault
 
 BATCHES = "/v1/batches"
@@ -151,9 +152,16 @@ LIST_ALL = admin(
     AdminBatches,
     REGISTRY | {Fault.INVALID_REQUEST},
     query={"tenant": {"type": "string"}, "which": {"enum": list(WHICH)}},
+    of_tenant=True,
 )
 CANCEL_ANY = admin(
-    "POST", ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel", "Cancel a batch of any tenant.", AdminBatch, CANCELLED
+    "POST",
+    ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel",
+    "Cancel a batch of any tenant.",
+    AdminBatch,
+    CANCELLED,
+    role=AdminRole.OPERATOR,
+    of_tenant=True,
 )
 
 OPERATIONS: tuple[Operation[Any], ...] = (CREATE, LIST, GET, CANCEL, LIST_ALL, CANCEL_ANY)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gateway.api_schema.common import INVALID, ONE_MODEL, Deleted
 from gateway.api_schema.operation import Operation, admin
+from gateway.core.administrators import AdminRole
 from gateway.core.errors import Fault
 
 ENGINES = "/admin/v1/engines"
@@ -104,7 +105,7 @@ QUERY = {**ONE_MODEL, "seconds": {**SECONDS, "description": "Wait of a restart f
 
 
 def _change(action: str, summary: str) -> Operation[EngineOverview]:
-    return admin("POST", f"{ENGINE}/{action}", summary, EngineOverview, CHANGED, query=QUERY)
+    return admin("POST", f"{ENGINE}/{action}", summary, EngineOverview, CHANGED, query=QUERY, role=AdminRole.OPERATOR)
 
 
 LIST = admin("GET", ENGINES, "List engines.", EngineOverviews, INVALID, query=ONE_MODEL)
@@ -116,6 +117,7 @@ ADD = admin(
     MEMBERS,
     body=NewEngineBody,
     status=201,
+    role=AdminRole.OPERATOR,
 )
 REMOVE = admin(
     "DELETE",
@@ -124,10 +126,18 @@ REMOVE = admin(
     Deleted,
     MEMBERS,
     query=ONE_MODEL,
+    role=AdminRole.OPERATOR,
 )
 DRAIN = _change("drain", "Drain an engine: its requests move to other engines, and it gets no new ones.")
 RESUME = _change("resume", "Let a draining engine serve again.")
 RESTART = _change("restart", "Drain an engine, and end its process, which is then started again.")
-CHECK = admin("GET", "/admin/v1/check", "Check engine integrity.", Violations, frozenset({Fault.ENGINE_UNAVAILABLE}))
+CHECK = admin(
+    "GET",
+    "/admin/v1/check",
+    "Check engine integrity.",
+    Violations,
+    frozenset({Fault.ENGINE_UNAVAILABLE}),
+    role=AdminRole.OPERATOR,
+)
 
 OPERATIONS: tuple[Operation[Any], ...] = (LIST, ADD, REMOVE, DRAIN, RESUME, RESTART)

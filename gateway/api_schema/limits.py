@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api_schema.common import ACCOUNTS, OF_TENANT
 from gateway.api_schema.operation import Operation, admin
+from gateway.core.administrators import AdminRole
 
 LIMITS = "/admin/v1/limits"
 
@@ -61,6 +62,7 @@ class ScopeLimits(LimitScope, kw_only=True):
 
 class LimitEntry(ScopeLimits, kw_only=True):
     source: Literal["config", "live"]
+    """`live` if the limits of this scope were changed by an operator, otherwise `config`."""
 
 
 class LimitEntries(Struct):
@@ -118,9 +120,35 @@ class LimitUses(Struct):
     usage: list[ScopeUse]
 
 
-LIST = admin("GET", LIMITS, "List the limits of every scope.", LimitEntries, ACCOUNTS, query=OF_TENANT)
-SET = admin("PATCH", LIMITS, "Change the limits of a scope.", LimitEntry, ACCOUNTS, body=SetBody)
-RESET = admin("POST", LIMITS + "/reset", "Reset a scope's limits or its usage.", ScopeLimits, ACCOUNTS, body=ResetBody)
-USAGE = admin("GET", LIMITS + "/usage", "Show how much of each limit is used.", LimitUses, ACCOUNTS, query=OF_TENANT)
+LIST = admin("GET", LIMITS, "List the limits of every scope.", LimitEntries, ACCOUNTS, query=OF_TENANT, of_tenant=True)
+SET = admin(
+    "PATCH",
+    LIMITS,
+    "Change the limits of a scope.",
+    LimitEntry,
+    ACCOUNTS,
+    body=SetBody,
+    role=AdminRole.ACCOUNTS,
+    of_tenant=True,
+)
+RESET = admin(
+    "POST",
+    LIMITS + "/reset",
+    "Reset a scope's limits or its usage.",
+    LimitEntry,
+    ACCOUNTS,
+    body=ResetBody,
+    role=AdminRole.ACCOUNTS,
+    of_tenant=True,
+)
+USAGE = admin(
+    "GET",
+    LIMITS + "/usage",
+    "Show how much of each limit is used.",
+    LimitUses,
+    ACCOUNTS,
+    query=OF_TENANT,
+    of_tenant=True,
+)
 
 OPERATIONS: tuple[Operation[Any], ...] = (LIST, SET, RESET, USAGE)

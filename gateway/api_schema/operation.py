@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from msgspec import Struct
 
+from gateway.core.administrators import AdminRole
 from gateway.core.errors import Fault
 
 BODY = frozenset(
@@ -22,6 +23,11 @@ BODY = frozenset(
     }
 )
 KEYED = frozenset({Fault.INVALID_API_KEY, Fault.FORBIDDEN})
+TENANTS_KEY = KEYED | {Fault.KEY_EXPIRED, Fault.ADDRESS_NOT_ALLOWED}
+"""Errors of every operation with a key, and with a tenant's."""
+ADMINISTERED = frozenset({Fault.INVALID_REQUEST, Fault.PERMISSION_DENIED})
+"""Errors of every operation of administrators, and `RECORDED` of those that change something."""
+RECORDED = frozenset({Fault.AUDIT_UNAVAILABLE})
 
 TEXT = "text/plain"
 """Media type of responses that are plain text instead of JSON."""
@@ -29,6 +35,9 @@ TEXT = "text/plain"
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+)?\}")
 """A part of a path that stands for a name, as in `{id}` or, if the name may have slashes, `{name:path}`."""
+
+VERBS = {"GET": "read", "POST": "create", "PATCH": "change", "DELETE": "delete"}
+"""What a method does to the object that its path names."""
 
 A = TypeVar("A", bound=Struct)
 
@@ -63,6 +72,28 @@ class Operation(Generic[A]):
     """Media type of an alternative text form of the response; empty if there is none."""
     body_is_optional: bool = False
     """True means that an absent body is read as an object without fields."""
+    role: AdminRole = AdminRole.OWNER
+    """Role that an administrator needs."""
+    of_tenant: bool = False
+    """True means that the administrators of a tenant may call the operation, for that tenant."""
+
+    @property
+    def is_change(self) -> bool:
+        """Return whether the operation of administrators changes something, so that it is recorded."""
+        return self.method != "GET"
+
+    @property
+    def noun(self) -> str:
+        """The kind of object that an operation of administrators is about, as its path names it: `tenants`."""
+        parts = self.path.split("/")
+        return parts[3] if len(parts) > 3 else "adapters"
+
+    @property
+    def action(self) -> str:
+        """Name of the change in the audit log: the noun, and the path's last word or what its method means."""
+        last = self.path.rsplit("/", 1)[-1]
+        is_verb = last != self.noun and not PLACEHOLDER.fullmatch(last)
+        return f"{self.noun}.{last if is_verb else VERBS[self.method]}"
 
     @property
     def kind(self) -> type[A]:
@@ -80,10 +111,11 @@ class Operation(Generic[A]):
         """All errors that the operation may return, including INTERNAL and those of authentication and of its body. An
         administrator's operation refuses unknown query parameters and, if it is a change, unknown fields of its body,
         even if it takes none."""
-        known = frozenset[Fault]() if self.who == "anyone" else KEYED
+        known = {"anyone": frozenset[Fault](), "admin": KEYED, "tenant": TENANTS_KEY}[self.who]
         is_admin = self.who == "admin"
-        checked = BODY if self.body or (is_admin and self.method != "GET") else frozenset()
-        return self.faults | known | checked | ({Fault.INVALID_REQUEST} if is_admin else set()) | {Fault.INTERNAL}
+        checked = BODY if self.body or (is_admin and self.is_change) else frozenset()
+        administered = ADMINISTERED | (RECORDED if self.is_change else set()) if is_admin else frozenset()
+        return self.faults | known | checked | administered | {Fault.INTERNAL}
 
 
 @overload
@@ -97,5 +129,8 @@ def admin(method: str, path: str, summary: str, answer: str, faults: frozenset[F
 
 
 def admin(method: str, path: str, summary: str, answer: Any, faults: frozenset[Fault], **more: Any) -> Operation[Any]:
-    """Return an operation that only administrators may call."""
-    return Operation(method, path, summary, "admin", answer, faults=faults, **more)
+    """Return an operation that only administrators may call. One that reads needs the role `viewer` unless `role` says
+    otherwise; one that changes something names its `role`. Raises ValueError if it does not."""
+    if "role" not in more and method != "GET":
+        raise ValueError(f"{method} {path} must name the role that it needs")
+    return Operation(method, path, summary, "admin", answer, faults=faults, **{"role": AdminRole.VIEWER, **more})

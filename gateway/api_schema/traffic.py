@@ -11,6 +11,7 @@ from gateway.api_schema.common import INVALID, ONE_MODEL
 from gateway.api_schema.engines import EngineStatus
 from gateway.api_schema.limits import TenantUse
 from gateway.api_schema.operation import Operation, admin
+from gateway.core.administrators import AdminRole
 from gateway.core.errors import Fault
 from gateway.core.lanes import LaneName
 
@@ -167,7 +168,9 @@ SECTIONS = {"sections": {"type": "string", "examples": ["engine,lanes,requests,t
 
 
 def _set(action: str, summary: str) -> Operation[LaneStatus]:
-    return admin("POST", f"{LANES}/{{lane}}/{action}", summary, LaneStatus, ENGINE, query=ONE_MODEL)
+    return admin(
+        "POST", f"{LANES}/{{lane}}/{action}", summary, LaneStatus, ENGINE, query=ONE_MODEL, role=AdminRole.OPERATOR
+    )
 
 
 LIST_LANES = admin("GET", LANES, "List lanes with queues, latencies and goals.", LaneStatuses, ENGINE, query=ONE_MODEL)
@@ -178,7 +181,12 @@ LIST_REQUESTS = admin(
     "GET", REQUESTS, "List live requests of all gateway processes.", LiveRequests, ENGINE, query=ONE_MODEL
 )
 CANCEL_REQUEST = admin(
-    "POST", REQUESTS + "/{id}/cancel", "Cancel a live request.", CancelledRequest, ENGINE | {Fault.REQUEST_NOT_FOUND}
+    "POST",
+    REQUESTS + "/{id}/cancel",
+    "Cancel a live request.",
+    CancelledRequest,
+    ENGINE | {Fault.REQUEST_NOT_FOUND},
+    role=AdminRole.OPERATOR,
 )
 GET_OVERVIEW = admin(
     "GET", "/admin/v1/overview", "Get several sections of the overview.", Overview, ENGINE, query=SECTIONS

@@ -73,6 +73,8 @@ QUERY = {
     "format": {"enum": list(FORMATS)},
 }
 FAULTS = frozenset({Fault.INVALID_REQUEST, Fault.LIMITER_UNAVAILABLE})
-REPORT = admin("GET", USAGE, "Report usage, prices and costs.", UsageReport, FAULTS, query=QUERY, text=CSV)
+REPORT = admin(
+    "GET", USAGE, "Report usage, prices and costs.", UsageReport, FAULTS, query=QUERY, text=CSV, of_tenant=True
+)
 
 OPERATIONS: tuple[Operation[Any], ...] = (REPORT,)

@@ -112,13 +112,19 @@ class Dispatcher:
             await asyncio.wait(self._works, timeout=STOP_SECONDS)
 
     async def _keep_claiming(self) -> None:
+        is_away = False
         while True:
             try:
                 has_claimed = await self._claim_some()
             except ApiError as error:
-                log.warning("batch_claims_wait", reason=error.reason)
+                if not is_away:
+                    log.warning("batch_claims_wait", reason=error.reason)
+                is_away = True
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
+            if is_away:
+                log.info("batch_claims_go_on")
+            is_away = False
             await self._pause(
                 BUSY_SECONDS if has_claimed or self._has_enough else IDLE_SECONDS * random.uniform(0.5, 1.0)
             )

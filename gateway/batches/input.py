@@ -18,6 +18,7 @@ from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError, clip, unsupported_parameter
 from gateway.core.json_bounds import check_json
+from gateway.core.key_rules import NO_RULES, KeyRules, restricted
 from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
@@ -60,6 +61,8 @@ class CheckParameters(Struct, kw_only=True):
     endpoint: str
     tenant: Tenant
     """Tenant of the batch, whose settings decide about models and unknown fields as they do for a single request."""
+    rules: KeyRules = NO_RULES
+    """Rules of the key that the batch was requested with."""
     catalogs: tuple[Catalog, ...]
     """Names of each base model of the gateway, in the order of the configuration."""
     max_lines: int
@@ -142,6 +145,7 @@ class InputCheck:
 
     def __init__(self, parameters: CheckParameters) -> None:
         self._parameters = parameters
+        self._tenant = restricted(parameters.tenant, parameters.rules)
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
@@ -220,7 +224,7 @@ class InputCheck:
             body, request = READERS[self._parameters.endpoint](text, self._parameters.tenant.unknown_fields)
             if body.stream:
                 raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
-            target = resolve(request.model, self._parameters.catalogs, self._parameters.tenant)
+            target = resolve(request.model, self._parameters.catalogs, self._tenant)
         except ApiError as error:
             param = f"body.{error.param}" if error.param else "body"
             raise LineError(error.code or "invalid_request", error.message, param) from error

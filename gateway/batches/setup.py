@@ -105,7 +105,7 @@ async def dispatching(
     counted = metrics.batches.line, metrics.batches.wasted_tokens
     context = BatchContext(store, files, gateway, accounts, all_gates, *counted, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
-    validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)
+    validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds, rules=accounts.rules)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     async with Dispatcher(context, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
         metrics.register(BatchMetrics(dispatcher, gates))

@@ -19,6 +19,7 @@ from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
 from gateway.batches.validate import STORAGE_STATUS
 from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.routing import Catalog
 from gateway.core.space import SpaceUse
 from gateway.core.tenants import Tenant
@@ -54,6 +55,8 @@ class Validator:
     max_lines: int
     max_line_bytes: int
     max_cpu_seconds: float = MAX_CPU_SECONDS
+    rules: Callable[[str], KeyRules] = lambda _: NO_RULES
+    """Returns the rules of the key with an id."""
 
     async def run(self, lease: Lease) -> None:
         """Validate the batch of a lease: on return it is validated, has failed, or was released to be tried again
@@ -95,6 +98,7 @@ class Validator:
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
             tenant=tenant,
+            rules=self.rules(lease.batch.key_id),
             catalogs=tuple(map(_encodable, self.models.catalogs)),
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,

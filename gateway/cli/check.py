@@ -19,6 +19,7 @@ from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelConfig, ModelSettings
+from gateway.config.places import impossible_memory, missing_places
 from gateway.config.whole import Config, load_config
 from gateway.serve.prepare import described_folder, state_dir
 from gateway.terminal.console import Console
@@ -34,6 +35,8 @@ def check(
 ) -> None:
     """Validate a configuration file, and report all errors at once. Environment variables that it names must be set.
 
+    Models, adapters and chat templates that it names must be on this machine; a hub is not asked.
+
     - `loralane check my.yaml`
     - `loralane check my.yaml --explain` also prints the device, the memory, the limits and the ports that follow
     """
@@ -41,6 +44,8 @@ def check(
         config = load_config(file, os.environ)
     except ConfigError as error:
         exit_with_error(str(error))
+    if problems := [*missing_places(config), *impossible_memory(config)]:
+        exit_with_error("\n".join(problems))
     console.print(f"[green]{file or 'the demo'} is valid[/green]")
     if explain:
         _explain(config, (data_dir or default_data_dir(os.environ)).expanduser())

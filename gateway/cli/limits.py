@@ -20,7 +20,6 @@ from gateway.client.account_calls import LimitChanges
 from gateway.core.counts import parse_count
 from gateway.core.limits import LIMIT_NAMES
 from gateway.terminal.console import Console
-from gateway.terminal.output import print_wide
 
 app = typer.Typer(help="Show and change the limits of tenants on a running gateway.", no_args_is_help=True)
 
@@ -39,7 +38,7 @@ def get(tenant: Tenants = "", as_json: AsJson = False, url: ServerUrl = LOCAL_UR
     """Show the limits of tenants, their keys and adapters; limits that only count (shadow) are in brackets."""
     with admin(url, key) as client:
         entries = client.limits(tenant)
-    show_answers(_entries_table(entries), entries, as_json)
+    show_answers(entries_table(entries), entries, as_json)
 
 
 @app.command("set")
@@ -76,7 +75,7 @@ def set_limits(
         changes["when_redis_is_away"] = _policies(when_redis_is_away)
     with admin(url, key) as client:
         entry = client.set_limits(tenant, key=key_id, adapter=adapter, **changes)
-    show_answers(_entries_table([entry]), [entry], as_json)
+    show_answers(entries_table([entry]), [entry], as_json)
 
 
 @app.command()
@@ -85,13 +84,15 @@ def reset(
     used: Annotated[bool, typer.Option("--used", help="Set the counted use to zero, keep the limits.")] = False,
     key_id: KeyId = "",
     adapter: Adapter = "",
+    as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Restore the configured limits or, with --used, keep the limits and set the counted use to zero."""
+    """Restore the configured limits or, with --used, keep the limits and set the counted use to zero:
+    `loralane limits reset acme --used`."""
     with admin(url, key) as client:
-        limits = client.reset_limits(tenant, key=key_id, adapter=adapter, used=used)
-    print_wide(limits_table([(limits, "in force")]))
+        entry = client.reset_limits(tenant, key=key_id, adapter=adapter, used=used)
+    show_answers(entries_table([entry]), [entry], as_json)
 
 
 @app.command()
@@ -153,11 +154,7 @@ def _place(scope: LimitScope) -> tuple[str, str, str]:
 TITLES = ("requests/min", "tokens/min", "at once", "tokens/day")
 
 
-def _entries_table(entries: Iterable[LimitEntry]) -> Table:
-    return limits_table((entry, entry.source) for entry in entries)
-
-
-def limits_table(scopes: Iterable[tuple[ScopeLimits, str]]) -> Table:
+def entries_table(entries: Iterable[LimitEntry]) -> Table:
     """Return a table with a row for each scope and the source of its limits. A limit in shadow, which only counts, is
     in brackets."""
     table = Table(box=None)
@@ -167,10 +164,10 @@ def limits_table(scopes: Iterable[tuple[ScopeLimits, str]]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("source")
     table.add_column("while Redis is away")
-    for limits, source in scopes:
+    for limits in entries:
         cells = (_limit(limits, name) for name in LIMIT_NAMES)
         away = ", ".join(f"{name} {policy}" for name, policy in sorted(limits.when_redis_is_away.items()))
-        table.add_row(limits.tenant, scope_text(limits), *cells, source, away)
+        table.add_row(limits.tenant, scope_text(limits), *cells, limits.source, away)
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from gateway.terminal.console import Console
 from gateway.terminal.output import LOCAL_URL as LOCAL_URL
-from gateway.terminal.output import print_wide
+from gateway.terminal.output import exit_with_error, print_wide
 
 ADDRESS_HELP = "HTTP address of the gateway: http:// or https://HOST:PORT."
 ServerUrl = Annotated[str, typer.Option("--url", envvar="LORALANE_URL", help=ADDRESS_HELP)]
@@ -38,6 +39,24 @@ AdminKey = Annotated[
     typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="API key of an administrator.", callback=_plain_key),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
+
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, as in scripts.")]
+
+
+def is_terminal() -> bool:
+    """Return whether an operator can be asked."""
+    return sys.stdin.isatty()
+
+
+def confirm(what: str) -> None:
+    """Say what goes, and ask on the terminal whether it may. End the command with status 1 if the operator declines or
+    cannot be asked."""
+    console.print(what, highlight=False, markup=False)
+    if not is_terminal():
+        exit_with_error("there is no terminal to ask on; say --yes to go on")
+    if console.input("Go on? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
+        exit_with_error("nothing was changed")
 
 
 def show_answers(table: Table, answers: Iterable[Struct], as_json: bool) -> None:

@@ -69,7 +69,9 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "gateway.cli.operations", "requests", "Show a running gateway's live requests, and cancel them."
     ),
     "tenants": Subcommand("gateway.cli.tenants", "tenants", "Show and change the tenants of a running gateway."),
-    "keys": Subcommand("gateway.cli.tenants", "keys", "Show and change tenants' API keys on a running gateway."),
+    "keys": Subcommand("gateway.cli.keys", "keys", "Show and change tenants' API keys on a running gateway."),
+    "admins": Subcommand("gateway.cli.admins", "admins", "Show and change the administrators of a running gateway."),
+    "audit": Subcommand("gateway.cli.admins", "audit", "Show what administrators changed on a running gateway."),
     "batch": Subcommand(
         "gateway.cli.batch",
         "app",

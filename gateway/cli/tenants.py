@@ -1,4 +1,4 @@
-"""`loralane tenants` and `loralane keys`: shows and changes tenants and their keys on a running gateway."""
+"""`loralane tenants`: shows and changes tenants on a running gateway."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from rich.table import Table
 
 from gateway.api_schema import accounts as api
 from gateway.cli.http import admin
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console, show_answers
+from gateway.cli.options import (
+    DEMO_KEY,
+    LOCAL_URL,
+    AdminKey,
+    AsJson,
+    ServerUrl,
+    Yes,
+    confirm,
+    console,
+    show_answers,
+)
 from gateway.client.account_calls import ClassSettings, TenantSettings
+from gateway.client.client import Client
 
 tenants = typer.Typer(help="Show and change the tenants of a running gateway.", no_args_is_help=True)
-keys = typer.Typer(help="Show and change tenants' API keys on a running gateway.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the API key, or at least its first 6 digits.")]
 Lane = Annotated[str | None, typer.Option(metavar="LANE", help="Name of a lane: interactive or batch.")]
 Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of permitted adapters; repeatable.")]
 Upstreams = Annotated[
@@ -115,70 +124,25 @@ def enable_tenant(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_K
 
 
 @tenants.command("delete")
-def delete_tenant(name: Name, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Delete a tenant with its API keys and limits."""
+def delete_tenant(name: Name, yes: Yes = False, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+    """Delete a tenant with its API keys and limits, after confirmation: `loralane tenants delete initech --yes`."""
     with admin(url, key) as client:
+        if not yes:
+            confirm(_deleted_with(client, name))
         count = client.delete_tenant(name)
     console.print(f"[green]{name}[/green] is deleted, with {count} keys")
 
 
-@keys.command("create")
-def create_key(
-    tenant: Name,
-    label: Annotated[str, typer.Option(help="Remark on the key, such as its use.")] = "",
-    url: ServerUrl = LOCAL_URL,
-    key: AdminKey = DEMO_KEY,
-) -> None:
-    """Create an API key for a tenant. It is printed only this once."""
-    with admin(url, key) as client:
-        _print_once(client.create_key(tenant, label))
-
-
-@keys.command("ls")
-def list_keys(
-    tenant: Annotated[str, typer.Argument(help="Name of a tenant; default: all tenants.")] = "",
-    as_json: AsJson = False,
-    url: ServerUrl = LOCAL_URL,
-    key: AdminKey = DEMO_KEY,
-) -> None:
-    """List the ids of API keys, with their tenants and labels, and which are disabled."""
-    with admin(url, key) as client:
-        found = client.keys(tenant)
-    show_answers(_key_table(found), found, as_json)
-
-
-@keys.command("rotate")
-def rotate_key(
-    key_id: KeyId,
-    keep: Annotated[bool, typer.Option("--keep", help="Do not disable the old key.")] = False,
-    url: ServerUrl = LOCAL_URL,
-    key: AdminKey = DEMO_KEY,
-) -> None:
-    """Replace an API key: the new key is printed only this once, and the old one is disabled unless --keep is given."""
-    with admin(url, key) as client:
-        _print_once(client.rotate_key(key_id, keep=keep))
-
-
-@keys.command("disable")
-def disable_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Disable an API key: requests with it are refused, from the next one on."""
-    with admin(url, key) as client:
-        console.print(f"[green]{client.disable_key(key_id).id}[/green] is disabled")
-
-
-@keys.command("enable")
-def enable_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Enable a disabled API key."""
-    with admin(url, key) as client:
-        console.print(f"[green]{client.enable_key(key_id).id}[/green] is enabled")
-
-
-@keys.command("delete")
-def delete_key(key_id: KeyId, url: ServerUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Delete an API key."""
-    with admin(url, key) as client:
-        client.delete_key(key_id)
-    console.print(f"[green]{key_id}[/green] is deleted")
+def _deleted_with(client: Client, name: str) -> str:
+    """Return what goes when a tenant is deleted, and what becomes of the rest."""
+    client.tenant(name)  # an unknown one is reported before anything is asked
+    held, batches = client.keys(name), client.batches(name)
+    changed = [entry for entry in client.limits(name) if entry.source == "live"]
+    return (
+        f"Tenant {name} goes with {len(held)} keys, and {len(changed)} scopes of limits that were changed live, for "
+        f"good. Requests and {len(batches)} unfinished batches of its keys are refused from then on; files and stored "
+        "responses stay until they end, and belong to the next tenant of that name."
+    )
 
 
 def _settings(given: Mapping[str, Any]) -> TenantSettings:
@@ -206,12 +170,6 @@ def _class(text: str) -> tuple[str, ClassSettings]:
     return name, cast(ClassSettings, own)
 
 
-def _print_once(new: api.NewKey) -> None:
-    """Print the key alone on standard output, so that it can be piped, and its description on standard error."""
-    console.print(f"key [green]{new.id}[/green] of {new.tenant}; it is not shown again:")
-    print(new.key)
-
-
 def _tenant_table(found: Iterable[api.Tenant]) -> Table:
     table = Table("tenant", "lane", "highest", "adapters", "weight", "classes", "unknown fields", "", box=None)
     for one in found:
@@ -220,11 +178,4 @@ def _tenant_table(found: Iterable[api.Tenant]) -> Table:
         classes = ", ".join(f"{name} {own.weight:g}" for name, own in sorted(one.classes.items()))
         lanes = (one.default_lane, one.highest_lane)
         table.add_row(one.name, *lanes, adapters, f"{one.weight:g}", classes, one.unknown_fields, state)
-    return table
-
-
-def _key_table(found: Iterable[api.Key]) -> Table:
-    table = Table("key", "tenant", "label", "", box=None)
-    for one in found:
-        table.add_row(one.id, one.tenant, one.label, "disabled" if one.disabled else "")
     return table

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
+from msgspec import UNSET, UnsetType
+
 from gateway.api_schema import accounts as api
 from gateway.api_schema import limits as limits_api
 from gateway.api_schema import usage as usage_api
@@ -36,6 +38,16 @@ class TenantSettings(TypedDict, total=False):
     limits: LimitValues
     key_limits: LimitValues
     adapter_limits: LimitValues
+
+
+class KeySettings(TypedDict, total=False):
+    """Settings of an API key. Those that are left out stay unchanged, or get their default values."""
+
+    expires_at: float | None
+    """Unix time in seconds from which the key is refused; None: never."""
+    models: list[str]
+    adapters: list[str]
+    networks: list[str]
 
 
 class LimitChanges(TypedDict, total=False):
@@ -101,14 +113,24 @@ def key(key_id: str) -> Call[api.Key]:
     return Call.of(api.GET_KEY, key_id)
 
 
-def create_key(tenant: str, label: str = "") -> Call[api.NewKey]:
+def create_key(tenant: str, label: str = "", **settings: Unpack[KeySettings]) -> Call[api.NewKey]:
     """Create an API key for a tenant, and return it. The key itself cannot be read again later."""
-    return Call.of(api.CREATE_KEY, body=api.NewKeyBody(tenant=tenant, label=label))
+    return Call.of(api.CREATE_KEY, body=api.NewKeyBody(tenant=tenant, label=label, **settings))
 
 
-def rotate_key(key_id: str, *, keep: bool = False) -> Call[api.NewKey]:
-    """Replace an API key by a new one. The old one is disabled at once unless `keep`."""
-    return Call.of(api.ROTATE_KEY, key_id, body=api.RotateBody(keep=keep))
+def change_key(key_id: str, *, label: str | None = None, **settings: Unpack[KeySettings]) -> Call[api.Key]:
+    """Change an API key's label or settings, from the next request on. A label of None stays as it is."""
+    labels = {} if label is None else {"label": label}
+    return Call.of(api.CHANGE_KEY, key_id, body=api.KeyBody(**labels, **settings))
+
+
+def rotate_key(
+    key_id: str, *, keep: bool = False, overlap_s: float = 0.0, expires_at: float | UnsetType | None = UNSET
+) -> Call[api.NewKey]:
+    """Replace an API key by a new one. The old one is disabled at once, or works for `overlap_s` more seconds, or stays
+    with `keep`. `expires_at` is the new key's; unless it is given, the key gets the old one's lifetime again."""
+    body = api.RotateBody(keep=keep, overlap_s=overlap_s, expires_at=expires_at)
+    return Call.of(api.ROTATE_KEY, key_id, body=body)
 
 
 def disable_key(key_id: str) -> Call[api.Key]:
@@ -139,7 +161,7 @@ def set_limits(
     return Call.of(limits_api.SET, body=limits_api.SetBody(tenant=tenant, key=key, adapter=adapter, **changes))
 
 
-def reset_limits(tenant: str, *, key: str = "", adapter: str = "", used: bool = False) -> Call[limits_api.ScopeLimits]:
+def reset_limits(tenant: str, *, key: str = "", adapter: str = "", used: bool = False) -> Call[limits_api.LimitEntry]:
     """Restore the configured limits of a scope or, with `used`, set its counted use to zero."""
     body = limits_api.ResetBody(tenant=tenant, key=key, adapter=adapter, used=used)
     return Call.of(limits_api.RESET, body=body)

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from gateway.client import account_calls, adapter_calls, operation_calls, text_calls
+from gateway.client import account_calls, adapter_calls, admin_calls, operation_calls, text_calls
 from gateway.client.call import Call, Endpoint
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
@@ -56,6 +56,7 @@ class Methods:
     keys = Endpoint(account_calls.keys)
     key = Endpoint(account_calls.key)
     create_key = Endpoint(account_calls.create_key)
+    change_key = Endpoint(account_calls.change_key)
     rotate_key = Endpoint(account_calls.rotate_key)
     disable_key = Endpoint(account_calls.disable_key)
     enable_key = Endpoint(account_calls.enable_key)
@@ -65,6 +66,14 @@ class Methods:
     reset_limits = Endpoint(account_calls.reset_limits)
     limits_used = Endpoint(account_calls.limits_used)
     usage = Endpoint(account_calls.usage)
+
+    admins = Endpoint(admin_calls.admins)
+    admin = Endpoint(admin_calls.admin)
+    create_admin = Endpoint(admin_calls.create_admin)
+    change_admin = Endpoint(admin_calls.change_admin)
+    rotate_admin = Endpoint(admin_calls.rotate_admin)
+    delete_admin = Endpoint(admin_calls.delete_admin)
+    audit = Endpoint(admin_calls.audit)
 
     lanes = Endpoint(operation_calls.lanes)
     pause_lane = Endpoint(operation_calls.pause_lane)

@@ -86,10 +86,11 @@ def _flat(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _items(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return (name, value) for the fields of a dataclass or the items of a mapping, None for any other value. A
-    tenant's keys are given by their ids."""
+    tenant's keys are given by their ids, and with what the file says of them."""
     if isinstance(value, TenantConfig):
         items = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
-        return [*items, ("keys", [key_id(key) for key in value.keys])]
+        described = [(f"keys.{key_id(key)}", said) for key, said in value.described.items()]
+        return [*items, ("keys", [key_id(key) for key in value.keys]), *described]
     if is_dataclass(value):
         return _fields(value)
     return list(value.items()) if isinstance(value, Mapping) else None

@@ -139,11 +139,11 @@ def _port(host: str, port: int, tls: TlsConfig | None) -> str:
 
 
 def _notes(config: Config) -> Iterator[str]:
-    held = {key for entry in config.tenants.values() for key in entry.keys} | {*config.admin.keys}
+    held = {key for entry in config.tenants.values() for key in entry.keys} | {key for _, key in config.admin.seeds()}
     if held & DEMO_HASHES:
         yield "The demo's public keys are accepted, on loopback only."
-    if not config.admin.keys:
-        yield "There is no admin key: the admin API refuses all callers."
+    if not config.admin.seeds():
+        yield "There is no admin key: the admin API refuses all callers but administrators made live."
     sections = [("http", config.http.host, config.http.tls), ("grpc", config.grpc.host, config.grpc.tls)]
     if config.admin.port is not None:
         sections.append(("admin", config.admin.host, config.admin.tls))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -19,6 +19,8 @@ from engine.process.small_files import read_small_text
 from gateway.core.counts import parse_count
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MERGE = "tag:yaml.org,2002:merge"
 
@@ -42,6 +44,9 @@ class Problems:
             yield
         except ConfigError as error:
             self._lines += str(error).splitlines()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
 
     def raise_all(self) -> None:
         """Raise ConfigError with one recorded problem per line; do nothing if there are none."""
@@ -173,7 +178,8 @@ def _why_unknown(key: str, known: list[str], removed: Mapping[str, str]) -> str:
 
 def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
     """Return an instance of the dataclass `cls`, whose fields a section of the file sets. Raises ConfigError, with all
-    problems, if a key is unknown or missing, or a value has a wrong type or is refused by the dataclass.
+    problems, if a key is unknown or missing, or a value has a wrong type or is refused by the dataclass. A dataclass
+    refuses one value at a time: the others are then tried alone.
 
     Args:
         value: the section, as a mapping of fields to values; None means an empty one.
@@ -193,9 +199,23 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
                 values[field.name] = convert(section[field.name], hints[field.name], f"{where}.{field.name}", base)
             elif field.default is MISSING and field.default_factory is MISSING:
                 raise ConfigError(f"{where}.{field.name}: is required")
+    if not problems:
+        with problems.noting():
+            return _made(cls, given | values, where)
+    needed = {field.name for field in own_fields if field.default is MISSING and field.default_factory is MISSING}
+    if needed <= values.keys():
+        base_values = given | {name: values[name] for name in needed}
+        for name, value in values.items():
+            with problems.noting():
+                _check_alone(cls, name, base_values | {name: value}, where, names)
     problems.raise_all()
+    raise AssertionError("it has problems")
+
+
+def _made(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Return an instance of a dataclass. Raises ConfigError, with the place `where`, if it refuses the values."""
     try:
-        return cls(**given, **values)
+        return cls(**values)
     except ConfigError:
         raise
     except ValueError as error:
@@ -203,6 +223,17 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
         if text.startswith(f"{last}."):  # it names the setting, from the name of the section on
             raise ConfigError(f"{where}{text.removeprefix(last)}") from error
         raise ConfigError(f"{where}: {text}") from error
+
+
+def _check_alone(cls: type[Any], name: str, values: Mapping[str, Any], where: str, names: Collection[str]) -> None:
+    """Raise ConfigError if a dataclass refuses the value of one setting while the others have their defaults, and the
+    message is about no other of its settings, whose values might make it right."""
+    try:
+        _made(cls, values, where)
+    except ConfigError as error:
+        told = set(WORD.findall(str(error).removeprefix(where)))
+        if told & set(names) <= {name}:
+            raise
 
 
 def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:

@@ -10,8 +10,11 @@ from types import NoneType
 from typing import Any
 
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, read_each, resolve
-from gateway.config.sections import AdminConfig, TenantConfig
-from gateway.core.tenants import RESERVED_NAMES, Tenant, hash_key
+from gateway.config.sections import AdminConfig, ConfiguredAdmin, KeyConfig, TenantConfig
+from gateway.core.administrators import Administrator, role_named
+from gateway.core.key_rules import KeyRules
+from gateway.core.tenants import MAX_LABEL, RESERVED_NAMES, Tenant, hash_key
+from gateway.core.times import unix_time
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """API keys of the demo. They are public, so they are accepted on loopback hosts only."""
@@ -38,23 +41,76 @@ def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> Tenant
         rest = {key: item for key, item in section.items() if key in known}
         tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
     with problems.noting():
-        hashes = _key_hashes(section.get("keys"), env, f"{where}.keys")
+        keys = _keys(section.get("keys"), env, base, f"{where}.keys")
     problems.raise_all()
-    return TenantConfig(tenant, hashes)
+    return TenantConfig(tenant, tuple(keys), {known: described for known, described in keys.items() if described})
+
+
+def _keys(value: Any, env: Mapping[str, str], base: Path, where: str) -> dict[str, KeyConfig | None]:
+    """Return a tenant's keys by their hashes, with what the file says of them; None means that it has the key alone."""
+    problems, found = Problems(), dict[str, KeyConfig | None]()
+    for index, item in enumerate(_listed(value, where)):
+        place = f"{where}[{index}]"
+        with problems.noting():
+            if not isinstance(item, dict):
+                found[_key_hash(item, env, place)] = None
+                continue
+            check_keys(item, ["key", "label", *(one.name for one in fields(KeyRules))], place)
+            rest = resolve({name: text for name, text in item.items() if name not in ("key", "label")}, env, place)
+            if "expires_at" in rest:
+                rest["expires_at"] = _time(rest["expires_at"], f"{place}.expires_at")
+            rules, label = build(KeyRules, rest, place, base), item.get("label") or ""
+            if not isinstance(label, str) or len(label) > MAX_LABEL or not label.isprintable():
+                raise ConfigError(f"{place}.label: must be at most {MAX_LABEL} printable characters")
+            found[_key_hash(item.get("key"), env, f"{place}.key")] = KeyConfig(label, rules)
+    problems.raise_all()
+    return found
+
+
+def _time(value: Any, where: str) -> float:
+    """Return a date or a time of the file, in UTC unless it says another, in Unix seconds."""
+    try:
+        return unix_time(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _listed(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | NoneType):
+        raise ConfigError(f"{where}: must be a list")
+    return value or []
 
 
 def read_admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
     section = as_mapping(value, "admin")
     check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
     keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
-    rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
-    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
+    named = read_each(
+        as_mapping(section.get("administrators"), "admin.administrators"),
+        lambda name, item: _administrator(name, item, env),
+    )
+    known = {"keys": keys, "metrics_keys": metrics_keys, "administrators": named}
+    rest = {key: item for key, item in section.items() if key not in known}
+    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, **known)
+
+
+def _administrator(name: str, value: Any, env: Mapping[str, str]) -> ConfiguredAdmin:
+    where = f"admin.administrators.{name}"
+    section = as_mapping(value, where)
+    check_keys(section, ["key", "role", "tenant"], where)
+    for needed in ("key", "role"):
+        if needed not in section:
+            raise ConfigError(f"{where}.{needed}: is missing")
+    try:
+        role = role_named(str(resolve(section["role"], env, f"{where}.role")))
+        administrator = Administrator(name, role, str(section.get("tenant", "")))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return ConfiguredAdmin(administrator, _key_hash(section["key"], env, f"{where}.key"))
 
 
 def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:
-    if not isinstance(value, list | NoneType):
-        raise ConfigError(f"{where}: must be a list")
-    return tuple(_key_hash(item, env, f"{where}[{index}]") for index, item in enumerate(value or []))
+    return tuple(_key_hash(item, env, f"{where}[{index}]") for index, item in enumerate(_listed(value, where)))
 
 
 def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.config.webhooks import WebhookConfig
+from gateway.core.administrators import Administrator, AdminRole
+from gateway.core.key_rules import NO_RULES, KeyRules
 from gateway.core.limits import Policy
+from gateway.core.networks import parse_networks
 from gateway.core.safe_url import check_origins
-from gateway.core.tenants import Tenant
+from gateway.core.tenants import Tenant, key_id
 from gateway.redis.address import store_address
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")
 """Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
+MAX_AUDIT_DAYS, MAX_AUDIT_ENTRIES = 3650, 10_000_000
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
 
 
@@ -94,11 +98,21 @@ class AdaptersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """What the file says of a key beside the key."""
+
+    label: str = ""
+    rules: KeyRules = NO_RULES
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     tenant: Tenant
     """All fields of the tenant's section except its keys."""
     keys: tuple[str, ...] = ()
     """SHA-256 of each API key, in hex."""
+    described: Mapping[str, KeyConfig] = field(default_factory=dict)
+    """Labels and rules of those keys of which the file gives some, by SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +225,13 @@ class HttpConfig:
     """Seconds after which an idle connection is closed. It should be longer than a proxy in front keeps connections."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API, except for administration. A port of `*` matches any port."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, as CIDR, of proxies in front of the gateway, whose X-Forwarded-For (over gRPC: x-forwarded-for) says
+    where a request comes from, for keys with `networks`. Other peers' header is ignored."""
 
     def __post_init__(self) -> None:
         _port(self.port)
+        parse_networks(self.trusted_proxies)
         check_origins(self.cors_origins)
         _at_least(1, max_body_bytes=self.max_body_bytes)
         _positive(keep_alive_s=self.keep_alive_s)
@@ -234,9 +252,20 @@ class GrpcConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfiguredAdmin:
+    """An administrator of the configuration, with the SHA-256 of the key in hex."""
+
+    administrator: Administrator
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdminConfig:
     keys: tuple[str, ...] = ()
-    """SHA-256 of each admin key, in hex. If there are none, the admin API refuses all callers."""
+    """SHA-256, in hex, of each key of an owner without a name. If there are neither these nor `administrators`, only
+    administrators that were made live may call the admin API."""
+    administrators: Mapping[str, ConfiguredAdmin] = field(default_factory=dict)
+    """Administrators by name, each with a role."""
     metrics_keys: tuple[str, ...] = ()
     """SHA-256, in hex, of each key that may read /metrics and do nothing else."""
     open_metrics: bool | Literal["no_tenants"] = False
@@ -257,6 +286,26 @@ class AdminConfig:
             raise ValueError("port and grpc_port go together: administration would be left at a public port")
         for port in (self.port, self.grpc_port):
             _port(port or 0)
+
+    def seeds(self) -> list[tuple[Administrator, str]]:
+        """Return all configured administrators, each with the SHA-256 of the key. Owners without a name are named after
+        the key's id."""
+        owners = [(Administrator(f"key-{key_id(key)}", AdminRole.OWNER), key) for key in self.keys]
+        return owners + [(entry.administrator, entry.key) for entry in self.administrators.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditConfig:
+    """How much of the audit log is kept: what is older than `days`, or beyond `entries`, is dropped."""
+
+    days: int = 365
+    entries: int = 100_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.days <= MAX_AUDIT_DAYS:
+            raise ValueError(f"days must be from 1 to {MAX_AUDIT_DAYS}, not {self.days}")
+        if not 1 <= self.entries <= MAX_AUDIT_ENTRIES:
+            raise ValueError(f"entries must be from 1 to {MAX_AUDIT_ENTRIES}, not {self.entries}")
 
 
 @dataclass(frozen=True, slots=True)

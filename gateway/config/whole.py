@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,6 +38,7 @@ from gateway.config.routes import check_routes, read_routes
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
+    AuditConfig,
     BatchesConfig,
     GrpcConfig,
     HttpConfig,
@@ -50,7 +52,7 @@ from gateway.config.upstreams import UpstreamConfig, check_upstreams
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import Tenant, hash_key
 from gateway.virtual_models.policy import Policy
 
 MAX_GATEWAYS = 16
@@ -88,26 +90,30 @@ class Config:
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     gateways: int = 1
     """Gateway processes that share the ports, the engine and Redis."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.gateways <= MAX_GATEWAYS:
-            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
-        check_preloads(
-            self.served, {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
-        )
-        if unknown := sorted(self.adapters.chat_templates.keys() - self.preloaded().keys()):
-            raise ConfigError(f"adapters.chat_templates.{unknown[0]}: is no adapter of a preload")
-        check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
-        check_routes(self.routes, self.served, self.upstreams)
-        self._check_keys()
         sections = {name: f"models.{name}.engine" if self.models else "engine" for name in self.served}
-        for name, settings in self.served.items():
-            settings.engines.check_ray(self.cluster.ray, sections[name])
-        check_kv_places(self.served, sections)
+        problems = Problems()
+        checks: list[Callable[[], None]] = [
+            self._check_number,
+            self._check_adapters,
+            lambda: check_upstreams(
+                self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices)
+            ),
+            lambda: check_routes(self.routes, self.served, self.upstreams),
+            self._check_keys,
+            *(partial(one.engines.check_ray, self.cluster.ray, sections[name]) for name, one in self.served.items()),
+            lambda: check_kv_places(self.served, sections),
+        ]
+        for check in checks:
+            with problems.noting():
+                check()
+        problems.raise_all()
 
     @property
     def served(self) -> Mapping[str, ModelSettings]:
@@ -134,9 +140,25 @@ class Config:
         """The TLS files for connections to the engines of each base model, by the model's name; None means no TLS."""
         return {name: settings.engines.tls for name, settings in self.served.items()}
 
+    def _check_number(self) -> None:
+        if not 1 <= self.gateways <= MAX_GATEWAYS:
+            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
+
+    def _check_adapters(self) -> None:
+        """Raise ConfigError for contradictions between adapters of base models, and for chat templates of others."""
+        places = {name: f"models.{name}.adapters" if self.models else "adapters" for name in self.served}
+        problems = Problems()
+        with problems.noting():
+            check_preloads(self.served, places)
+        for name in sorted(self.adapters.chat_templates.keys() - self.preloaded().keys()):
+            with problems.noting():
+                raise ConfigError(f"adapters.chat_templates.{name}: is no adapter of a preload")
+        problems.raise_all()
+
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
         owners += [("admin", key) for key in self.admin.keys]
+        owners += [(f"admin.administrators.{name}", entry.key) for name, entry in self.admin.administrators.items()]
         owners += [("admin.metrics_keys", key) for key in self.admin.metrics_keys]
         first: dict[str, str] = {}
         for owner, key in owners:
@@ -150,6 +172,12 @@ class Config:
         """Return (section, host) for each section that has listening ports."""
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
+
+    def foreign_demo_keys(self) -> frozenset[str]:
+        """Return the SHA-256 of the demo's keys that this configuration does not have: if a demo has left them in the
+        store, they open nothing here, because they are public."""
+        own = {key for entry in self.tenants.values() for key in entry.keys} | {key for _, key in self.admin.seeds()}
+        return DEMO_HASHES - own
 
     @property
     def default_model(self) -> ModelSettings:
@@ -181,10 +209,6 @@ class Config:
         only = next(iter(changed.values()))
         return replace(self, lanes=only.lanes, adapters=replace(adapters, preload=only.preload))
 
-    def admins(self) -> dict[str, Principal]:
-        """Return a principal for each admin key, by the SHA-256 of the key."""
-        return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
-
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
     """Read and validate the configuration in a YAML file; return that of the demo if `path` is None. Raises
@@ -201,8 +225,8 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
     """Convert a parsed YAML document to a `Config`, with ${NAME} references replaced from `env` and relative paths from
-    the folder `base`. Raises ConfigError with all problems of the sections or, if there are none, with the first
-    contradiction between them."""
+    the folder `base`. Raises ConfigError with all problems of the sections or, if there are none, with the
+    contradictions between them."""
     problems, kinds = Problems(), get_type_hints(Config)
     sections: dict[str, Any] = {}
     with problems.noting():

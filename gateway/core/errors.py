@@ -4,13 +4,13 @@
     ├── errors in the request
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER,
     │   │       PREVIOUS_RESPONSE_NOT_FOUND
-    │   ├── 401 INVALID_API_KEY
-    │   ├── 403 FORBIDDEN
+    │   ├── 401 INVALID_API_KEY, KEY_EXPIRED
+    │   ├── 403 FORBIDDEN, ADDRESS_NOT_ALLOWED, PERMISSION_DENIED
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
-    │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
+    │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ADMIN_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, ADAPTER_UNLOADED, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE,
-    │   │       BATCH_CONFLICT, ENGINE_CONFLICT
+    │   │       BATCH_CONFLICT, ENGINE_CONFLICT, ADMIN_EXISTS, ADMIN_CONFLICT
     │   ├── 413 REQUEST_TOO_LARGE
     │   └── 415 UNSUPPORTED_CODING
     ├── the tenant's own limits
@@ -19,7 +19,7 @@
         ├── 500 INTERNAL, ENGINE_CRASHED, MODEL_OUTPUT_INVALID
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
         │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE,
-        │       UPSTREAM_UNAVAILABLE, OVERLOADED
+        │       UPSTREAM_UNAVAILABLE, AUDIT_UNAVAILABLE, OVERLOADED
         ├── 504 DEADLINE_EXCEEDED
         └── 507 INSUFFICIENT_STORAGE
 
@@ -72,7 +72,10 @@ class Fault(Enum):
         "previous_response_not_found",
     )
     INVALID_API_KEY = (401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key")
+    KEY_EXPIRED = (401, "UNAUTHENTICATED", "authentication_error", "key_expired")
     FORBIDDEN = (403, "PERMISSION_DENIED", "permission_error", "forbidden")
+    ADDRESS_NOT_ALLOWED = (403, "PERMISSION_DENIED", "permission_error", "address_not_allowed")
+    PERMISSION_DENIED = (403, "PERMISSION_DENIED", "permission_error", "permission_denied")
     MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
     TENANT_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "tenant_not_found")
     KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
@@ -80,6 +83,7 @@ class Fault(Enum):
     FILE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "file_not_found")
     BATCH_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "batch_not_found")
     RESPONSE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "response_not_found")
+    ADMIN_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "admin_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
@@ -90,6 +94,8 @@ class Fault(Enum):
     FILE_IN_USE = (409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False)
     BATCH_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False)
     ENGINE_CONFLICT = (409, "ALREADY_EXISTS", "conflict_error", "engine_conflict", False)
+    ADMIN_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "admin_conflict", False)
+    ADMIN_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "admin_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
     UNSUPPORTED_CODING = (415, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_coding")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
@@ -107,6 +113,7 @@ class Fault(Enum):
     STORAGE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "storage_unavailable", True)
     ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
     UPSTREAM_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable")
+    AUDIT_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "audit_unavailable")
     OVERLOADED = (503, "UNAVAILABLE", "service_unavailable", "overloaded")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
     INSUFFICIENT_STORAGE = (507, "RESOURCE_EXHAUSTED", "server_error", "insufficient_storage", False)
@@ -216,8 +223,24 @@ def invalid_api_key() -> ApiError:
     return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
 
 
+def key_expired() -> ApiError:
+    message = "this API key has expired; ask your operator for a new one"
+    return ApiError(Fault.KEY_EXPIRED, message, extra_headers={"www-authenticate": "Bearer"})
+
+
+def address_not_allowed(address: object) -> ApiError:
+    """Return the error for a key that is used from elsewhere than its networks. `address` is None if it is unknown."""
+    where = "an address that is unknown" if address is None else f"the address {address}"
+    return ApiError(Fault.ADDRESS_NOT_ALLOWED, f"this API key must not be used from {where}")
+
+
 def forbidden(message: str) -> ApiError:
     return ApiError(Fault.FORBIDDEN, message)
+
+
+def permission_denied(message: str) -> ApiError:
+    """Return the error for an administrator whose role does not suffice. `message` names the role needed."""
+    return ApiError(Fault.PERMISSION_DENIED, message)
 
 
 def model_not_found(name: str) -> ApiError:

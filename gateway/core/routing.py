@@ -129,10 +129,14 @@ def _base(name: str, catalogs: Sequence[Catalog]) -> int | None:
 
 
 def _permitted(target: Target | None, name: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
-    """Return the target if there is one and the tenant may use its adapter or virtual model. Raises ApiError:
+    """Return the target if there is one and the tenant may use its model or adapter. Raises ApiError:
     MODEL_NOT_FOUND, whose message quotes the `name` of the target."""
-    if target is None or (target.adapter is not None and not catalogs[target.model].permits(tenant, target.adapter)):
-        raise model_not_found(name)
-    if name in catalogs[target.model].virtual and not tenant.may_use(name):
+    if target is None or not _may_name(catalogs[target.model], target.adapter, name, tenant):
         raise model_not_found(name)
     return target
+
+
+def _may_name(catalog: Catalog, adapter: str | None, name: str, tenant: Tenant) -> bool:
+    if adapter is not None:
+        return catalog.permits(tenant, adapter)
+    return tenant.may_use_virtual(name) if name in catalog.virtual else tenant.may_use_base(catalog.bases)

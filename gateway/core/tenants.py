@@ -13,9 +13,11 @@ from typing import Literal, Protocol, get_args
 from msgspec import Struct
 
 from engine.core.messages.requests import Lane
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.limits import NO_LIMITS, Limits
 from gateway.core.names import TENANT_NAME
+from gateway.core.networks import Network
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Bounds of a tenant's weight. Within them, sums and quotients of weights stay exact enough to compare."""
@@ -23,6 +25,8 @@ UnknownFields = Literal["ignore", "refuse"]
 MAX_CLASSES = 8
 """Maximum number of a tenant's classes. Each may have one request waiting when the engine's queue is full."""
 MAX_GOAL_S = 86_400.0
+MAX_LABEL = 128
+"""Maximum number of characters of a key's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,20 @@ class Tenant:
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
 
+    def may_use_base(self, names: tuple[str, ...]) -> bool:
+        """Return whether requests may name the base model that has these names: always, unless their key restricts
+        it."""
+        return True
+
+    def may_use_virtual(self, name: str) -> bool:
+        """Return whether requests may name a virtual model."""
+        return self.may_use(name)
+
+    @property
+    def whole(self) -> Tenant:
+        """The tenant with all that it may use, whatever the key of a request may name."""
+        return self
+
     def may_leave_to(self, upstream: str) -> bool:
         """Return whether the tenant permits that its requests are sent to an upstream."""
         return any(fnmatchcase(upstream, pattern) for pattern in self.upstreams)
@@ -136,10 +154,17 @@ class Principal(Struct, frozen=True):
     tenant: Tenant
     key_id: str
     """First 12 hex digits of the key's hash. They are safe to log and enough to tell keys apart."""
-    is_admin: bool = False
+    administrator: Administrator | None = None
+    """The administrator whose key it is. None means that the caller is a tenant."""
     counts_as: str = ""
     """Id of the key under which this key's limits and use are kept; empty means its own. Keys made by rotating one
     another share it."""
+    networks: tuple[Network, ...] = ()
+    """Networks that requests with this key may come from. If empty, they may come from anywhere."""
+
+    @property
+    def is_admin(self) -> bool:
+        return self.administrator is not None
 
     @property
     def limits_key(self) -> str:
@@ -152,10 +177,12 @@ class Principal(Struct, frozen=True):
             raise forbidden("an administrator's key administers; this needs a tenant's key")
         return self
 
-    def as_admin(self) -> Principal:
-        """Return this caller if it is an administrator. Raises ApiError: FORBIDDEN, for a tenant."""
-        if not self.is_admin:
+    def as_admin(self, needed: AdminRole) -> Principal:
+        """Return this caller if it is an administrator whose role includes the needed one. Raises ApiError: FORBIDDEN,
+        for a tenant; PERMISSION_DENIED, for another role."""
+        if self.administrator is None:
             raise forbidden("this needs an administrator's key")
+        self.administrator.check(needed)
         return self
 
 
@@ -196,4 +223,8 @@ class Authenticator(Protocol):
 
     def authenticate(self, token: str | None) -> Principal:
         """Return the caller that the API key `token` belongs to; None means that the request has no key. Raises
-        ApiError: INVALID_API_KEY, without repeating the key, if it is missing or not valid."""
+        ApiError: INVALID_API_KEY, without repeating the key, if it is missing or not valid; KEY_EXPIRED."""
+
+    def check_address(self, principal: Principal, peer: str, forwarded: str) -> None:
+        """Raise ApiError (ADDRESS_NOT_ALLOWED) if a request must not come from where it does, for a caller with
+        `networks`. `peer` is the address of the connection, `forwarded` the header X-Forwarded-For."""

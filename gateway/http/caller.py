@@ -34,17 +34,26 @@ def api_key(request: Request) -> str | None:
     return bearer or header(request.scope, b"x-api-key").strip() or None
 
 
+def origin(scope: Scope) -> tuple[str, str]:
+    """Return the address of a connection's peer, empty if there is none, and all of its X-Forwarded-For."""
+    peer = scope.get("client") or ("",)
+    forwarded = [str(value, "latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    return peer[0] or "", ",".join(forwarded)
+
+
 def authenticate(keys: Authenticator, request: Request) -> Principal:
     """Return the caller of a request, to whose tenant the bytes that the request holds are counted from now on. Raises
-    ApiError (INVALID_API_KEY)."""
+    ApiError: INVALID_API_KEY, KEY_EXPIRED, ADDRESS_NOT_ALLOWED."""
     principal = keys.authenticate(api_key(request))
+    if principal.networks:
+        keys.check_address(principal, *origin(request.scope))
     hold_of(request).identify(principal.tenant)
     return principal
 
 
 def tenant_of(keys: Authenticator, request: Request) -> Principal:
-    """Return the caller of a request that is for tenants. Raises ApiError: INVALID_API_KEY; FORBIDDEN, the caller is an
-    administrator."""
+    """Return the caller of a request that is for tenants. Raises ApiError: FORBIDDEN, the caller is an administrator;
+    and what `authenticate` raises."""
     return authenticate(keys, request).as_tenant()
 
 

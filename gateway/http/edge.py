@@ -89,7 +89,7 @@ class RequestMiddleware:
             except (ApiError, HTTPException) as error:
                 if started:
                     raise
-                if isinstance(error, ApiError) and error.fault is Fault.INVALID_API_KEY:
+                if isinstance(error, ApiError) and error.fault in (Fault.INVALID_API_KEY, Fault.KEY_EXPIRED):
                     await self._turns.take(STRANGERS)
                 await _error_response(scope, _api_error(scope, error))(scope, receive, send_with_id)
         except Exception as error:

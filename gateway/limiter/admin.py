@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.core.errors import invalid_request, tenant_not_found
-from gateway.core.limits import EACH, NO_LIMITS, Limits, Scope
+from gateway.core.limits import EACH, NO_LIMITS, Scope
 from gateway.limiter.base import Limiter, StoredLimits
 from gateway.limiter.usage import ScopeUsage
 
@@ -42,9 +42,9 @@ class LimitAdmin:
             raise invalid_request(str(error), str(error).partition(" ")[0].rstrip(":")) from error
         return StoredLimits(scope, await self._limiter.set_limits(scope, changes), "live")
 
-    async def reset(self, scope: Scope, *, used: bool) -> Limits:
+    async def reset(self, scope: Scope, *, used: bool) -> StoredLimits:
         """Restore a scope's configured limits or, with `used` (INVALID_REQUEST for a scope with EACH), set its counted
-        use to zero and keep the limits. Return the limits that are then in force."""
+        use to zero and keep the limits. Return the limits that are then in force, with their source as `get` has it."""
         scope = self._counted(scope)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
@@ -52,7 +52,8 @@ class LimitAdmin:
             await self._limiter.forget_use(scope)
         else:
             await self._limiter.restore_limits(scope)
-        return await self._limiter.limits(scope)
+        sources = {entry.scope: entry.source for entry in await self._limiter.entries(scope.tenant)}
+        return StoredLimits(scope, await self._limiter.limits(scope), sources.get(scope, "config"))
 
     async def usage(self, tenant: str = "") -> list[ScopeUsage]:
         """Return the usage of each scope of one tenant, or of all tenants if the name is empty."""

@@ -1,20 +1,21 @@
 -- Changes one name, unless another process has changed it meanwhile.
 -- KEYS: records, aliases, seeds, generation, changes.
 -- ARGV: name; generation of its record as the caller knows it, '' for none; the new record, '' to remove it; drain
--- seconds or ''; seed or ''; number of its present aliases, those, then the aliases it is to have.
+-- seconds or ''; seed or ''; the generation that the whole registry must still have, or ''; number of its present
+-- aliases, those, then the aliases it is to have.
 -- Returns {'done', generation}, {'seeded', ''}: the configuration has said this before; {'conflict', generation},
 -- {'taken', who}: a name is an alias or an alias is a name.
 
 local records, aliases, seeds, counter, changes = unpack(KEYS)
-local name, expected, record, drain, seed = unpack(ARGV, 1, 5)
-local first_wanted = 7 + tonumber(ARGV[6])
+local name, expected, record, drain, seed, at = unpack(ARGV, 1, 6)
+local first_wanted = 8 + tonumber(ARGV[7])
 
 if seed ~= '' and redis.call('HGET', seeds, name) == seed then
   return { 'seeded', '' }
 end
 local value = redis.call('HGET', records, name)
 local current = value and string.match(value, '^%d+') or ''
-if current ~= expected then
+if current ~= expected or (at ~= '' and (redis.call('GET', counter) or '0') ~= at) then
   return { 'conflict', current }
 end
 local owner = redis.call('HGET', aliases, name)
@@ -38,7 +39,7 @@ if redis.call('EXISTS', counter) == 0 then
 end
 local generation = string.format('%.0f', redis.call('INCR', counter))
 
-for i = 7, first_wanted - 1 do
+for i = 8, first_wanted - 1 do
   redis.call('HDEL', aliases, ARGV[i])
 end
 for i = first_wanted, #ARGV do

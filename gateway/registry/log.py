@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Generic, Protocol
 
@@ -21,6 +21,14 @@ OTHERS_SECONDS = 3.0
 has lost. A gateway that follows the registry notices a loss within about a second."""
 
 log = structlog.get_logger("registry")
+
+
+Seeded = Callable[[R | None, R | None], Awaitable[None]]
+"""Called with a record before and after a change that the configuration made; None means that there was or is none."""
+
+
+async def untold(before: Record | None, after: Record | None) -> None:
+    """Do not report a change that the configuration made."""
 
 
 class Mirror(Protocol[R]):
@@ -45,8 +53,9 @@ class Mirror(Protocol[R]):
 class RegistryLog(Generic[R]):
     """Writes this gateway's changes to the store, and applies all gateways' changes to a mirror in the log's order."""
 
-    def __init__(self, store: RecordStore[R], mirror: Mirror[R], noun: str) -> None:
+    def __init__(self, store: RecordStore[R], mirror: Mirror[R], noun: str, seeded: Seeded[R] = untold) -> None:
         """`noun` names the kind of record in log events and error messages, e.g. "adapter"."""
+        self._seeded = seeded
         self._store = store
         self._mirror = mirror
         self._noun = noun
@@ -72,25 +81,30 @@ class RegistryLog(Generic[R]):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> bool:
+    async def put(self, record: R, previous: R | None, *, seed: str = "", at: int | None = None) -> bool:
         """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
         Return False, having written nothing, if `seed`, the configuration's text for this name, was the last one
-        applied to it. Raises ApiError: the record kind's conflict error if the stored record is another or a name or
-        alias is taken, or REGISTRY_UNAVAILABLE if Redis is away, the change does not come back within ECHO_SECONDS, or
-        is gone when it does."""
+        applied to it. Raises ApiError: the record kind's conflict error if the stored record is another, a name or
+        alias is taken, or the registry's generation is not `at`; or REGISTRY_UNAVAILABLE if Redis is away, the change
+        does not come back within ECHO_SECONDS, or is gone when it does."""
         with writing(self._noun):
-            generation = await self._store.put(record, previous, seed=seed)
+            generation = await self._store.put(record, previous, seed=seed, at=at)
+            if seed and generation:
+                await self._seeded(previous, record)
             await self._arrival(generation)
             kept = self._mirror.records.get(record.name)
             if generation and (kept is None or kept.generation < generation):
                 raise StoreAway("the change was lost in a failover of Redis, or undone by another gateway; try again")
             return bool(generation)
 
-    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "", at: int | None = None) -> None:
         """Remove a record and wait until the change is in effect here. `drain_seconds` and `seed` are stored with the
         change (see `RecordChange`, `RecordStore.seed`). Raises ApiError like `put`."""
         with writing(self._noun):
-            await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
+            generation = await self._store.remove(record, drain_seconds, seed=seed, at=at)
+            if seed and generation:
+                await self._seeded(record, None)
+            await self._arrival(generation)
 
     def keep(self, record: R, seed: str = "") -> None:
         """Serve a configured record now although the registry is away, and write it to the registry afterwards, with
@@ -183,7 +197,8 @@ class RegistryLog(Generic[R]):
 
     async def _offer(self, record: R, previous: R | None) -> None:
         try:
-            await self._store.put(record, previous, seed=self._seeds[record.name])
+            if await self._store.put(record, previous, seed=self._seeds[record.name]):
+                await self._seeded(previous, record)
         except ApiError as error:
             log.info("configuration_overruled", registry=self._noun, name=record.name, reason=error.message)
 

@@ -40,20 +40,20 @@ class MemoryRecordStore(Generic[R]):
         later = [change for change in self._changes if change.generation > after]
         return later if later[0].generation == after + 1 else None
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
+    async def put(self, record: R, previous: R | None, *, seed: str = "", at: int | None = None) -> int:
         if self._is_applied(record.name, seed):
             return 0
-        self._check(record, previous)
+        self._check(record, previous, at)
         taken = {alias: other.name for other in self._content.records.values() for alias in other.aliases}
         for name in (record.name, *record.aliases):
             if taken.get(name, record.name) != record.name or (name != record.name and name in self._content.records):
                 raise self._kind.conflict(f"{name} is the name of another {self._kind.noun}")
         return self._write(record.name, record, seed=seed)
 
-    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "", at: int | None = None) -> int:
         if self._is_applied(record.name, seed):
             return 0
-        self._check(record, record if record.generation else None)
+        self._check(record, record if record.generation else None, at)
         return self._write(record.name, None, drain_seconds, seed=seed)
 
     async def restore(self, records: Iterable[R], generation: int) -> None:
@@ -62,10 +62,12 @@ class MemoryRecordStore(Generic[R]):
     def _is_applied(self, name: str, seed: str) -> bool:
         return seed != "" and self._seeds.get(name) == seed
 
-    def _check(self, record: R, previous: R | None) -> None:
-        """Raise the kind's conflict unless the stored record of this name is `previous`."""
+    def _check(self, record: R, previous: R | None, at: int | None) -> None:
+        """Raise the kind's conflict unless the stored record of this name is `previous`, and the registry's generation
+        is `at`."""
         stored = self._content.records.get(record.name)
-        if (stored and stored.generation) != (previous and previous.generation):
+        has_moved = at is not None and at != self._content.generation
+        if has_moved or (stored and stored.generation) != (previous and previous.generation):
             raise self._kind.conflict(f"the {self._kind.noun} {record.name!r} was changed meanwhile")
 
     def _write(self, name: str, record: R | None, drain_seconds: float | None = None, *, seed: str = "") -> int:

@@ -54,18 +54,19 @@ class RecordStore(Protocol[R]):
         second. None means that the whole registry must be read again: changes may be missing, or there are fewer
         records or aliases than the caller knows, so that some were lost."""
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
+    async def put(self, record: R, previous: R | None, *, seed: str = "", at: int | None = None) -> int:
         """Write a record in place of `previous`; None means that there must be no record of this name. Return the new
         generation, or 0, writing nothing, if the non-empty `seed` was the last one applied to this name.
 
-        Raises ApiError on a conflict: the stored record is not `previous`, or a name or alias is taken.
+        Raises ApiError on a conflict: the stored record is not `previous`, a name or alias is taken, or the registry's
+        generation is no longer `at`, for a change that depends on other records, too.
         """
 
-    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "", at: int | None = None) -> int:
         """Remove a record with its aliases, and remember `seed` for its name. `drain_seconds` goes to all followers
         (see `RecordChange`). If the record's generation is 0, there must be no record of its name, and only `seed` is
         remembered. Return the new generation, or 0, changing nothing, if the non-empty `seed` was the last one applied.
-        Raises ApiError if the stored record is no longer this one."""
+        Raises ApiError if the stored record is no longer this one, or the registry's generation is no longer `at`."""
 
     async def restore(self, records: Iterable[R], generation: int) -> None:
         """Write back those of `records` that the registry lacks, under a new generation. Does nothing if its generation
@@ -118,13 +119,13 @@ class RedisRecordStore(Generic[R]):
         changes = [self._as_change(entry_id, fields) for entry_id, fields in entries]
         return changes if changes[0].generation == after + 1 else None
 
-    async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
-        return await self._write(record, previous, self._kind.encode(record), record.aliases, seed=seed)
+    async def put(self, record: R, previous: R | None, *, seed: str = "", at: int | None = None) -> int:
+        return await self._write(record, previous, self._kind.encode(record), record.aliases, seed=seed, at=at)
 
-    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "", at: int | None = None) -> int:
         drain = "" if drain_seconds is None else repr(drain_seconds)
         previous = record if record.generation else None
-        return await self._write(record, previous, b"", (), drain=drain, seed=seed)
+        return await self._write(record, previous, b"", (), drain=drain, seed=seed, at=at)
 
     async def restore(self, records: Iterable[R], generation: int) -> None:
         keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]
@@ -152,10 +153,12 @@ class RedisRecordStore(Generic[R]):
         *,
         drain: str = "",
         seed: str = "",
+        at: int | None = None,
     ) -> int:
         keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]
         expected, present = ("", ()) if previous is None else (previous.generation, previous.aliases)
-        args = [record.name, expected, text, drain, seed, len(present), *present, *aliases]
+        whole = "" if at is None else at
+        args = [record.name, expected, text, drain, seed, whole, len(present), *present, *aliases]
         async with answering():
             outcome, detail = await self._change(keys, args)
         if outcome == b"conflict":

@@ -57,12 +57,12 @@ class Members:
     ) -> MemberRun:
         """Return a run with a new record. `started` is when the caller's request arrived, on the gateway's clock, from
         which its deadline counts; None means now. `permitted` is the tenant whose permissions apply; None means the
-        principal's."""
+        principal's. What a key may name concerns the virtual model alone."""
         record = self.path.new_record(principal, request, started)
         record.served.member, record.served.member_reason = member, reason
         if not terms.is_charged:
             record.bill.waive()
-        return MemberRun(member, reason, permitted or principal.tenant, record, terms, for_policy)
+        return MemberRun(member, reason, (permitted or principal.tenant).whole, record, terms, for_policy)
 
     def serve(
         self, principal: Principal, request: GenerateRequest, run: MemberRun
@@ -72,7 +72,8 @@ class Members:
         return self.path.serve(principal, request, run.record, partial(self._backend, run, lane), run.terms)
 
     def may_use(self, tenant: Tenant, member: str, lane: Lane) -> bool:
-        """Return whether a tenant's requests in a lane may be served by a member."""
+        """Return whether a tenant's requests in a lane may be served by a member, whatever their key may name."""
+        tenant = tenant.whole
         if member in self.upstreams:
             return self.upstreams[member].permits(tenant, lane)
         with suppress(ApiError):

@@ -247,14 +247,15 @@ class ServedModels:
         catalogs = self.catalogs
         cards = []
         for position, (model, catalog) in enumerate(zip(self._models, catalogs, strict=True)):
-            cards.append(ModelCard(model.name, model))
+            if tenant.may_use_base(catalog.bases):
+                cards.append(ModelCard(model.name, model))
             for name in (*sorted(catalog.adapters), *sorted(catalog.aliases)):
                 target = find_adapter(name, catalogs)
                 if target is None or target.model != position or target.adapter is None:
                     continue
                 if catalog.permits(tenant, target.adapter):
                     cards.append(ModelCard(name, model, model.adapters.records[target.adapter]))
-            cards += [ModelCard(name, model) for name in sorted(catalog.virtual) if tenant.may_use(name)]
+            cards += [ModelCard(name, model) for name in sorted(catalog.virtual) if tenant.may_use_virtual(name)]
         return cards
 
     @property

@@ -9,6 +9,7 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.accounts.admin import AccountAdmin
+from gateway.administration.trail import AdminTrail
 from gateway.config.certificates import Certificate
 from gateway.core.file_descriptors import grpc_connections
 from gateway.core.part import ApiSurface, serves_service
@@ -16,6 +17,8 @@ from gateway.limiter.admin import LimitAdmin
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
+    admins_pb2,
+    admins_pb2_grpc,
     batches_pb2,
     batches_pb2_grpc,
     generation_pb2,
@@ -35,6 +38,7 @@ from gateway.requests.readiness import readiness
 from gateway.rpc import generation, json_api
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
+from gateway.rpc.administrators import AdministratorAdminService
 from gateway.rpc.arrival import LOOKAHEAD_BYTES
 from gateway.rpc.batches import BatchesService
 from gateway.rpc.entrance import Entrance
@@ -51,6 +55,7 @@ SERVICES = (
     json_api_pb2.DESCRIPTOR.services_by_name["JsonApi"].full_name,
     batches_pb2.DESCRIPTOR.services_by_name["Batches"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
+    admins_pb2.DESCRIPTOR.services_by_name["AdministratorAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
     tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
     usage_pb2.DESCRIPTOR.services_by_name["UsageAdmin"].full_name,
@@ -118,7 +123,7 @@ class GrpcServer:
             exposed, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
         )
         options = _options(max_message_bytes, shared)
-        entrance = Entrance(gateway, accounts, (*generation.REQUESTS, *json_api.REQUESTS))
+        entrance = Entrance(gateway, accounts, (*generation.REQUESTS, *json_api.REQUESTS), AdminTrail(services))
         self._server = grpc.aio.server(interceptors=(entrance,), options=options)
         self._batches = BatchesService(services)
         if surface != "admin":
@@ -133,6 +138,8 @@ class GrpcServer:
     def _add_administration(self, services: Services) -> None:
         operations = services.operations
         tenants = TenantAdminService(AccountAdmin(services.accounts, services.gateway.limiter.drop))
+        admins = AdministratorAdminService(services.accounts.administrators)
+        admins_pb2_grpc.add_AdministratorAdminServicer_to_server(admins, self._server)
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
         limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
         tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)

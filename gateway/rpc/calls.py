@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
 
+from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
@@ -41,8 +43,8 @@ class Refusal(NamedTuple):
 
 class RpcCall:
     """One RPC that is being answered: wraps gRPC's context. `Entrance` creates one for each call and gives it to the
-    handler. Of the caller's metadata, only `authorization`, `x-request-id`, `x-session-id` and `traceparent` are
-    read."""
+    handler. Of the caller's metadata, only `authorization`, `x-request-id`, `x-session-id`, `traceparent` and, for
+    keys with networks, `x-forwarded-for` are read."""
 
     write_seconds = 60.0
     """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
@@ -70,10 +72,24 @@ class RpcCall:
         return token.strip() if scheme.lower() == "bearer" else None
 
     @property
+    def origin(self) -> tuple[str, str]:
+        """The address of the connection's peer, empty if it has none, and all of the metadata `x-forwarded-for`."""
+        kind, _, place = str(self.context.peer()).partition(":")
+        peer = unquote(place).rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
+        pairs = self.context.invocation_metadata()
+        return peer, ",".join(str(value) for key, value in pairs if key == "x-forwarded-for")
+
+    @property
     def principal(self) -> Principal:
         """The caller, which has authenticated."""
         assert self._principal is not None, "the entrance identifies the callers of all methods that have handlers"
         return self._principal
+
+    @property
+    def administrator(self) -> Administrator:
+        """The caller of a method for administrators."""
+        assert self.principal.administrator is not None, "the entrance lets only administrators call"
+        return self.principal.administrator
 
     @property
     def tenant(self) -> str:

@@ -16,12 +16,14 @@ import structlog
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from gateway.administration.trail import AdminTrail
 from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.part import is_admin_service
 from gateway.core.tenants import Authenticator
 from gateway.requests.path import ArrivingRequest
 from gateway.requests.service import Gateway
 from gateway.requests.wire_room import STRANGERS, WireHold
+from gateway.rpc.administration import administered, rows_of
 from gateway.rpc.arrival import ArrivingMessages
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.message_bounds import check_message
@@ -68,6 +70,8 @@ class Method:
     def __init__(self, name: str, handler: Handler) -> None:
         self.name = name
         self.audience = _audience(name.split("/")[1])
+        self.rows = rows_of(name) if self.audience is Audience.ADMINISTRATORS else None
+        """What an administrator's method stands for, and the role that it needs. None for all other methods."""
         self.reads_stream: bool = handler.request_streaming
         request, response = ("stream" if flag else "unary" for flag in (self.reads_stream, handler.response_streaming))
         self.behaviour: Callable[[Any, Any], Any] = getattr(handler, f"{request}_{response}")
@@ -124,8 +128,10 @@ class Entrance(grpc.aio.ServerInterceptor):
     """Interceptor before every method. Handlers get the parsed request and the `RpcCall` of a tenant or, for services
     that end with Admin, an administrator; they may return encoded responses."""
 
-    def __init__(self, gateway: Gateway, keys: Authenticator, requests: Collection[str]) -> None:
-        """`requests` are the names of the methods that the observers of requests hear of, even if they are refused."""
+    def __init__(self, gateway: Gateway, keys: Authenticator, requests: Collection[str], trail: AdminTrail) -> None:
+        """`requests` are the names of the methods that the observers of requests hear of, even if they are refused.
+        `trail` runs the calls of administrators."""
+        self._trail = trail
         self._gateway = gateway
         self._keys = keys
         self._requests = frozenset(requests)
@@ -180,7 +186,10 @@ class Entrance(grpc.aio.ServerInterceptor):
             request = await self._message(method, call)
         if method.audience is Audience.ANYONE:
             return await _served_by_library(method, request, call)
-        serving = method.behaviour(request, call)
+        if method.rows is not None:
+            serving = administered(self._trail, method.rows, method.behaviour, request, call)
+        else:
+            serving = method.behaviour(request, call)
         del request  # a handler lets its message go when it has understood it
         response = await serving
         await call.open()
@@ -198,13 +207,16 @@ class Entrance(grpc.aio.ServerInterceptor):
         return call.arriving(self._gateway)
 
     def _authenticate(self, method: Method, call: RpcCall, arrival: ArrivingRequest | None) -> None:
-        """Identify the caller by its metadata. Raises ApiError: INVALID_API_KEY, FORBIDDEN."""
+        """Identify the caller by its metadata. Raises ApiError: INVALID_API_KEY, KEY_EXPIRED, ADDRESS_NOT_ALLOWED,
+        FORBIDDEN, PERMISSION_DENIED."""
         if method.audience is Audience.ANYONE:
             return
         principal = self._keys.authenticate(call.token)
+        if principal.networks:
+            self._keys.check_address(principal, *call.origin)
         if arrival is not None:
             arrival.identify(principal)
-        call.identify(principal.as_admin() if method.audience is Audience.ADMINISTRATORS else principal.as_tenant())
+        call.identify(principal.as_admin(method.rows.role) if method.rows else principal.as_tenant())
 
     async def _message(self, method: Method, call: RpcCall) -> Any:
         """Receive the only request message, wait for the tenant's turn on the event loop and parse the message. Raises

@@ -31,8 +31,8 @@ class LimitAdminService(pb_grpc.LimitAdminServicer):
         return _entry_to_pb(await self._limits.set(_scope(request.scope), _changes(request)))
 
     async def Reset(self, request: pb.ResetLimitsRequest, call: RpcCall) -> pb.ResetLimitsResponse:  # noqa: N802
-        limits = await self._limits.reset(_scope(request.scope), used=request.used)
-        return pb.ResetLimitsResponse(limits=_limits_to_pb(limits))
+        entry = await self._limits.reset(_scope(request.scope), used=request.used)
+        return pb.ResetLimitsResponse(limits=_limits_to_pb(entry.limits), source=entry.source)
 
     async def Usage(self, request: pb.LimitUsageRequest, call: RpcCall) -> pb.LimitUsageResponse:  # noqa: N802
         return _usage_to_pb(await self._limits.usage(request.tenant))

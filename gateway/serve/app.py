@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
+from gateway.accounts.last_use import LastUse, RedisLastUse
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry, open_accounts
 from gateway.adapters.sources import AdapterSources
+from gateway.administration.trail import recording_seeds
+from gateway.audit.log import AuditLog
+from gateway.audit.store import RedisAuditStore, Retention
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
+from gateway.core.networks import parse_networks
 from gateway.core.space import Disk
 from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
@@ -47,7 +52,7 @@ from gateway.serve.models import (
     wait_for_engines,
     warn_of_missing_rows,
 )
-from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of
+from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, tenant_seed
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar
 from gateway.serve.virtual_models import route_table
@@ -97,7 +102,10 @@ async def built_gateway(
         grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
         redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = await _open_limiter(stack, config, redis)
-        accounts = await _open_accounts(stack, config, redis, limiter)
+        audit = AuditLog(
+            RedisAuditStore(redis, Retention(config.audit.days, config.audit.entries), config.redis.key_prefix)
+        )
+        accounts = await _open_accounts(stack, config, redis, limiter, audit)
         sources = AdapterSources(adapter_sources(config), adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
         room = await open_models(stack, config, backends, redis, sources, grammars)
@@ -113,7 +121,7 @@ async def built_gateway(
         for further in (UsageMetrics(limiter), loop_metrics, GrammarMetrics(grammars), DiskMetrics(disk)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        services = await _open_services(stack, launch, redis, gateway, accounts, metrics, operations, disk)
+        services = await _open_services(stack, launch, redis, gateway, accounts, audit, metrics, operations, disk)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, room.engines, limiter, room.models, metrics)
         servers = endpoint_servers(services, config, shared=backends.metrics is not None)
         yield BuiltGateway(config, gateway, room.engines, limiter, servers, reload_target)
@@ -135,11 +143,20 @@ async def _open_limiter(stack: AsyncExitStack, config: Config, redis: Redis) -> 
 
 
 async def _open_accounts(
-    stack: AsyncExitStack, config: Config, redis: Redis, limiter: FailoverLimiter
+    stack: AsyncExitStack, config: Config, redis: Redis, limiter: FailoverLimiter, audit: AuditLog
 ) -> AccountRegistry:
-    seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
-    stored = account_store(redis, config.redis.key_prefix)
-    return await stack.enter_async_context(open_accounts(stored, config.admins(), limiter.configure_lazily, seeds))
+    prefix = config.redis.key_prefix
+    opening = open_accounts(
+        account_store(redis, prefix),
+        limiter.configure_lazily,
+        list(map(tenant_seed, config.tenants.values())),
+        config.admin.seeds(),
+        seeded=recording_seeds(audit),
+        refused=config.foreign_demo_keys(),
+        last_use=LastUse(RedisLastUse(redis, prefix)),
+        proxies=parse_networks(config.http.trusted_proxies),
+    )
+    return await stack.enter_async_context(opening)
 
 
 def _operations(room: ModelRoom, metrics: Metrics) -> Operations:
@@ -180,6 +197,7 @@ async def _open_services(
     redis: Redis,
     gateway: Gateway,
     accounts: AccountRegistry,
+    audit: AuditLog,
     metrics: Metrics,
     operations: Operations,
     disk: Disk,
@@ -195,6 +213,7 @@ async def _open_services(
     return Services(
         gateway=gateway,
         accounts=accounts,
+        audit=audit,
         metrics=metrics,
         operations=operations,
         usage=usage,

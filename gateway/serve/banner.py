@@ -17,7 +17,7 @@ from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
 from gateway.terminal.console import Console
-from gateway.terminal.output import LOCAL_URL
+from gateway.terminal.output import LOCAL_URL, command_as_called
 
 DEMO_ADMIN_KEY = DEMO_KEYS[2]
 DEMO_ADMIN_HASH = hash_key(DEMO_ADMIN_KEY)
@@ -89,7 +89,8 @@ class Banner:
     def _commands(self, model: str) -> str:
         """Return example CLI commands for this gateway, one in a line. Unless its URL is the CLI's default, they set
         LORALANE_URL or, if administration has a port of its own, have --url."""
-        lines = [f"loralane chat --model {model}", "loralane adapters ls", "loralane lanes ls --watch"]
+        called = command_as_called()
+        lines = [f"{called} {rest}" for rest in (f"chat --model {model}", "adapters ls", "lanes ls --watch")]
         if self._http == LOCAL_URL and self._admin == LOCAL_URL:
             return "\n".join(lines)
         if self._admin == self._http:

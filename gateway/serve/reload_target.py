@@ -12,11 +12,12 @@ from typing import NamedTuple
 from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane
 from engine.rpc.stream import EngineUnavailable
-from gateway.accounts.registry import AccountRegistry
+from gateway.accounts.record import KeyOwner
+from gateway.accounts.registry import AccountRegistry, Seed
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.sources import AdapterSources
 from gateway.config.lanes import LanesConfig
-from gateway.config.sections import AdaptersConfig
+from gateway.config.sections import AdaptersConfig, TenantConfig
 from gateway.config.whole import Config
 from gateway.core.errors import ApiError
 from gateway.engines.pool import EnginePool
@@ -63,9 +64,17 @@ class ReloadTarget:
         """Write the configured tenants, keys and adapters to the registries, where all gateways find them. Returns
         adapter -> reason for adapters that cannot be served."""
         for entry in config.tenants.values():
-            await self.accounts.seed(entry.tenant, entry.keys)
+            await self.accounts.seed(*tenant_seed(entry))
         failed, refused = await seed_adapters(self.models, config)
         return failed | refused
+
+
+def tenant_seed(entry: TenantConfig) -> Seed:
+    """Return a configured tenant as the registry of accounts takes it."""
+    described = {
+        known: KeyOwner(entry.tenant.name, said.label, rules=said.rules) for known, said in entry.described.items()
+    }
+    return entry.tenant, entry.keys, described
 
 
 def _configure(model: ServedModel, config: Config) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +53,18 @@ def print_wide(table: Table) -> None:
     console = Console()
     needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
     Console(width=max(console.width, needed)).print(table)
+
+
+def command_as_called() -> str:
+    """Return what calls this command again: `loralane` if the PATH has the script that runs, otherwise the script or
+    `python -m gateway` as it was called. A process of another kind gets `loralane`."""
+    script = Path(sys.argv[0])
+    if (script.parent.name, script.name) == ("gateway", "__main__.py"):
+        return f"{shlex.quote(sys.orig_argv[0])} -m gateway"
+    if script.name != "loralane":
+        return "loralane"
+    known = shutil.which("loralane")
+    return "loralane" if known and os.path.samefile(known, script) else shlex.quote(str(script))
 
 
 def no_gateway_message(url: str, reason: str = "") -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from engine.process.small_files import read_small_text
 from gateway.api_schema.chats import EFFORTS
 from gateway.core.errors import ApiError, invalid_request
+from gateway.text.template_bounds import TooCostly
 
 Message = dict[str, Any]
 """A chat message as templates read it: role, content, and fields for tool calls."""
@@ -150,6 +151,8 @@ def render(
     # have description and parameters, and other forms of calls.
     try:
         return template(messages, tools, options)
+    except TooCostly as error:
+        raise _refusal(error, options) from None
     except REFUSALS as error:
         refusal = _refusal(error, options)
     given, whole = list(messages), [_whole(tool) for tool in tools]

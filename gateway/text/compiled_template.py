@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
 
 from gateway.text.chat_template import REFUSALS, Message, TemplateOptions, ToolSchema
+from gateway.text.template_bounds import BoundedEnvironment, TooCostly, bounded_environment, with_bounds
 from gateway.text.template_constants import check_constants
 from gateway.text.template_json import to_json
 
@@ -18,14 +18,18 @@ END = "loralane-end-of-the-last-message "
 removed the white space there."""
 
 
+BEGINNING = 60
+"""Characters of a template by which messages name it."""
+
+
 @cache
-def _environment() -> Any:
-    """Return the environment in which transformers compiles templates, with a `tojson` that takes breaks."""
+def _environment() -> BoundedEnvironment:
+    """Return the environment in which transformers compiles templates, with bounds and a `tojson` that takes breaks."""
     from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
 
     environment = _compile_jinja_template.__wrapped__("").environment  # of this template alone
     environment.filters["tojson"] = to_json
-    return environment
+    return bounded_environment(environment)
 
 
 class ChatTemplate:
@@ -36,13 +40,14 @@ class ChatTemplate:
         takes too long to compile."""
         try:
             check_constants(_environment(), source)
-            self._compiled = _environment().from_string(source)
+            self._compiled = _environment().from_string(with_bounds(_environment().parse(source)))
         except TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
         except (*REFUSALS, SyntaxError, MemoryError) as error:  # what Python cannot compile, such as too deep a nesting
             raise ValueError(str(error) or type(error).__name__) from error
         # Jinja copies the globals for each rendering, which takes 9 of the 30 us of a short chat with its `ChainMap`.
         self._compiled.globals = dict(self._compiled.globals)
+        self._beginning = source[:BEGINNING]
 
     def render(
         self,
@@ -52,12 +57,18 @@ class ChatTemplate:
         options: TemplateOptions,
     ) -> str:
         """Return the text of a chat, as transformers does. `tokens` are the special tokens that the template may write,
-        such as `bos_token`. Raises one of REFUSALS if it cannot render the chat."""
+        such as `bos_token`. Raises one of REFUSALS if it cannot render the chat; TooCostly, which names the template,
+        if that would take too long or too much memory."""
         if not messages:
             raise ValueError("there are no messages")
         chat = [{name: value for name, value in message.items() if value is not None} for message in messages]
         write = self._writer(tools, options, tokens)
-        return _continued(chat, write) if options.continue_final_message else write(chat)
+        try:
+            with _environment().rendering():
+                return _continued(chat, write) if options.continue_final_message else write(chat)
+        except TooCostly as error:
+            message = f"{error}, in the template that begins with {self._beginning!r}"
+        raise TooCostly(message)
 
     def _writer(
         self, tools: Sequence[ToolSchema], options: TemplateOptions, tokens: Mapping[str, str]

@@ -48,9 +48,12 @@ from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.api_schema.engines import EngineOverview
+from gateway.audit.log import AuditLog
+from gateway.audit.store import MemoryAuditStore
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
@@ -550,14 +553,28 @@ class GatewayApp:
         assert await self.limiter.outstanding() == 0
 
 
+class KeyRing(AccountRegistry):
+    """A registry that also admits given callers, of which it has no records."""
+
+    def __init__(self, callers: Mapping[str, Principal], changed: Callable[[Sequence[Tenant]], None]) -> None:
+        super().__init__(MemoryRecordStore(ACCOUNTS), changed)
+        self._callers = callers
+
+    def authenticate(self, token: str | None) -> Principal:
+        return self._callers.get(token or "") or super().authenticate(token)
+
+
 def key_ring(
     owners: Mapping[str, Tenant] = KEYS, changed: Callable[[Sequence[Tenant]], None] = lambda tenants: None
 ) -> AccountRegistry:
     """Return a registry that admits the tenants and keys of `owners`, which is keyed by API key, besides those that are
     created in it."""
-    hashes = {hash_key(key): tenant for key, tenant in owners.items()}
-    principals = {known: Principal(tenant, key_id(known), tenant is ADMIN_TENANT) for known, tenant in hashes.items()}
-    return AccountRegistry(MemoryRecordStore(ACCOUNTS), principals, changed)
+    owner = Administrator("boss", AdminRole.OWNER)
+    principals = {
+        key: Principal(tenant, key_id(hash_key(key)), owner if tenant is ADMIN_TENANT else None)
+        for key, tenant in owners.items()
+    }
+    return KeyRing(principals, changed)
 
 
 def principal(key: str = "sk-acme") -> Principal:
@@ -583,6 +600,7 @@ async def build_gateway_app(
     files: Files | None = None,
     batches: Batches | None = None,
     responses: Responses | None = None,
+    audit: AuditLog | None = None,
     **settings_of_port: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
@@ -635,6 +653,7 @@ async def build_gateway_app(
         usage=usage,
         files=files,
         batches=batches,
+        audit=audit or AuditLog(MemoryAuditStore()),
         etas=EtaEstimator(batches, gateway),
         responses=responses or Responses(ResponseStore(away), "never"),
     )

@@ -330,3 +330,10 @@ def test_without_sixteen_bits_fewer_rows_are_worth_waiting_for():
     floats = gpu_sizes(describe(found, 70 * GIB, 4), wide, Chosen(), lambda *_: 0)
     halves = gpu_sizes(describe(found, 70 * GIB, 2), costs, Chosen(), lambda *_: 0)
     assert floats.max_seqs.value < halves.max_seqs.value
+
+
+@pytest.mark.parametrize("setting", ["memory_gb", "num_pages"])
+def test_a_pool_larger_than_the_machine_is_refused_with_what_to_set(setting):
+    config = EngineConfig("x", **{setting: 10**9})
+    with pytest.raises(ValueError, match=rf"engine\.{setting}: .* and this machine has .* GiB: lower it, or set 0"):
+        count_pages(config, 2**20, torch.device("cpu"))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.process.host_memory import total_host_bytes
 from engine.sizing import DEVICE_SHARE, GIB, HOST_SHARE
 from lora_kernels.layout import MAX_ELEMENTS
 
@@ -35,16 +36,27 @@ core, which a server that is starting needs itself."""
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Return the number of pages of the device's pool: as configured by `num_pages` or `memory_gb`, else from a share
-    of the free memory less `reserved` bytes. Call it after the weights are loaded. Raises ValueError below two
-    pages."""
+    of the free memory less `reserved` bytes. Call it after the weights are loaded. Raises ValueError below two pages,
+    and above a CPU machine's memory."""
     # The share is 0.9 of a GPU's memory, or a quarter of the host's, at most 4 GiB, times `machine_share`; adapters'
     # tables bound it, too.
+    if device.type == "cpu":
+        _check_possible(config, page_bytes)
     if config.num_pages:
         return config.num_pages
     budget = int(config.memory_gb * GIB) or _default_budget(device, reserved, config.machine_share)
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
     return min(budget, MOST_POOL_BYTES) // page_bytes
+
+
+def _check_possible(config: EngineConfig, page_bytes: int) -> None:
+    """Raise ValueError, which says what to set, if the page pool is set to more memory than this machine has."""
+    total, wanted = total_host_bytes(), config.num_pages * page_bytes or config.memory_gb * GIB
+    if wanted > total:
+        name = f"num_pages: {config.num_pages:,} pages take" if config.num_pages else "memory_gb: the page pool takes"
+        has = f"{wanted / GIB:,.1f} GiB, and this machine has {total / GIB:,.1f} GiB"
+        raise ValueError(f"engine.{name} {has}: lower it, or set 0 for the default")
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:

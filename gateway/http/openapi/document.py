@@ -67,6 +67,7 @@ def _operation(operation: Operation) -> Json:
     return {
         "operationId": "_".join([operation.method.lower(), *re.findall(r"\w+", name)]),
         "summary": operation.summary,
+        **({"description": _needed_role(operation)} if operation.who == "admin" else {}),
         "parameters": [
             *_path_parameters(operation.path),
             *_query_parameters(operation),
@@ -76,6 +77,11 @@ def _operation(operation: Operation) -> Json:
         "security": [] if operation.who == "anyone" else [{"key": []}, {"x-api-key": []}],
         **({"requestBody": _body(operation, operation.body)} if operation.body else {}),
     }
+
+
+def _needed_role(operation: Operation) -> str:
+    scope = " Administrators of one tenant may call it for that tenant." if operation.of_tenant else ""
+    return f"Needs an administrator with the role {operation.role}.{scope}"
 
 
 def _named(placeholder: str, operation: Operation) -> str:

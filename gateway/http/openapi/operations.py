@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.api_schema import (
     accounts,
     adapters,
+    admins,
     batches,
     console,
     engines,
@@ -68,6 +69,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *limits.OPERATIONS,
     *usage.OPERATIONS,
     *accounts.OPERATIONS,
+    *admins.OPERATIONS,
     *engines.OPERATIONS,
     *traffic.OPERATIONS,
     *console.OPERATIONS,

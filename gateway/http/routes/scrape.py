@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.rpc.stream import EngineUnavailable
+from gateway.administration.scope import check_scope
+from gateway.api_schema.status import METRICS
 from gateway.core.shared_poll import SharedPoll
 from gateway.core.tenants import hash_key
 from gateway.http.caller import api_key, authenticate
@@ -35,7 +37,8 @@ class ScrapeApi:
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If an
         engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY, the key is missing or not
-        valid; FORBIDDEN, it is a tenant's."""
+        valid; FORBIDDEN, it is a tenant's; PERMISSION_DENIED, it is
+        that of a tenant's administrator."""
         tenants = self._may_read_tenants(request)
         strangers = self._openness is True or api_key(request) is None  # any key will do where none is needed
         text = await (self._for_strangers.get() if strangers else self._text(tenants))
@@ -55,8 +58,14 @@ class ScrapeApi:
             return False
         shown = hash_key(token or "")
         if not any(hmac.compare_digest(shown, known) for known in self._keys):
-            authenticate(self._accounts, request).as_admin()
+            self._check_administrator(request)
         return True
+
+    def _check_administrator(self, request: Request) -> None:
+        """Raise ApiError unless the caller is an administrator of the route's role, and of the whole installation."""
+        caller = authenticate(self._accounts, request).as_admin(METRICS.role)
+        if caller.administrator is not None:
+            check_scope(caller.administrator, METRICS, {}, self._accounts.key)
 
 
 async def _snapshot(model: ServedModel) -> EngineSnapshot:

@@ -93,14 +93,12 @@ class TokensApi:
 
     def _served_model(self, tenant: Tenant, name: str | None) -> ServedModel:
         """Return the base model that serves a name; None means the only one. Raises ApiError: MODEL_NOT_FOUND, the
-        caller may not use the named model; INVALID_REQUEST, the name is None and there are several models."""
+        caller may not use the model; INVALID_REQUEST, the name is None and there are several models."""
         models = self._gateway.models
-        if name is not None:
-            return models.resolve(tenant, ModelQuery(name))[0]
-        if len(models) > 1:
+        if name is None and len(models) > 1:
             names = ", ".join(model.name for model in models)
             raise invalid_request(f"model is required: name one of {names}, or one of their adapters", "model")
-        return models.default
+        return models.resolve(tenant, ModelQuery(models.default.name if name is None else name))[0]
 
 
 class Tokenized(Struct, frozen=True):

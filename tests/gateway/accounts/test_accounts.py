@@ -18,15 +18,16 @@ from typer.testing import CliRunner
 from gateway.accounts.record import account_store, decode_account, encode_account, tenant_account
 from gateway.accounts.registry import AccountRegistry
 from gateway.cli.main import app as cli
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
-from gateway.core.tenants import ADMIN_TENANT, Principal, RequestClass, Tenant, hash_key, key_id
+from gateway.core.tenants import RequestClass, Tenant, hash_key, key_id
 from gateway.pb import tenants_pb2
 from gateway.pb.tenants_pb2_grpc import TenantAdminStub
 from gateway.rpc.api import GrpcServer
 
 ADMIN_KEY = "sk-admin-of-these-tests"
-ADMINS = {hash_key(ADMIN_KEY): Principal(ADMIN_TENANT, key_id(hash_key(ADMIN_KEY)), is_admin=True)}
+ADMINS = [(Administrator("boss", AdminRole.OWNER), hash_key(ADMIN_KEY))]
 CONFIGURED = hash_key("sk-from-the-configuration")
 ACME = Tenant("acme", adapters=("poet",), limits=Limits(60))
 TENANTS, KEYS = "/admin/v1/tenants", "/admin/v1/keys"
@@ -48,8 +49,9 @@ async def make(valkey, valkey_server):
 
     async def build(changed=lambda tenants: None) -> AccountRegistry:
         clients.append(Redis.from_url(valkey_server.connection_url))
-        registry = AccountRegistry(account_store(clients[-1]), ADMINS, changed)
+        registry = AccountRegistry(account_store(clients[-1]), changed)
         await registry.start()
+        await registry.administrators.seed(ADMINS)
         opened.append(registry)
         return registry
 
@@ -211,7 +213,7 @@ async def test_a_deleted_tenant_does_not_come_back_with_the_next_start(make):
 async def test_a_start_without_redis_serves_what_is_configured(tmp_path):
     server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock")
     async with Redis(unix_socket_path=str(tmp_path / "v.sock")) as client:
-        registry = AccountRegistry(account_store(client), ADMINS, lambda tenants: None)
+        registry = AccountRegistry(account_store(client), lambda tenants: None)
         await registry.start()
         await registry.seed(ACME, [CONFIGURED])
         assert registry.authenticate("sk-from-the-configuration").tenant == ACME
@@ -508,11 +510,11 @@ async def test_the_same_in_a_terminal(gateway_app):
         assert (refused(accounts, secret), refused(accounts, other)) == (True, False)
         listed = json.loads(await run("keys", "ls", "initech", "--json"))
         assert [(one["label"], one["disabled"]) for one in listed] == [("laptop", True), ("laptop", False)]
-        await run("keys", "delete", who.key_id)
+        await run("keys", "delete", who.key_id, "--yes")
         assert [one.key_id for one in accounts.keys("initech")] == [key_id(hash_key(other))]
-        await run("tenants", "delete", "initech")
+        await run("tenants", "delete", "initech", "--yes")
         assert refused(accounts, other)
-        assert accounts.records == {}
+        assert [*accounts.records] == ["admin/boss"]
 
 
 def test_a_weight_from_before_weights_had_bounds_is_read_as_the_nearest_one():

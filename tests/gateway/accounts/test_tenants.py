@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from engine.core.messages.requests import Lane
 from gateway.accounts.mirror import AccountMirror
+from gateway.accounts.record import KeyOwner, key_account, tenant_account
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key
 
 KEY = "sk-a-long-random-string"
 ACME = Tenant("acme", adapters=("support-*", "legal"))
 
 
 def ring() -> AccountMirror:
-    return AccountMirror({hash_key(KEY): Principal(ACME, key_id(hash_key(KEY)))}, lambda tenants: None)
+    mirror = AccountMirror(lambda tenants: None)
+    mirror.put(tenant_account(ACME, 0.0))
+    mirror.put(key_account(hash_key(KEY), KeyOwner("acme"), 0.0))
+    return mirror
 
 
 def test_a_known_key_authenticates_its_owner():
@@ -38,7 +44,7 @@ def test_any_other_key_is_refused_without_being_repeated(token, caplog):
 
 def test_no_key_is_known_to_an_empty_ring():
     with pytest.raises(ApiError):
-        AccountMirror({}, lambda tenants: None).authenticate("anything")
+        AccountMirror(lambda tenants: None).authenticate("anything")
 
 
 def test_the_ring_shows_no_hash_in_its_repr():
@@ -54,9 +60,10 @@ def test_adapters_are_permitted_by_pattern(adapter, allowed):
 
 
 def test_administrators_are_no_tenants_and_tenants_no_administrators():
-    admin, tenant = Principal(ADMIN_TENANT, "k1", is_admin=True), Principal(ACME, "k2")
-    assert (admin.as_admin(), tenant.as_tenant()) == (admin, tenant)
-    for wrong in (admin.as_tenant, tenant.as_admin):
+    viewer = Administrator("eve", AdminRole.VIEWER)
+    admin, tenant = Principal(ADMIN_TENANT, "k1", viewer), Principal(ACME, "k2")
+    assert (admin.as_admin(AdminRole.VIEWER), tenant.as_tenant()) == (admin, tenant)
+    for wrong in (admin.as_tenant, partial(tenant.as_admin, AdminRole.VIEWER)):
         with pytest.raises(ApiError) as caught:
             wrong()
         assert caught.value.fault is Fault.FORBIDDEN

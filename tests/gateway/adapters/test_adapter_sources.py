@@ -180,7 +180,9 @@ async def test_a_local_folder_goes_before_a_hub_id(make, hub, root):
 
 async def test_the_hub_is_asked_for_nothing_that_is_not_allowed(make, hub):
     assert "adapters.hub does not allow it" in await refusal(make(hub.url), "other/tone")
-    assert "not a folder below a configured adapter root" in await refusal(make(hub.url, hub=()), REPO)
+    told = await refusal(make(hub.url, hub=()), REPO)
+    assert "not a folder below a configured adapter root" in told
+    assert "add a pattern such as 'acme/*' there" in told and "adapters.hub" in told
     assert "not a folder" in await refusal(make(hub.url), "acme/../absent")
     assert hub.asked == []
 

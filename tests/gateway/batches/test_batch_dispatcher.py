@@ -325,6 +325,25 @@ async def test_while_redis_is_away_nothing_runs_without_a_lease_and_nothing_is_l
     await cluster.assert_clean(member)
 
 
+async def test_the_log_says_once_that_claims_wait_and_once_that_they_go_on(cluster, monkeypatch):
+    monkeypatch.setattr(dispatcher, "AWAY_SECONDS", 0.001)
+    member, tries = await cluster.add_member(), []
+    claim = member.dispatcher._claim_some
+
+    async def claim_some():
+        tries.append(len(tries))
+        if len(tries) < 10 or len(tries) == 12:
+            raise unavailable(Fault.REGISTRY_UNAVAILABLE, "Redis does not answer")
+        return await claim()
+
+    member.dispatcher._claim_some = claim_some
+    with capture_logs() as logged:
+        async with working(member):
+            await until(lambda: len(tries) > 13)
+    events = [entry["event"] for entry in logged if entry["event"].startswith("batch_claims")]
+    assert events == ["batch_claims_wait", "batch_claims_go_on"] * 2
+
+
 @contextmanager
 def silent(server):
     """It keeps its connections, and says nothing."""

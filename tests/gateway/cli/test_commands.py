@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -231,3 +232,14 @@ def test_the_nearest_model_is_named():
     assert checked_model("pirate", ["base", "pirate"]) == "pirate"
     with pytest.raises(ChatError, match=r"did you mean pirate\? there are: base, pirate"):
         checked_model("pirat", ["base", "pirate"])
+
+
+def test_grpc_says_nothing_of_forks():
+    """Without this setting, gRPC writes a line to standard error for each process that a busy gateway starts."""
+    calls = (
+        "import os, sys, gateway.__main__ as command; sys.argv[1:] = ['--version']\n"
+        "try:\n    command.main()\nexcept SystemExit:\n    print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run([sys.executable, "-c", calls], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.splitlines()[-1] == "0"

@@ -19,6 +19,7 @@ from gateway.config.file import ConfigError
 from gateway.config.lanes import BatchLane, LaneConfig, LanesConfig
 from gateway.config.models import EnginesConfig
 from gateway.config.whole import Config, demo_config, load_config
+from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 
@@ -93,8 +94,8 @@ def test_the_demo_is_for_this_machine_only():
     owners = owners_of(demo)
     assert owners[hash_key("sk-demo-acme")].name == "acme"
     assert owners[hash_key("sk-demo-globex")].limits == Limits(600, 200_000)
-    assert [*demo.admins()] == [hash_key("sk-demo-admin")]
-    assert not owners.keys() & demo.admins().keys()
+    assert [key for _, key in demo.admin.seeds()] == [hash_key("sk-demo-admin")]
+    assert hash_key("sk-demo-admin") not in owners
 
 
 def test_production_reads_its_keys_from_the_environment():
@@ -102,7 +103,7 @@ def test_production_reads_its_keys_from_the_environment():
     owners = owners_of(production)
     assert owners[hash_key(ENV["STOREFRONT_KEY"])] is owners[hash_key(ENV["STOREFRONT_NEXT_KEY"])]
     assert owners[hash_key(ENV["RESEARCH_KEY"])].effective_lane(Lane.INTERACTIVE) is Lane.BATCH
-    assert production.admins()[hash_key(ENV["ADMIN_KEY"])].is_admin
+    assert [(who.role, key) for who, key in production.admin.seeds()] == [("owner", hash_key(ENV["ADMIN_KEY"]))]
     assert (production.http.port, production.grpc.port) == (9000, 50051)
     assert production.redis.url == ENV["REDIS_URL"]
     assert ENV["ADMIN_KEY"] not in repr(production)
@@ -225,6 +226,48 @@ def test_hashed_keys(load):
     )
     assert owners_of(loaded)[hashed].name == "a"
     assert loaded.admin.keys == ("0" * 64,)
+
+
+def test_administrators_by_name(load):
+    loaded = load(
+        "admin: {keys: ['${A}'], administrators: {ci: {key: '${B}', role: operator, tenant: acme}}}",
+        {"A": "sk-first-0123456789", "B": "sk-second-0123456789"},
+    )
+    first, second = hash_key("sk-first-0123456789"), hash_key("sk-second-0123456789")
+    assert loaded.admin.seeds() == [
+        (Administrator(f"key-{first[:12]}", AdminRole.OWNER), first),
+        (Administrator("ci", AdminRole.OPERATOR, "acme"), second),
+    ]
+    assert "sk-second" not in repr(loaded)
+
+
+ADMIN = "admin: {administrators: {ci: {%s}}}"
+ADMIN_KEY = "key: 'sha256:" + "1" * 64 + "'"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (f"{ADMIN_KEY}, role: root", "ci: role must be one of viewer, operator, accounts, owner, not 'root'"),
+        (ADMIN_KEY, "ci.role: is missing"),
+        ("role: viewer", "ci.key: is missing"),
+        (f"{ADMIN_KEY}, role: viewer, rol: x", "ci.rol: unknown key; did you mean role"),
+        ("key: sk-plain-in-a-file, role: viewer", "ci.key: write ${VARIABLE} or sha256"),
+    ],
+)
+def test_administrators_that_are_refused(load, fields, problem):
+    with pytest.raises(ConfigError, match=re.escape(f"admin.administrators.{problem}")):
+        load(ADMIN % fields)
+
+
+def test_a_key_opens_one_door(load):
+    with pytest.raises(ConfigError, match=r"admin and admin\.administrators\.ci share a key"):
+        load(f"admin: {{keys: ['sha256:{'1' * 64}'], administrators: {{ci: {{{ADMIN_KEY}, role: viewer}}}}}}")
+    with pytest.raises(ConfigError, match=r"admin\.administrators\.configuration: the administrator name"):
+        load(f"admin: {{administrators: {{configuration: {{{ADMIN_KEY}, role: viewer}}}}}}")
+    for wrong, problem in (("days: 0", "days must be"), ("entries: 0", "entries must be"), ("day: 1", "day: unknown")):
+        with pytest.raises(ConfigError, match=problem):
+            load(f"audit: {{{wrong}}}")
 
 
 TENANT = "tenants: {a: {%s}}"

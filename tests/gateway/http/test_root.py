@@ -58,6 +58,23 @@ async def test_the_demos_banner_links_to_the_console_with_its_public_key(gateway
     assert "LORALANE_URL" not in told
 
 
+async def test_the_banner_calls_the_command_as_it_was_called(gateway_app, monkeypatch, tmp_path):
+    script, other = tmp_path / "bin" / "loralane", tmp_path / "other" / "loralane"
+    for one in (script, other):
+        one.parent.mkdir()
+        one.write_text("#!/bin/sh\n")
+        one.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    for called, expected in (
+        ([str(script)], "loralane"),
+        ([str(other)], str(other)),
+        (["/somewhere/gateway/__main__.py"], ".venv/bin/python -m gateway"),
+    ):
+        monkeypatch.setattr("sys.argv", called)
+        monkeypatch.setattr("sys.orig_argv", [".venv/bin/python", "-m", "gateway", "serve"])
+        assert f"\n{expected} adapters ls\n" in banner(gateway_app, demo_config())
+
+
 async def test_no_other_key_is_ever_shown(gateway_app):
     config = replace(demo_config(), tenants={}, admin=AdminConfig((hash_key("sk-secret-admin-key"),)))
     told = banner(gateway_app, config, http=9000)

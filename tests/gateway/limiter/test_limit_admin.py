@@ -155,7 +155,7 @@ async def test_everything_over_grpc(tmp_path):
         usage = (await stub.Usage(pb.LimitUsageRequest(tenant="globex"), metadata=admin)).scopes
         assert [limit.limit for limit in usage[0].limits] == [3, 200]
         reset = await stub.Reset(pb.ResetLimitsRequest(scope=pb.LimitScope(tenant="globex")), metadata=admin)
-        assert reset.limits.tokens_per_minute == 200
+        assert (reset.limits.tokens_per_minute, reset.source) == (200, "config")
 
 
 async def test_watching_shows_a_change_of_limits(tmp_path):
@@ -206,7 +206,9 @@ async def test_the_same_in_a_terminal(tmp_path):
         assert "tokens_per_minute" in await run("usage", "globex")
         assert json.loads(await run("usage", "--json"))[0]["tenant"] == "acme"
         assert "4" not in (await run("set", "acme", "--concurrent-requests", "none")).splitlines()[1].split()
-        assert "in force" in await run("reset", "acme")
+        assert "config" in await run("reset", "acme")
+        [reset] = json.loads(await run("reset", "acme", "--json"))
+        assert reset == json.loads(await run("get", "acme", "--json"))[0]
         assert await grpc_app.gateway_app.limiter.limits(Scope("acme")) == Limits()
         assert "there is no tenant 'unknown'" in await run("get", "unknown")
         assert "is no whole number" in await run("set", "acme", "--tokens-per-day", "lots")

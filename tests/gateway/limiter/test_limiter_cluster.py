@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import date
 
 import pytest
+from audit_walk import walk_audit
 from file_fakes import build_files, walk
 from redis.asyncio.cluster import RedisCluster
 from valkey_cluster import NODES, SLOTS
@@ -65,7 +66,7 @@ async def test_fifty_at_once_admit_exactly_what_fits(cluster):
 
 
 async def test_registries_are_kept_in_it_too(cluster):
-    registry = AccountRegistry(account_store(cluster), {}, lambda tenants: None)
+    registry = AccountRegistry(account_store(cluster), lambda tenants: None)
     await registry.start()
     await registry.create(Tenant("acme"))
     new = await registry.create_key("acme")
@@ -73,6 +74,7 @@ async def test_registries_are_kept_in_it_too(cluster):
     await registry.delete("acme")
     assert registry.records == {}
     await registry.close()
+    await walk_audit(cluster)
 
 
 async def test_usage_is_counted_and_read_across_slots(cluster):

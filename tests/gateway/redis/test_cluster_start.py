@@ -23,7 +23,7 @@ async def test_a_start_without_any_node_serves_the_configuration_until_the_clust
     port, bus = free_port(), free_port()
     async with (
         connect_cluster(f"redis://127.0.0.1:{port}") as client,
-        open_accounts(account_store(client), {}, lambda tenants: None, SEEDS) as accounts,
+        open_accounts(account_store(client), lambda tenants: None, SEEDS) as accounts,
     ):
         assert accounts.authenticate(SECRET).tenant == Tenant("acme")
         assert not accounts.records["tenant/acme"].generation

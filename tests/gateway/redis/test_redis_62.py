@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from audit_walk import walk_audit
 from file_fakes import build_files, walk
 from hypothesis import given, settings
 from redis.asyncio import Redis
@@ -92,7 +93,7 @@ async def test_every_call_works(url):
 async def test_registries_are_kept_in_it(url):
     async with Redis.from_url(url) as client:
         await client.flushall()
-        registry = AccountRegistry(account_store(client), {}, lambda tenants: None)
+        registry = AccountRegistry(account_store(client), lambda tenants: None)
         await registry.start()
         await registry.create(Tenant("acme"))
         secret = (await registry.create_key("acme")).secret
@@ -100,6 +101,12 @@ async def test_registries_are_kept_in_it(url):
         await registry.delete("acme")
         assert registry.records == {}
         await registry.close()
+
+
+async def test_the_audit_log_is_kept_in_it(url):
+    async with Redis.from_url(url) as client:
+        await client.flushall()
+        await walk_audit(client)
 
 
 async def test_files_are_kept_there(url, tmp_path):

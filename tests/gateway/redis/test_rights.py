@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from audit_walk import walk_audit
 from file_fakes import build_files, walk
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.lock import Lock
 
+from gateway.accounts.last_use import LastUse, RedisLastUse
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.names import NameLocks
@@ -53,11 +55,18 @@ async def use_everything(client: Redis, folder: Path) -> None:
     await limiter.drop("acme")
     await limiter.close()
     assert await EvictionWatch(client)._look() == set()
-    async with open_accounts(account_store(client), {}, lambda tenants: None, []) as accounts:
+    last_use = LastUse(RedisLastUse(client))
+    async with open_accounts(account_store(client), lambda tenants: None, [], last_use=last_use) as accounts:
         await accounts.create(Tenant("acme"))
-        await accounts.create_key("acme")
+        new = await accounts.create_key("acme")
+        accounts.authenticate(new.secret)
+        await last_use.write()
+        assert new.account.key_id in await LastUse(RedisLastUse(client)).read()
+        await accounts.delete("acme")
+        assert await last_use.read() == {}
     async with NameLocks(client).locked("poet"):
         pass
+    await walk_audit(client)
     lease = Lease(client, "loralane:")
     assert await lease.hold() and await lease.hold()
     await lease.give_up()

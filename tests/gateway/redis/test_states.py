@@ -125,7 +125,7 @@ async def limiting(client: Redis) -> AsyncIterator[RedisLimiter]:
 
 @asynccontextmanager
 async def following(client: Redis) -> AsyncIterator[AccountRegistry]:
-    registry = AccountRegistry(account_store(client), {}, lambda tenants: None)
+    registry = AccountRegistry(account_store(client), lambda tenants: None)
     await registry.start()
     try:
         yield registry

@@ -161,7 +161,7 @@ async def test_a_start_without_an_eviction_keeps_what_operators_removed(valkey):
 @asynccontextmanager
 async def configured(client: Redis) -> AsyncIterator[AccountRegistry]:
     """A gateway's registry with a configured tenant, until the block ends."""
-    async with open_accounts(account_store(client), {}, lambda tenants: None, [(ACME, [hash_key(SECRET)])]) as registry:
+    async with open_accounts(account_store(client), lambda tenants: None, [(ACME, [hash_key(SECRET)])]) as registry:
         yield registry
 
 
@@ -171,7 +171,7 @@ async def test_a_change_that_a_failover_loses_is_an_error_to_try_again(valkey):
     log = RegistryLog(store, Names(), "tenant")
     await log.start()
 
-    async def put_and_fail_over(record, previous, *, seed=""):
+    async def put_and_fail_over(record, previous, *, seed="", at=None):
         log._mirror.apply_snapshot(RegistrySnapshot(7))
         return 7
 

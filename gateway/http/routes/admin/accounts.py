@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from gateway.accounts.admin import AccountAdmin, shown_key, shown_tenant
+from gateway.accounts.admin import AccountAdmin, shown_tenant
+from gateway.accounts.keys import KeyAdmin, shown_key
 from gateway.accounts.registry import IssuedKey
 from gateway.api_schema import accounts as api
 from gateway.api_schema.common import Deleted
@@ -21,6 +22,7 @@ class AccountsApi:
 
     def __init__(self, admin: AccountAdmin) -> None:
         self._admin = admin
+        self._keys = KeyAdmin(admin.accounts)
         self._accounts = admin.accounts
 
     def answers(self) -> Answers:
@@ -35,6 +37,7 @@ class AccountsApi:
             api.LIST_KEYS: self.keys,
             api.CREATE_KEY: self.create_key,
             api.GET_KEY: self.show_key,
+            api.CHANGE_KEY: self.change_key,
             api.DELETE_KEY: self.delete_key,
             api.ROTATE_KEY: self.rotate,
             api.DISABLE_KEY: self.disable_key,
@@ -64,22 +67,27 @@ class AccountsApi:
         return shown_tenant(await self._accounts.disable(request.path_params["name"], False))
 
     async def keys(self, request: Request) -> api.Keys:
-        return api.Keys([shown_key(one) for one in self._accounts.keys(tenant_filter(request))])
+        return api.Keys(await self._keys.shown(self._accounts.keys(tenant_filter(request))))
 
     async def show_key(self, request: Request) -> api.Key:
-        return shown_key(self._accounts.key(request.path_params["id"]))
+        return await self._keys.shown_one(self._accounts.key(request.path_params["id"]))
 
     async def create_key(self, request: Request, body: api.NewKeyBody) -> api.NewKey:
-        return _shown_once(await self._accounts.create_key(body.tenant, body.label))
+        fields = _given(body)
+        return _shown_once(await self._keys.create(fields.pop("tenant"), fields))
+
+    async def change_key(self, request: Request, body: api.KeyBody) -> api.Key:
+        return await self._keys.shown_one(await self._keys.change(request.path_params["id"], _given(body)))
 
     async def rotate(self, request: Request, body: api.RotateBody) -> api.NewKey:
-        return _shown_once(await self._accounts.rotate(request.path_params["id"], keep=body.keep))
+        options = msgspec.structs.asdict(body)
+        return _shown_once(await self._keys.rotate(request.path_params["id"], **options))
 
     async def disable_key(self, request: Request) -> api.Key:
-        return shown_key(await self._accounts.disable_key(request.path_params["id"], True))
+        return await self._keys.shown_one(await self._accounts.disable_key(request.path_params["id"], True))
 
     async def enable_key(self, request: Request) -> api.Key:
-        return shown_key(await self._accounts.disable_key(request.path_params["id"], False))
+        return await self._keys.shown_one(await self._accounts.disable_key(request.path_params["id"], False))
 
     async def delete_key(self, request: Request) -> Deleted:
         await self._accounts.delete_key(request.path_params["id"])

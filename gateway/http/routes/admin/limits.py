@@ -34,9 +34,8 @@ class LimitsApi:
         changes = {name: fields[name] for name in Limits.__slots__ if fields[name] is not UNSET}
         return _entry(await self._limits.set(_scope(body), changes))
 
-    async def reset(self, request: Request, body: api.ResetBody) -> api.ScopeLimits:
-        limits = await self._limits.reset(_scope(body), used=body.used)
-        return api.ScopeLimits(**asdict(_scope(body)), **limits.values())
+    async def reset(self, request: Request, body: api.ResetBody) -> api.LimitEntry:
+        return _entry(await self._limits.reset(_scope(body), used=body.used))
 
     async def usage(self, request: Request) -> api.LimitUses:
         return api.LimitUses([shown_use(used) for used in await self._limits.usage(tenant_filter(request))])

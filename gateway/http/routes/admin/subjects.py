@@ -5,8 +5,10 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from gateway.accounts.admin import AccountAdmin
+from gateway.administration.trail import AdminTrail
 from gateway.http.routes.admin.accounts import AccountsApi
 from gateway.http.routes.admin.adapters import AdaptersApi
+from gateway.http.routes.admin.administrators import AdministratorsApi
 from gateway.http.routes.admin.batches import AdminBatchesApi
 from gateway.http.routes.admin.engines import EnginesApi
 from gateway.http.routes.admin.from_rows import Administration
@@ -26,12 +28,14 @@ class AdminApi:
         gateway, operations, accounts = services.gateway, services.operations, services.accounts
         limits = LimitAdmin(gateway.limiter, accounts.counts_as)
         overview = OverviewApi(operations, limits, gateway.adapters, services.usage)
-        self._administration = Administration(accounts, settings.max_control_bytes, overview.forget)
+        trail = AdminTrail(services)
+        self._administration = Administration(accounts, trail, settings.max_control_bytes, overview.forget)
         self._parts = (
             AdaptersApi(gateway.adapters),
             LimitsApi(limits),
             EnginesApi(operations, gateway.models),
             AccountsApi(AccountAdmin(accounts, gateway.limiter.drop)),
+            AdministratorsApi(accounts, services.audit),
             UsageApi(services.usage),
             TrafficApi(operations),
             overview,

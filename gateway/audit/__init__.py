@@ -1,0 +1,1 @@
+"""The audit log: what administrators and configurations changed (docs/administrators.md)."""

@@ -27,6 +27,7 @@ NAMED_BY: Mapping[str, tuple[str, ...]] = {
     "limits": ("tenant", "key", "adapter"),
     "adapters": ("name", "lora_name"),
     "engines": ("engine", "name"),
+    "gateways": ("gateway",),
     "lanes": ("lane",),
     "batches": ("tenant", "batch_id"),
     "requests": ("id",),

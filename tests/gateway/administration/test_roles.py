@@ -34,6 +34,7 @@ EXPECTED = {
     "limits": AdminRole.ACCOUNTS,
     "adapters": AdminRole.OPERATOR,
     "engines": AdminRole.OPERATOR,
+    "gateways": AdminRole.OPERATOR,
     "lanes": AdminRole.OPERATOR,
     "requests": AdminRole.OPERATOR,
     "batches": AdminRole.OPERATOR,

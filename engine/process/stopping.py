@@ -14,9 +14,9 @@ from threading import Thread
 READ_BYTES = 4096
 
 
-def stop_with_signals(stop: Callable[[], object]) -> None:
-    """Have a new thread call `stop` once, on the first SIGTERM or SIGINT; the process then no longer ends by them
-    itself. Call this in the main thread.
+def stop_with_signals(stop: Callable[[], object], drain: Callable[[], object] | None = None) -> None:
+    """Have a new thread call `stop` on SIGINT or SIGTERM; the process then no longer ends by them itself. With `drain`,
+    that is called in place of `stop` if the first signal is SIGTERM. Call this in the main thread.
 
     A signal handler alone would not do: Python runs it in the main thread, which sleeps in an idle engine. The new
     thread waits for the byte that Python writes to a pipe when a signal arrives.
@@ -28,7 +28,10 @@ def stop_with_signals(stop: Callable[[], object]) -> None:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        os.read(told, 1)
+        first = os.read(told, 1)  # the number of the signal
+        if drain is not None and first == bytes([signal.SIGTERM]):
+            drain()
+            os.read(told, 1)
         stop()
 
     Thread(target=wait, daemon=True).start()

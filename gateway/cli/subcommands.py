@@ -64,6 +64,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "engines": Subcommand(
         "gateway.cli.engines", "app", "Show running gateways' engines; drain, restart, add or remove them."
     ),
+    "gateways": Subcommand("gateway.cli.gateways", "app", "Show running gateways, and drain them."),
     "lanes": Subcommand("gateway.cli.operations", "lanes", "Show a running gateway's lanes, and pause or drain them."),
     "requests": Subcommand(
         "gateway.cli.operations", "requests", "Show a running gateway's live requests, and cancel them."

@@ -10,6 +10,7 @@ from gateway.http.adapters import AdaptersApi
 from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.administration import Administration
 from gateway.http.engines import EnginesApi
+from gateway.http.gateways import GatewaysApi
 from gateway.http.limits import LimitsApi
 from gateway.http.settings import PortSettings
 from gateway.http.traffic import OverviewApi, TrafficApi
@@ -31,6 +32,7 @@ class AdminApi:
             AdaptersApi(gateway.adapters),
             LimitsApi(limits),
             EnginesApi(operations, gateway.models),
+            GatewaysApi(services.gateways),
             AccountsApi(AccountAdmin(accounts, gateway.limiter.drop)),
             UsageApi(services.usage),
             TrafficApi(operations),

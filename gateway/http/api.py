@@ -48,7 +48,7 @@ def create_app(services: Services, settings: PortSettings) -> ASGIApp:
     api = HttpApi(services, settings)
     routes = [route for route in api.routes() if serves_path(surface, route.path)]
     router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
-    edge = RequestMiddleware(router, services.gateway.wire)
+    edge = RequestMiddleware(router, services.gateway.wire, services.gateway.lifecycle)
     return Cors(edge, origins) if origins and surface != "admin" else edge
 
 
@@ -115,7 +115,7 @@ class HttpApi:
     async def ready(self, request: Request) -> Response:
         """Return 200 if requests for at least one base model can be served: status `ready`, or `degraded` if the engine
         of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
-        `closed`. With the query parameter `model`, only that base model counts.
+        `closed`, and once the gateway drains. With the query parameter `model`, only that base model counts.
 
         The body has the reason, and the state of each base model, of Redis, which is probed at most every
         REDIS_PING_SECONDS, because anyone may ask, and of the limiter. The reason also warns of a Redis that may evict
@@ -126,7 +126,9 @@ class HttpApi:
         limiter = self._gateway.limiter
         trouble = await self._redis_trouble.get()
         warning = trouble or await limiter.warning()
-        found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
+        is_draining = self._gateway.lifecycle.is_draining
+        model = request.query_params.get("model", "")
+        found = readiness(self._gateway.models, limiter, model, draining=is_draining)
         state = rows.Readiness(
             status=found.status,
             reason="; ".join(filter(None, (found.reason, warning and f"Redis: {warning}"))) or None,

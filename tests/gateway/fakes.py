@@ -66,6 +66,7 @@ from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import DEFAULT_GOALS, Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
+from gateway.registry.gateways import GatewayDirectory
 from gateway.registry.memory import MemoryRecordStore
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
@@ -631,6 +632,7 @@ async def build_gateway_app(
         accounts=accounts or key_ring(),
         metrics=metrics,
         operations=operations,
+        gateways=GatewayDirectory(away, gateway.lifecycle, lambda: len(gateway.live)),
         usage=usage,
         files=files,
         batches=batches,

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from gateway.api import accounts, adapters, batches, engines, files, limits, status, tokens, traffic, usage, vectors
+from gateway.api import (
+    accounts,
+    adapters,
+    batches,
+    engines,
+    files,
+    gateways,
+    limits,
+    status,
+    tokens,
+    traffic,
+    usage,
+    vectors,
+)
 from gateway.api import generation as bodies
 from gateway.api.common import GENERATION
 from gateway.api.operation import Operation
@@ -58,6 +71,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *usage.OPERATIONS,
     *accounts.OPERATIONS,
     *engines.OPERATIONS,
+    *gateways.OPERATIONS,
     *traffic.OPERATIONS,
     Operation("GET", CONSOLE, "Get the console's page.", "anyone", "text/html"),
     Operation("GET", FILE, "Get a file of the console.", "anyone", "*/*", faults=frozenset({Fault.ROUTE_NOT_FOUND})),

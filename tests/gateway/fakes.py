@@ -583,13 +583,14 @@ async def build_gateway_app(
     files: Files | None = None,
     batches: Batches | None = None,
     responses: Responses | None = None,
+    listed_in: Redis | None = None,
     **settings_of_port: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
     and the base models `others` without adapters, and virtual models for which the base stands.
 
     The gateway tells `observers` of a request before it tells its own. Files, batches and responses that are not given
-    are on a Redis that is away; responses are never stored there.
+    are on a Redis that is away; responses are never stored there. `listed_in` has the list of gateways.
     """
     engine, limiter, watcher = FakeEngine(), limiter or CountingLimiter(), Watcher()
     metrics = Metrics(dict.fromkeys((BASE, *others), DEFAULT_GOALS))
@@ -632,7 +633,7 @@ async def build_gateway_app(
         accounts=accounts or key_ring(),
         metrics=metrics,
         operations=operations,
-        gateways=GatewayDirectory(away, gateway.lifecycle, lambda: len(gateway.live)),
+        gateways=GatewayDirectory(listed_in or away, gateway.lifecycle, lambda: len(gateway.live)),
         usage=usage,
         files=files,
         batches=batches,

@@ -28,7 +28,7 @@ from engine.model.folders.prepare import prepare_model
 from gateway.llm.llm import LLM
 from gateway.llm.params import SamplingParams
 from gateway.llm.results import Result
-from gateway.routes.features import NAMES, PromptFacts, text_features
+from gateway.virtual_models.features import NAMES, PromptFacts, text_features
 from lab.demo.dense import dense_folder
 from lab.plot import check_available
 from lab.route_training import fit

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.runner import Run, benchmark, option, table
 from engine.core.messages.requests import Lane
-from gateway.routes.features import NAMES, PromptFacts
-from gateway.routes.learned import Learned
-from gateway.routes.policy import Asked, MemberState, Vector
-from gateway.routes.router import RouterFile, encode_router
+from gateway.virtual_models.features import NAMES, PromptFacts
+from gateway.virtual_models.learned import Learned
+from gateway.virtual_models.policy import Asked, MemberState, Vector
+from gateway.virtual_models.router import RouterFile, encode_router
 
 LENGTHS = (100, 1_000, 10_000, 100_000)
 """Characters of the prompts."""

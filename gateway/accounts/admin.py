@@ -9,7 +9,7 @@ from typing import Any
 from engine.core.messages.requests import Lane
 from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import AccountRegistry
-from gateway.api import accounts as api
+from gateway.api_schema import accounts as api
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import lane_name
 from gateway.core.limits import NO_LIMITS

@@ -22,7 +22,7 @@ from engine.process.small_files import read_small
 from gateway.adapters.mirror import AdapterFetcher
 from gateway.adapters.names import AdapterNames, NameLocks
 from gateway.adapters.registry import AdapterRegistry
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.config.models import served_name
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import find_adapter

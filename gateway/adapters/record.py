@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from engine.core.messages.requests import AdapterHash
 from engine.pb import engine_pb2 as pb
-from gateway.api.adapters import MAX_DRAIN_SECONDS
+from gateway.api_schema.adapters import MAX_DRAIN_SECONDS
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.names import ADAPTER_NAME, TENANT_NAME
 from gateway.registry.record import RecordKind

@@ -32,7 +32,7 @@ from gateway.adapters.status_reader import StatusReader
 from gateway.adapters.templates import source_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.adapters.waiting import WaitingSeeds
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.core.routing import Catalog
 from gateway.registry.log import RegistryLog

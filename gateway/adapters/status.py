@@ -10,7 +10,7 @@ from engine.pb import engine_pb2 as pb
 from engine.process.adapter_files import is_place
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.templates import template_name
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 
 NOTHING = pb.AdapterStats(state="disk")
 """Statistics of a version that the engine does not have, or of any version while the engine is away."""

@@ -12,7 +12,7 @@ from gateway.adapters.mirror import AdapterMirror
 from gateway.adapters.names import NameOwner
 from gateway.adapters.status import statuses_of
 from gateway.adapters.waiting import WaitingSeeds
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.core.errors import ApiError
 
 

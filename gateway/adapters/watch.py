@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.admin import AdapterAdmin
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 
 Statuses = Mapping[tuple[str, str], AdapterStatus]
 """Statuses by the names of the adapter and its base model."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
-from gateway.api.generation import ChatRequest, Slo
+from gateway.api_schema.chats import ChatRequest, Slo
 from gateway.core.errors import unsupported_parameter
 from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import Body, decode_json, to_struct

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from gateway.api.generation import Count, Extended, Fraction
+from gateway.api_schema.chats import Count, Extended, Fraction
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.core.routing import ModelQuery
 

@@ -11,8 +11,8 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.generation import ChatRequest, CompletionRequest
-from gateway.api.vectors import EmbeddingsRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
+from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.batches.cpu_budget import MAX_CPU_SECONDS, CpuBudget
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError

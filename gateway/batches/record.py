@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.api import batches as api
-from gateway.api.batches import Status
+from gateway.api_schema import batches as api
+from gateway.api_schema.batches import Status
 from gateway.core.errors import ApiError, Fault, invalid_request
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from gateway.api.batches import DEFAULT_PAGE, MAX_PAGE
-from gateway.api.files import MAX_EXPIRY, MIN_EXPIRY
+from gateway.api_schema.batches import DEFAULT_PAGE, MAX_PAGE
+from gateway.api_schema.files import MAX_EXPIRY, MIN_EXPIRY
 from gateway.batches.record import (
     BATCH_ID,
     Batch,

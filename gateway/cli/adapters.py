@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.process.adapter_files import is_place
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.cli.http import admin
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console, until_interrupted
 from gateway.terminal.console import Console

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.api.engines import RESTART_SECONDS, EngineOverview
+from gateway.api_schema.engines import RESTART_SECONDS, EngineOverview
 from gateway.cli.http import admin
 from gateway.cli.operations import Model, Watch, show
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console

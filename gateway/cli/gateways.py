@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.api.gateways import GatewayOverview
+from gateway.api_schema.gateways import GatewayOverview
 from gateway.cli.http import admin
 from gateway.cli.operations import Watch, show
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console

@@ -13,7 +13,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from gateway.api.limits import LimitEntry, LimitScope, LimitUse, ScopeLimits, ScopeUse
+from gateway.api_schema.limits import LimitEntry, LimitScope, LimitUse, ScopeLimits, ScopeUse
 from gateway.cli.http import admin
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, show_answers, until_interrupted
 from gateway.client.account_calls import LimitChanges

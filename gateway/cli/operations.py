@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.api.traffic import LaneStatus, LiveRequest, Percentiles
+from gateway.api_schema.traffic import LaneStatus, LiveRequest, Percentiles
 from gateway.cli.http import admin
 from gateway.cli.options import (
     DEMO_KEY,

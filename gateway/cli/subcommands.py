@@ -26,7 +26,8 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "gateway.cli.engine",
         "engine",
         "Run one engine alone, with the sections model, engine and lanes of a gateway's file. Gateways name it in "
-        "`engine.addresses`. An address that other machines can reach needs `engine.tls`.",
+        "`engine.addresses`. An address that other machines can reach needs `engine.tls`. After SIGTERM, requests have "
+        "`http.drain_seconds` of the file to move to other engines, or to end here.",
     ),
     "check": Subcommand(
         "gateway.cli.check",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from gateway.api import accounts as api
+from gateway.api_schema import accounts as api
 from gateway.cli.http import admin
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl, console, show_answers
 from gateway.client.account_calls import ClassSettings, TenantSettings

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from gateway.api.usage import DIMENSIONS, NO_GROUPS, UsageFigures
+from gateway.api_schema.usage import DIMENSIONS, NO_GROUPS, UsageFigures
 from gateway.cli.http import admin
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AsJson, ServerUrl
 from gateway.terminal.output import print_wide

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
-from gateway.api import accounts as api
-from gateway.api import limits as limits_api
-from gateway.api import usage as usage_api
-from gateway.api.accounts import LimitValues
-from gateway.api.common import Deleted
+from gateway.api_schema import accounts as api
+from gateway.api_schema import limits as limits_api
+from gateway.api_schema import usage as usage_api
+from gateway.api_schema.accounts import LimitValues
+from gateway.api_schema.common import Deleted
 from gateway.client.call import Call
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.api import adapters as api
-from gateway.api.adapters import AdapterStatus, Reloaded
+from gateway.api_schema import adapters as api
+from gateway.api_schema.adapters import AdapterStatus, Reloaded
 from gateway.client.call import Call
 
 

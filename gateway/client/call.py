@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 import msgspec
 from msgspec import Struct
 
-from gateway.api.operation import Operation
+from gateway.api_schema.operation import Operation
 from gateway.client.paths import filled
 
 T = TypeVar("T")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gateway.api import batches as batches_api
-from gateway.api import engines as engines_api
-from gateway.api import gateways as gateways_api
-from gateway.api import status as status_api
-from gateway.api import traffic as api
-from gateway.api.batches import AdminBatch, Batch
-from gateway.api.common import Deleted
-from gateway.api.engines import EngineOverview
-from gateway.api.gateways import GatewayOverview
-from gateway.api.operation import Operation
-from gateway.api.status import Readiness
-from gateway.api.traffic import HistoryPoints, LaneStatus, LiveRequest, LiveRequests, Overview, RecentRequest
+from gateway.api_schema import batches as batches_api
+from gateway.api_schema import engines as engines_api
+from gateway.api_schema import gateways as gateways_api
+from gateway.api_schema import status as status_api
+from gateway.api_schema import traffic as api
+from gateway.api_schema.batches import AdminBatch, Batch
+from gateway.api_schema.common import Deleted
+from gateway.api_schema.engines import EngineOverview
+from gateway.api_schema.gateways import GatewayOverview
+from gateway.api_schema.operation import Operation
+from gateway.api_schema.status import Readiness
+from gateway.api_schema.traffic import HistoryPoints, LaneStatus, LiveRequest, LiveRequests, Overview, RecentRequest
 from gateway.client.call import Call
 from gateway.core.lanes import LaneName
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gateway.api.operation import PLACEHOLDER
+from gateway.api_schema.operation import PLACEHOLDER
 
 DOTS = ("", ".", "..")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.api import tokens as api
-from gateway.api import vectors
+from gateway.api_schema import tokens as api
+from gateway.api_schema import vectors
 from gateway.client.call import Call
 
 

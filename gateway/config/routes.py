@@ -8,10 +8,10 @@ from typing import Any
 
 from gateway.config.file import ConfigError, Problems, as_mapping, build, read_each, resolve
 from gateway.config.models import ModelSettings, check_entry
-from gateway.routes.cascade import Cascade
-from gateway.routes.learned import Learned
-from gateway.routes.policies import POLICIES
-from gateway.routes.policy import Policy
+from gateway.virtual_models.cascade import Cascade
+from gateway.virtual_models.learned import Learned
+from gateway.virtual_models.policies import POLICIES
+from gateway.virtual_models.policy import Policy
 
 ROUTER = "router"
 """Name of the setting `router` of a learned policy. Errors about the embedding model that the router file names are

@@ -51,7 +51,7 @@ from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
-from gateway.routes.policy import Policy
+from gateway.virtual_models.policy import Policy
 
 MAX_GATEWAYS = 16
 """Maximum of `gateways`. Each gateway occupies one thread of the engine's server for its session, and up to four more

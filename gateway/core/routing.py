@@ -2,9 +2,9 @@
 it never falls back to a base model.
 
 A gateway may serve several base models. The name of a base model always means that model, and the name of a virtual
-model (`gateway.routes`) that one; until a member is chosen, the base model in whose catalog it is stands for it. An
-adapter's name or alias means the adapter of the first model, in the order of the configuration, that has it: where two
-gateways have given one name to adapters of two models at the same time, every gateway serves the same one.
+model that one (`gateway.virtual_models`); until a member is chosen, the base model in whose catalog it is stands for
+it. An adapter's name or alias means the adapter of the first model, in the order of the configuration, that has it:
+where two gateways have given one name to adapters of two models at the same time, every gateway serves the same one.
 """
 
 from __future__ import annotations

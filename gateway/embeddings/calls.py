@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gateway.api.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
+from gateway.api_schema.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.embeddings.parse import embeddings_request, parse, rerank_request, score_request

@@ -7,8 +7,8 @@ from functools import cache
 from typing import TypeVar
 
 from engine.core.messages.requests import Pooling, PoolingKind
-from gateway.api.generation import Slo
-from gateway.api.vectors import EmbeddingsRequest, PooledBody, RerankRequest, ScoreRequest
+from gateway.api_schema.chats import Slo
+from gateway.api_schema.vectors import EmbeddingsRequest, PooledBody, RerankRequest, ScoreRequest
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery

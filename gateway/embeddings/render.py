@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway.api.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
+from gateway.api_schema.vectors import EmbeddingsRequest, RerankRequest, ScoreRequest
 from gateway.embeddings.parse import side_lengths, texts_of
 from gateway.openai.render import encode_json
 from gateway.requests.types import Admitted, TokenUsage

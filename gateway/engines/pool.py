@@ -17,7 +17,7 @@ from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, Handover
 from engine.rpc.target import EngineTarget
-from gateway.api.engines import EngineOverview
+from gateway.api_schema.engines import EngineOverview
 from gateway.engines.adapters import PoolAdapters
 from gateway.engines.asking import ask_all, reachable
 from gateway.engines.dispatch import Dispatch

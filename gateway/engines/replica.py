@@ -9,7 +9,7 @@ from enum import Enum
 from engine.core.messages.requests import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
-from gateway.api.engines import EngineOverview
+from gateway.api_schema.engines import EngineOverview
 from gateway.engines.progress import Progress
 from gateway.routing.news import News, Replica, Role
 

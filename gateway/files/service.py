@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.api.files import MAX_EXPIRY, MAX_PAGE, MIN_EXPIRY
+from gateway.api_schema.files import MAX_EXPIRY, MAX_PAGE, MIN_EXPIRY
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.space import SpaceUse
 from gateway.core.tenant_room import TenantRoom

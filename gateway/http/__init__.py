@@ -1,1 +1,1 @@
-"""The HTTP API on Starlette: OpenAI's endpoints including files and batches, and administration."""
+"""The HTTP API on Starlette: its routes, the OpenAPI document, and how bytes come from callers and go to them."""

@@ -12,6 +12,7 @@ from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.anthropic.errors import error_body, error_status, is_messages_path
+from gateway.api_schema.console import CONSOLE
 from gateway.core.errors import (
     ApiError,
     Fault,
@@ -25,7 +26,6 @@ from gateway.core.part import COMMON, is_admin_path
 from gateway.core.trace_context import request_id_from
 from gateway.http.body import ClientGone
 from gateway.http.caller import HOLD, header
-from gateway.http.console import CONSOLE
 from gateway.http.hints import method_hint, route_hint
 from gateway.http.stream import json_response
 from gateway.requests.loop_turns import LoopTurns

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Scope
 
-from gateway.api.generation import Seconds
+from gateway.api_schema.chats import Seconds
 from gateway.core.errors import MAX_QUOTED, invalid_request
 from gateway.http.caller import header
 from gateway.requests.deadlines import earliest

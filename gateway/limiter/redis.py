@@ -42,7 +42,7 @@ from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
-from gateway.redis.eviction import EvictionWatch
+from gateway.redis.maxmemory import EvictionWatch
 from gateway.redis.pipeline import Attempts
 
 log = structlog.get_logger("limiter")

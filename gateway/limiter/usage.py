@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.api.limits import LimitUse
+from gateway.api_schema.limits import LimitUse
 from gateway.core.bucket import DAY, Bucket, CountMeter, Meter
 from gateway.core.limits import LimitName, Scope
 

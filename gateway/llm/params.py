@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec import Struct
 
-from gateway.api.generation import ChatRequest, CompletionRequest
-from gateway.api.vectors import EmbeddingsRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
+from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import TIER_OF_LANE, lane_name
 from gateway.embeddings.parse import embeddings_request

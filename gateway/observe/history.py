@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.api.traffic import HistoryPoints
+from gateway.api_schema.traffic import HistoryPoints
 
 FINE_SECONDS = 5.0
 FINE_KEPT = 360

@@ -12,7 +12,7 @@ from math import inf
 from prometheus_client.core import Metric
 
 from engine.core.messages.requests import Lane
-from gateway.api.traffic import Percentiles
+from gateway.api_schema.traffic import Percentiles
 from gateway.core.lanes import lane_name
 from gateway.observe.vllm_requests import MODEL
 

@@ -11,7 +11,7 @@ from engine.core.config import LaneGoals
 from engine.core.messages.requests import Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
-from gateway.api.traffic import LaneStatus, LiveRequest
+from gateway.api_schema.traffic import LaneStatus, LiveRequest
 from gateway.core.lanes import LANE_NAMES
 from gateway.observe.latency import ITL, TTFT, Latency
 

@@ -16,8 +16,8 @@ from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
-from gateway.api.engines import EngineOverview, EngineStatus
-from gateway.api.traffic import LaneStatus, LiveRequest, LiveRequests
+from gateway.api_schema.engines import EngineOverview, EngineStatus
+from gateway.api_schema.traffic import LaneStatus, LiveRequest, LiveRequests
 from gateway.core.errors import Fault, invalid_request, unavailable
 from gateway.core.lanes import LANE_NAMES
 from gateway.core.shared_poll import SharedPoll

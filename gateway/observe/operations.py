@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import TypeVar
 
 from engine.pb import engine_pb2 as pb
-from gateway.api.engines import EngineOverview, EngineStatus
-from gateway.api.traffic import LaneStatus, LiveRequest, LiveRequests
+from gateway.api_schema.engines import EngineOverview, EngineStatus
+from gateway.api_schema.traffic import LaneStatus, LiveRequest, LiveRequests
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.engines.directory import EngineDirectory
 from gateway.engines.replica import EngineState

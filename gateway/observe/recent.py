@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.core.messages.requests import Lane
-from gateway.api.traffic import KEPT, RecentRequest
+from gateway.api_schema.traffic import KEPT, RecentRequest
 from gateway.core.lanes import lane_name
 from gateway.requests.record import RequestRecord
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from gateway.api.generation import ChatRequest, CompletionRequest, Sampled
+from gateway.api_schema.chats import ChatRequest, CompletionRequest, Sampled
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from engine.core.messages.grammar import Grammar
 from engine.core.messages.requests import SamplingParams
-from gateway.api.generation import (
+from gateway.api_schema.chat_messages import ROLES, ChatMessage, ContentPart
+from gateway.api_schema.chats import (
     ChatRequest,
     CompletionRequest,
     Extended,
@@ -19,7 +20,6 @@ from gateway.api.generation import (
     Shaped,
     Slo,
 )
-from gateway.api.messages import ROLES, ChatMessage, ContentPart
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
 from gateway.core.lanes import requested_lane

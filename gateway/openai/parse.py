@@ -1,4 +1,4 @@
-"""Parses request bodies into the structs of `gateway.api`, with errors that name the offending field."""
+"""Parses request bodies into the structs of `gateway.api_schema`, with errors that name the offending field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.generation import (
+from gateway.api_schema.chat_messages import Function, Tool, WrittenTool
+from gateway.api_schema.chats import (
     ChatRequest,
     CompletionRequest,
     Extended,
@@ -22,8 +23,7 @@ from gateway.api.generation import (
     StreamOptions,
     StructuredOutputs,
 )
-from gateway.api.messages import Function, Tool, WrittenTool
-from gateway.api.tokens import TokenizeRequest
+from gateway.api_schema.tokens import TokenizeRequest
 from gateway.core.errors import MAX_MESSAGE, ApiError, Fault, invalid_request
 from gateway.core.json_bounds import check_json
 from gateway.core.tenants import UnknownFields

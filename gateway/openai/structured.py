@@ -9,7 +9,7 @@ import msgspec
 
 from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
 from engine.grammar_check.source import MAX_CHARACTERS
-from gateway.api.generation import ResponseFormat, Shaped, StructuredOutputs
+from gateway.api_schema.chats import ResponseFormat, Shaped, StructuredOutputs
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.json_bounds import check_json
 

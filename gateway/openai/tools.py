@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.messages import AssistantCall, Tool, ToolChoice, WrittenTool
+from gateway.api_schema.chat_messages import AssistantCall, Tool, ToolChoice, WrittenTool
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from gateway.api.gateways import GatewayOverview
+from gateway.api_schema.gateways import GatewayOverview
 from gateway.core.errors import Fault, invalid_request, unavailable
 from gateway.core.lifecycle import Lifecycle
 from gateway.registry.store import StoreAway, answering

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from gateway.requests.member_run import MemberRun
 from gateway.requests.streams import join_answers
 from gateway.requests.types import Admitted, Generation, GenerationChunk, Speech
-from gateway.routes.acceptance import HeldAnswer
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.dialect import schemas_of
 from gateway.text.tools.parser import Part, ToolParser
+from gateway.virtual_models.acceptance import HeldAnswer
 
 
 class HeldRun(Struct, frozen=True):
@@ -26,7 +26,7 @@ class HeldRun(Struct, frozen=True):
     chunks: Sequence[GenerationChunk]
 
     def answers(self, tools: Sequence[ToolSchema]) -> list[HeldAnswer]:
-        """Return the answers in the form that the acceptance tests of a cascade read (`gateway.routes.acceptance`).
+        """Return the answers in the form that the acceptance tests of a cascade read (`virtual_models/acceptance.py`).
         `tools` are those that the request offers."""
         return [_answer(chunk, self.admitted.speech, tools) for chunk in join_answers(self.chunks)]
 

@@ -12,8 +12,8 @@ from gateway.core.tenants import Principal
 from gateway.requests.member_run import MemberRun
 from gateway.requests.members import Members
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
-from gateway.routes.features import PromptFacts
-from gateway.routes.policy import NoVector, Vector
+from gateway.virtual_models.features import PromptFacts
+from gateway.virtual_models.policy import NoVector, Vector
 
 
 async def prompt_vector(

@@ -13,7 +13,7 @@ from gateway.core.usage import today
 from gateway.requests.charge import Charge
 from gateway.requests.member_run import MemberRun
 from gateway.requests.types import DiscardedRun
-from gateway.routes.cost import Costs, Spent, costs
+from gateway.virtual_models.cost import Costs, Spent, costs
 
 
 class MemberTokens(Struct, frozen=True):

@@ -28,8 +28,8 @@ from gateway.requests.route_steps import StepsRun
 from gateway.requests.terms import RunTerms
 from gateway.requests.types import Chat, GenerateRequest, Generation
 from gateway.requests.upstreams import Upstream
-from gateway.routes.policies import members_of_batches
-from gateway.routes.policy import Asked, MemberState, Policy, Vector
+from gateway.virtual_models.policies import members_of_batches
+from gateway.virtual_models.policy import Asked, MemberState, Policy, Vector
 
 COPIES = Principal(COPIES_TENANT, "")
 

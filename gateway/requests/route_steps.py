@@ -19,8 +19,8 @@ from gateway.requests.prompt_features import last_question
 from gateway.requests.route_outcome import discarded_runs
 from gateway.requests.terms import RunTerms
 from gateway.requests.types import DEFAULTED, Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
-from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
-from gateway.routes.policy import Step
+from gateway.virtual_models.acceptance import Acceptance, HeldAnswer, Verifier, agree
+from gateway.virtual_models.policy import Step
 
 MOVES = frozenset(
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.api.generation import Side
+from gateway.api_schema.chats import Side
 
 ALL_THAT_FIT = -1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from engine.core.messages.requests import SamplingParams
-from gateway.api.generation import JsonSchema, ResponseFormat
+from gateway.api_schema.chats import JsonSchema, ResponseFormat
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery

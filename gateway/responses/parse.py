@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.api.generation import Slo, StructuredOutputs
+from gateway.api_schema.chats import Slo, StructuredOutputs
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import decode_json, to_struct

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from gateway.api.messages import AssistantCall, CalledFunction, Function, FunctionName, Tool, ToolChoice
+from gateway.api_schema.chat_messages import AssistantCall, CalledFunction, Function, FunctionName, Tool, ToolChoice
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.json_bounds import JsonCount
 from gateway.openai.tools import offered_tools, template_call, tool_rule

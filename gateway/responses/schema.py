@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.generation import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
-from gateway.api.messages import Choice
+from gateway.api_schema.chat_messages import Choice
+from gateway.api_schema.chats import Alternatives, ChatRequest, Count, Effort, Fraction, Shaped, Tier
 from gateway.openai.refused_fields import Refused, fields_of
 
 LOGPROBS = "message.output_text.logprobs"

@@ -12,7 +12,7 @@ import msgspec
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.watch import AdapterChanges, watch
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, watch_interval

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 
-from gateway.api.batches import DEFAULT_PAGE
-from gateway.api.files import MAX_PAGE
+from gateway.api_schema.batches import DEFAULT_PAGE
+from gateway.api_schema.files import MAX_PAGE
 from gateway.batches.record import TIMES, Batch
 from gateway.batches.service import BatchRequest
 from gateway.core.errors import invalid_request

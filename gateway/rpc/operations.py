@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.api.engines import MAX_RESTART_SECONDS, RESTART_SECONDS, EngineOverview
-from gateway.api.traffic import LaneStatus, LiveRequest
+from gateway.api_schema.engines import MAX_RESTART_SECONDS, RESTART_SECONDS, EngineOverview
+from gateway.api_schema.traffic import LaneStatus, LiveRequest
 from gateway.core.errors import invalid_request
 from gateway.observe.model_operations import ENGINE_ACTIONS, MODES
 from gateway.observe.operations import Operations

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.api.vectors import EmbeddingsRequest, PoolingName, RerankRequest, ScoreRequest
+from gateway.api_schema.vectors import EmbeddingsRequest, PoolingName, RerankRequest, ScoreRequest
 from gateway.core.errors import invalid_request
 from gateway.embeddings.parse import embeddings_request, rerank_request, score_request
 from gateway.embeddings.render import Ranking, Scoring

@@ -9,8 +9,16 @@ import msgspec
 
 from engine.core.messages.grammar import Grammar
 from engine.core.messages.requests import Lane, SamplingParams, TokenLogprobs
-from gateway.api.generation import ChatRequest, CompletionRequest, Slo, StructuredOutputs
-from gateway.api.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
+from gateway.api_schema.chat_messages import (
+    AssistantCall,
+    CalledFunction,
+    ChatMessage,
+    Function,
+    FunctionName,
+    Tool,
+    ToolChoice,
+)
+from gateway.api_schema.chats import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.core.errors import invalid_request
 from gateway.core.json_bounds import JsonCount
 from gateway.core.routing import ModelQuery

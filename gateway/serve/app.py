@@ -49,9 +49,9 @@ from gateway.serve.models import (
     warn_of_missing_rows,
 )
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of
-from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar
+from gateway.serve.virtual_models import route_table
 from gateway.services import Services
 from gateway.upstreams.client import open_upstreams
 from gateway.usage.books import RedisUsageBooks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from gateway.config.whole import Config
-from gateway.http.api import create_app
+from gateway.http.app import create_app
 from gateway.http.settings import GrpcAddress, PortSettings
 from gateway.registry.gateways import GatewayDirectory
 from gateway.requests.service import Gateway

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from gateway.api.engines import EngineStatus
+from gateway.api_schema.engines import EngineStatus
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
 from gateway.observe.model_operations import ModelOperations

@@ -16,7 +16,7 @@ from jinja2.exceptions import TemplateError
 from msgspec import Struct
 
 from engine.process.small_files import read_small_text
-from gateway.api.generation import EFFORTS
+from gateway.api_schema.chats import EFFORTS
 from gateway.core.errors import ApiError, invalid_request
 
 Message = dict[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import date, timedelta
 
-from gateway.api.limits import TenantUsed, Used
+from gateway.api_schema.limits import TenantUsed, Used
 from gateway.core.usage import NOTHING, Counts, today
 from gateway.usage.books import UsageBooks
 

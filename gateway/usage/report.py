@@ -11,7 +11,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from gateway.api.usage import DEFAULT_GROUPS, DIMENSIONS, NO_GROUPS, Dimension
+from gateway.api_schema.usage import DEFAULT_GROUPS, DIMENSIONS, NO_GROUPS, Dimension
 from gateway.core.billing import BillingConfig
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import LaneName

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey, console
-from gateway.routes.features import NAMES
-from gateway.routes.router import RouterFile, content_hash, encode_router
 from gateway.serve.process import run_loop
 from gateway.terminal.output import atomic_file, exit_with_error, print_wide
 from gateway.terminal.tls import chosen_tls_files
+from gateway.virtual_models.features import NAMES
+from gateway.virtual_models.router import RouterFile, content_hash, encode_router
 from lab.commands.outputs import check_outputs, failures
 from lab.route_training import fit
 from lab.route_training.asking import AskError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
-from gateway.api.usage import UsageLine
+from gateway.api_schema.usage import UsageLine
 from gateway.cli.http import admin
 from gateway.core.usage import OTHERS, Counts
 from lab.devices.capacity import Demand, serve

@@ -9,9 +9,9 @@ import numpy as np
 from msgspec import Struct
 from rich.progress import Progress
 
-from gateway.routes import acceptance
-from gateway.routes.acceptance import HeldAnswer
-from gateway.routes.features import text_features
+from gateway.virtual_models import acceptance
+from gateway.virtual_models.acceptance import HeldAnswer
+from gateway.virtual_models.features import text_features
 from lab.route_training.asking import Asker, gather_all
 from lab.route_training.examples import Example, Json, Label, unlabelled
 from lab.route_training.fit import Bools, Floats

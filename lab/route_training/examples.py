@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.requests.prompt_features import prompt_facts
-from gateway.routes.features import PromptFacts
+from gateway.virtual_models.features import PromptFacts
 
 MOST_LINE_BYTES = 1 << 20
 MOST_EXAMPLES = 100_000

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gateway.routes.router import sigmoid, standardised
+from gateway.virtual_models.router import sigmoid, standardised
 
 FOLDS = 5
 LEAST_OF_EACH = 20

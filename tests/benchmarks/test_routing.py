@@ -6,7 +6,7 @@ import pytest
 from benchmarks.routing import ANY_LOGPROB, RATIO, Recorded, _cascade, _outcome, _with_vector, recovered
 from benchmarks.routing_decision import random_router
 from benchmarks.routing_task import EASY, tasks
-from gateway.routes.router import decode_router
+from gateway.virtual_models.router import decode_router
 
 
 def test_tasks_are_different_seeded_and_have_right_answers():

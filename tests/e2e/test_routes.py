@@ -16,14 +16,14 @@ from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.redis.server import store_url
 from gateway.requests.service import Gateway
-from gateway.routes.features import NAMES
-from gateway.routes.router import RouterFile, encode_router
 from gateway.serve.app import built_gateway
 from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.endpoints import listening
 from gateway.serve.launch import Launch
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
+from gateway.virtual_models.features import NAMES
+from gateway.virtual_models.router import RouterFile, encode_router
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -47,7 +47,7 @@ from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.api.engines import EngineOverview
+from gateway.api_schema.engines import EngineOverview
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
@@ -58,7 +58,7 @@ from gateway.core.usage import UsageRow, day_of
 from gateway.engines.directory import EngineDirectory
 from gateway.engines.member import MEMBERS
 from gateway.files.service import Files
-from gateway.http.api import create_app
+from gateway.http.app import create_app
 from gateway.http.settings import PortSettings
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter

@@ -33,13 +33,13 @@ from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
 from gateway.requests.settings import ServiceSettings
 from gateway.requests.types import GenerateRequest, GenerationChunk
-from gateway.routes.acceptance import Acceptance, Verifier
-from gateway.routes.cascade import Cascade
-from gateway.routes.fallback import Fallback
-from gateway.routes.policy import Policy, Shadow
-from gateway.routes.split import Split
 from gateway.routing.split import SplitMode
 from gateway.upstreams.client import UpstreamClient
+from gateway.virtual_models.acceptance import Acceptance, Verifier
+from gateway.virtual_models.cascade import Cascade
+from gateway.virtual_models.fallback import Fallback
+from gateway.virtual_models.policy import Policy, Shadow
+from gateway.virtual_models.split import Split
 
 BASE, SMALL, CLOUD, ADAPTER = "tiny", "small", "cloud", "pirate"
 JUDGED = Acceptance(valid=False, verifier=Verifier(SMALL, "{answer}?"))

@@ -1,15 +1,41 @@
-"""Totals and eviction orders over all adapters on the device and in host memory, updated incrementally, so that a plan
-need not scan thousands of adapters. An adapter's worth changes only when the adapter itself changes (see
-`Adapter.start`)."""
+"""The eviction of adapters: what keeping one is worth on the device and in host memory, and the orders and totals over
+all of them, updated incrementally, so that a plan need not scan thousands of adapters. An adapter's worth changes only
+when the adapter itself changes (see `Adapter.start`)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from math import log2
 from typing import NamedTuple
 
 from engine.core.memory.adapters import Adapter, HostCopy
 from engine.core.messages.requests import AdapterHash
+
+COPY_BYTES_PER_S = 10e9
+DISK_BYTES_PER_S = 500e6
+"""Assumed rates of copies to the device and of reads from disk, used for an adapter until one of its own was timed: the
+orders of magnitude of memory and of an SSD."""
+
+
+def worth_on_device(adapter: Adapter) -> float:
+    """Return log2 of (weighted number of starts * seconds of a reload / pages): what keeping an adapter on the device
+    saves. The adapter with the lowest value is evicted first. A reload includes the read from disk if the adapter is
+    not in host memory."""
+    cost = adapter.load_seconds or adapter.num_bytes / COPY_BYTES_PER_S
+    if adapter.host is not HostCopy.PRESENT:
+        cost += _fetch_cost(adapter)
+    return adapter.popularity + log2(max(cost, 1e-9) / adapter.num_pages)
+
+
+def worth_in_host(adapter: Adapter) -> float:
+    """Return log2 of (weighted number of starts * seconds of a fetch / bytes): what keeping an adapter in host memory
+    saves. The host copy with the lowest value is freed first."""
+    return adapter.popularity + log2(max(_fetch_cost(adapter), 1e-9) / max(adapter.num_bytes, 1))
+
+
+def _fetch_cost(adapter: Adapter) -> float:
+    return adapter.fetch_seconds or adapter.num_bytes / DISK_BYTES_PER_S
 
 
 class Ranking:
@@ -93,8 +119,8 @@ class AdapterTiers:
         now = Held.by(adapter)
         self._count(self._filed.get(adapter.adapter_hash, NOTHING), now)
         self._filed[adapter.adapter_hash] = now
-        self.idle.set(adapter.adapter_hash, adapter.worth_on_device if now.idle_pages else None)
-        self.hosted.set(adapter.adapter_hash, adapter.worth_in_host if adapter.host is HostCopy.PRESENT else None)
+        self.idle.set(adapter.adapter_hash, worth_on_device(adapter) if now.idle_pages else None)
+        self.hosted.set(adapter.adapter_hash, worth_in_host(adapter) if adapter.host is HostCopy.PRESENT else None)
         _keep(self.missing, adapter.adapter_hash, adapter.is_missing)
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 

@@ -1,10 +1,11 @@
-"""Adapters: where each one is, how many sequences use it, and how much it is worth to keep. Two states are independent:
+"""Adapters: where each one is, and how many sequences use it. Two states are independent:
 
     host memory   ABSENT --planned--> FETCHING --AdapterFetched--> PRESENT --dropped--> ABSENT
     device        no pages --planned, from host memory--> pages --evicted--> no pages
 
 The pages of an adapter come from the same pool as KV pages. The adapter keeps them while a running sequence uses it or
-an operator pins it, and otherwise until the room is needed. An adapter can be used in the step that loads it.
+an operator pins it, and otherwise until the room is needed (`adapter_eviction.py`). An adapter can be used in the step
+that loads it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,6 @@ from enum import Enum
 from math import inf, log2
 
 from engine.core.messages.requests import AdapterHash, PageId
-
-COPY_BYTES_PER_S = 10e9
-DISK_BYTES_PER_S = 500e6
-"""Assumed rates of copies to the device and of reads from disk, used for an adapter until one of its own was timed: the
-orders of magnitude of memory and of an SSD."""
 
 
 def begin_of(invocation: Sequence[int], prompt_ids: Sequence[int]) -> int | None:
@@ -133,23 +129,3 @@ class Adapter:
         low, high = sorted((self.popularity, now / half_life))
         self.popularity = high + log2(1 + 2 ** (low - high))
         self.num_starts += 1
-
-    @property
-    def worth_on_device(self) -> float:
-        """log2 of (weighted number of starts * seconds of a reload / pages): what keeping the adapter on the device
-        saves. The adapter with the lowest value is evicted first. A reload includes the read from disk if the adapter
-        is not in host memory."""
-        cost = self.load_seconds or self.num_bytes / COPY_BYTES_PER_S
-        if self.host is not HostCopy.PRESENT:
-            cost += self._fetch_cost
-        return self.popularity + log2(max(cost, 1e-9) / self.num_pages)
-
-    @property
-    def worth_in_host(self) -> float:
-        """log2 of (weighted number of starts * seconds of a fetch / bytes): what keeping the adapter in host memory
-        saves. The host copy with the lowest value is freed first."""
-        return self.popularity + log2(max(self._fetch_cost, 1e-9) / max(self.num_bytes, 1))
-
-    @property
-    def _fetch_cost(self) -> float:
-        return self.fetch_seconds or self.num_bytes / DISK_BYTES_PER_S

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isclose
 
-from engine.core.memory.adapter_eviction import Held
+from engine.core.memory.adapter_eviction import Held, worth_in_host, worth_on_device
 from engine.core.memory.adapters import HostCopy
 from engine.core.memory.pages import NULL_PAGE
 from engine.core.messages.requests import PageId
@@ -190,9 +190,9 @@ def _tiers(state: EngineState) -> Iterator[str]:
         yield f"pinned adapters need {counted.pinned_pages} pages, of {config.adapter_pages}"
     expected = {
         "idle": sorted(
-            (a.worth_on_device, a.adapter_hash) for a in adapters if a.pages and not (a.running or a.pinned)
+            (worth_on_device(a), a.adapter_hash) for a in adapters if a.pages and not (a.running or a.pinned)
         ),
-        "hosted": sorted((a.worth_in_host, a.adapter_hash) for a in adapters if a.host is HostCopy.PRESENT),
+        "hosted": sorted((worth_in_host(a), a.adapter_hash) for a in adapters if a.host is HostCopy.PRESENT),
     }
     for name, order in expected.items():
         if list(getattr(tiers, name)) != [adapter_hash for _, adapter_hash in order]:

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.anthropic.errors import OVERLOADED, error_status, is_messages_path
-from gateway.api.generation import Extended
-from gateway.api.operation import PLACEHOLDER, Operation
+from gateway.api_schema.chats import Extended
+from gateway.api_schema.operation import PLACEHOLDER, Operation
 from gateway.core.errors import Fault
 from gateway.core.lifecycle import DRAINING_HEADER
 from gateway.http.openapi.answers import Error, MessageError

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.anthropic.errors import MESSAGES
 from gateway.anthropic.schema import CountTokensRequest, MessagesRequest
-from gateway.api.operation import Operation
+from gateway.api_schema.operation import Operation
 from gateway.core.errors import Fault
 from gateway.http.openapi.answers import MessageErrorDetail
 

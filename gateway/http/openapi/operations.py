@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.api import (
+from gateway.api_schema import (
     accounts,
     adapters,
     batches,
+    console,
     engines,
     files,
     gateways,
@@ -16,11 +17,9 @@ from gateway.api import (
     usage,
     vectors,
 )
-from gateway.api import generation as bodies
-from gateway.api.common import GENERATION
-from gateway.api.operation import Operation
-from gateway.core.errors import Fault
-from gateway.http.console import CONSOLE, FILE
+from gateway.api_schema import chats as bodies
+from gateway.api_schema.common import GENERATION
+from gateway.api_schema.operation import Operation
 from gateway.http.openapi import answers
 from gateway.http.openapi.messages import message_operations
 from gateway.http.openapi.responses import response_operations
@@ -73,7 +72,6 @@ OPERATIONS: tuple[Operation, ...] = (
     *engines.OPERATIONS,
     *gateways.OPERATIONS,
     *traffic.OPERATIONS,
-    Operation("GET", CONSOLE, "Get the console's page.", "anyone", "text/html"),
-    Operation("GET", FILE, "Get a file of the console.", "anyone", "*/*", faults=frozenset({Fault.ROUTE_NOT_FOUND})),
+    *console.OPERATIONS,
     *status.OPERATIONS,
 )

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.api.operation import Operation
+from gateway.api_schema.operation import Operation
 from gateway.core.errors import Fault
 from gateway.http.lists import MAX_NUMBER
 from gateway.http.openapi.answers import CachedTokens, TokenLogprob
-from gateway.http.responses import CANCEL, INPUT_ITEMS, RESPONSE
+from gateway.http.routes.responses import CANCEL, INPUT_ITEMS, RESPONSE
 from gateway.protocols.generation import RESPONSES
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.service import MAX_PAGE

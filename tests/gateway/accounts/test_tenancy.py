@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pool
 from grpc_app import as_key, refused
 from redis.asyncio import Redis
 
-from gateway.api.operation import PLACEHOLDER, Operation
+from gateway.api_schema.operation import PLACEHOLDER, Operation
 from gateway.core.tenants import hash_key
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import adapters_pb2 as adapters_pb

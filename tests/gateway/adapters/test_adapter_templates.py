@@ -21,9 +21,9 @@ from gateway.pb import adapters_pb2, generation_pb2
 from gateway.requests import served_model
 from gateway.requests.grammars import Constraints
 from gateway.requests.route_runner import RouteTable
-from gateway.routes.split import Split
 from gateway.text import tokenizer as tokenizer_module
 from gateway.text.compiled_template import ChatTemplate
+from gateway.virtual_models.split import Split
 
 OWN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}<|assistant|>"
 HI = {"messages": [{"role": "user", "content": "hi"}]}

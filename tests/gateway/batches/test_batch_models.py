@@ -22,13 +22,13 @@ from gateway.batches.setup import BatchMetrics
 from gateway.config.upstreams import UpstreamConfig
 from gateway.core.feed import LEAST
 from gateway.requests.route_runner import RouteTable
-from gateway.routes.acceptance import Acceptance
-from gateway.routes.by_lane import ByLane
-from gateway.routes.cascade import Cascade
-from gateway.routes.fallback import Fallback
-from gateway.routes.policy import MemberState
-from gateway.routes.split import Split
 from gateway.upstreams.client import UpstreamClient
+from gateway.virtual_models.acceptance import Acceptance
+from gateway.virtual_models.by_lane import ByLane
+from gateway.virtual_models.cascade import Cascade
+from gateway.virtual_models.fallback import Fallback
+from gateway.virtual_models.policy import MemberState
+from gateway.virtual_models.split import Split
 from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
 SMALL = "small"

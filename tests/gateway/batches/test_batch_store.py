@@ -10,7 +10,7 @@ from batch_fakes import MovedStore, claimed, running, wanted
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from gateway.api.batches import BatchCounts
+from gateway.api_schema.batches import BatchCounts
 from gateway.batches.lease import CONTROL_TASKS, SHARD_SIZE
 from gateway.batches.record import BatchError, Tally, new_batch_id, result_file_id, shown_batch
 from gateway.batches.store import PAGE, BatchStore

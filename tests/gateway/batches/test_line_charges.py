@@ -30,11 +30,11 @@ from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.connect import connect_cluster
 from gateway.requests.route_runner import RouteTable
-from gateway.routes.acceptance import Acceptance
-from gateway.routes.cascade import Cascade
-from gateway.routes.fallback import Fallback
 from gateway.upstreams.client import UpstreamClient
 from gateway.usage.books import RedisUsageBooks
+from gateway.virtual_models.acceptance import Acceptance
+from gateway.virtual_models.cascade import Cascade
+from gateway.virtual_models.fallback import Fallback
 from tests.gateway.batches.test_batch_dispatcher import working
 
 SMALL, CLOUD, LINES = "small", "cloud", 12

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.cli.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, matching_adapters
 
 EMPTY_OF = {"str": "", "int": 0, "float": 0.0, "float | None": None, "bool": False, "tuple[str, ...]": ()}

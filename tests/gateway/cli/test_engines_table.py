@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.engines import EngineOverview
+from gateway.api_schema.engines import EngineOverview
 from gateway.cli.engines import engines_table
 
 

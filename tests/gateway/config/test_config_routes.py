@@ -8,12 +8,12 @@ from gateway.config.explain import explain
 from gateway.config.file import ConfigError
 from gateway.config.routes import virtual_names
 from gateway.config.whole import Config, load_config
-from gateway.routes.acceptance import Acceptance, Verifier
-from gateway.routes.by_lane import ByLane
-from gateway.routes.cascade import Cascade
-from gateway.routes.fallback import Fallback
-from gateway.routes.policy import Shadow
-from gateway.routes.split import Split
+from gateway.virtual_models.acceptance import Acceptance, Verifier
+from gateway.virtual_models.by_lane import ByLane
+from gateway.virtual_models.cascade import Cascade
+from gateway.virtual_models.fallback import Fallback
+from gateway.virtual_models.policy import Shadow
+from gateway.virtual_models.split import Split
 
 MODELS = """
 models:

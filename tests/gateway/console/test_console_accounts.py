@@ -54,7 +54,7 @@ def test_a_tenant_that_cannot_be_is_refused_and_the_form_stays_as_it_was(console
 
 @pytest.fixture
 def usage_read_often(monkeypatch):
-    monkeypatch.setattr("gateway.http.traffic.USAGE_SECONDS", 0.2)
+    monkeypatch.setattr("gateway.http.routes.admin.traffic.USAGE_SECONDS", 0.2)
 
 
 def test_what_a_tenant_used_names_the_time_that_it_covers(usage_read_often, console):

@@ -20,7 +20,7 @@ from msgspec.inspect import (
     multi_type_info,
 )
 
-from gateway.api.generation import Biases
+from gateway.api_schema.chats import Biases
 from gateway.batches.input import BatchLine
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import (

@@ -4,7 +4,7 @@ import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, ids_of, write_adapter
 
 from engine.pb import engine_pb2 as pb
-from gateway.http.api import REDIS_PING_SECONDS
+from gateway.http.routes.status import REDIS_PING_SECONDS
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from rich.console import Console
 from gateway.config.sections import AdminConfig
 from gateway.config.whole import demo_config
 from gateway.core.tenants import hash_key
-from gateway.http.root import RootApi
+from gateway.http.routes.root import RootApi
 from gateway.http.settings import GrpcAddress, PortSettings
 from gateway.serve.addresses import Ports
 from gateway.serve.banner import Banner

@@ -12,7 +12,7 @@ import yaml
 from batch_fakes import stored_options
 from fakes import GatewayApp, build_gateway_app
 
-from gateway.api.operation import PLACEHOLDER, Operation
+from gateway.api_schema.operation import PLACEHOLDER, Operation
 from gateway.config.file import ConfigError
 from gateway.config.whole import load_config
 from gateway.http.openapi.document import document

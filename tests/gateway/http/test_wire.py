@@ -15,7 +15,7 @@ from served import Served, served
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.http import api
+from gateway.http import app
 from gateway.http.guard import GuardedProtocol
 from gateway.http.peer import WritingTime
 from gateway.http.settings import MAX_BODY_BYTES, MAX_CONTROL_BYTES
@@ -354,9 +354,9 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 
 async def test_the_openapi_document_is_built_and_encoded_once(gateway_app, monkeypatch):
-    built, document = [], api.document
-    monkeypatch.setattr(api, "document", lambda operations: built.append(1) or document(operations))
-    api._document.cache_clear()
+    built, document = [], app.document
+    monkeypatch.setattr(app, "document", lambda operations: built.append(1) or document(operations))
+    app._document.cache_clear()
     async with gateway_app.client(None) as client:
         answers = [await client.get("/openapi.json") for _ in range(3)]
     assert built == [1] and len({answer.content for answer in answers}) == 1

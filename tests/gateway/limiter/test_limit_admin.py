@@ -11,7 +11,7 @@ from grpc_app import as_key, open_grpc_app, refused
 from served import on_port
 from typer.testing import CliRunner
 
-from gateway.api.limits import LimitScope, ScopeUse
+from gateway.api_schema.limits import LimitScope, ScopeUse
 from gateway.cli.limits import _changes, scope_text
 from gateway.cli.main import app as cli
 from gateway.core.limits import Limits, Scope

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from engine.core.plan import proposals
 from engine.serve.build import build_fake
 from engine.serve.local import LocalEngine
-from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.llm import async_llm, setup
 
 pytestmark = pytest.mark.slow

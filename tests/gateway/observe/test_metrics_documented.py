@@ -27,7 +27,7 @@ from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMet
 from gateway.requests.record import RequestRecord
 from gateway.requests.route_outcome import MemberTokens, RouteOutcome
 from gateway.requests.times import RequestTimes
-from gateway.routes.cost import Costs
+from gateway.virtual_models.cost import Costs
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}

@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 
 from gateway.anthropic.schema import MessagesRequest
-from gateway.api.generation import ChatRequest
-from gateway.api.vectors import EmbeddingsRequest
+from gateway.api_schema.chats import ChatRequest
+from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError
 from gateway.openai import choices
 from gateway.openai.choices import EACH, LONGEST, choice_paths, refuse_long_choices

@@ -12,9 +12,9 @@ from msgspec import Struct
 from gateway.anthropic.parse import HARMLESS
 from gateway.anthropic.parse import parse as parse_message
 from gateway.anthropic.schema import MessagesRequest
-from gateway.api.generation import ChatRequest, CompletionRequest
-from gateway.api.tokens import TokenizeRequest
-from gateway.api.vectors import EmbeddingsRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
+from gateway.api_schema.tokens import TokenizeRequest
+from gateway.api_schema.vectors import EmbeddingsRequest
 from gateway.core.errors import ApiError
 from gateway.embeddings.parse import parse as parse_pooled
 from gateway.embeddings.refused_fields import NO_EFFECT as POOLED_NO_EFFECT

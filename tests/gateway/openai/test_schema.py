@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core.messages.requests import Lane
-from gateway.api.generation import ChatRequest, CompletionRequest
-from gateway.api.tokens import TokenizeRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
+from gateway.api_schema.tokens import TokenizeRequest
 from gateway.core.errors import ApiError
 from gateway.core.json_bounds import INTEGERS_PER_VALUE, MOST_VALUES
 from gateway.openai.convert import chat_request, completion_request

@@ -8,7 +8,7 @@ from grpc_app import as_key, ask, open_grpc_app, refused
 
 from engine.core.messages.grammar import Grammar, GrammarKind, allowed_tokens
 from engine.core.messages.requests import ErrorCode, FinishReason, Refusal, TokenEvent
-from gateway.api.generation import ChatRequest, CompletionRequest
+from gateway.api_schema.chats import ChatRequest, CompletionRequest
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse

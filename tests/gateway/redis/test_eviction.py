@@ -10,7 +10,7 @@ from redis.asyncio.cluster import RedisCluster
 from structlog.testing import capture_logs
 
 from gateway.redis.connect import connect_cluster
-from gateway.redis.eviction import EvictionWatch
+from gateway.redis.maxmemory import EvictionWatch
 
 
 @pytest.fixture

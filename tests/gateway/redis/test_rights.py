@@ -20,7 +20,7 @@ from gateway.core.tenants import Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.connect import connect_cluster, connect_server
-from gateway.redis.eviction import EvictionWatch
+from gateway.redis.maxmemory import EvictionWatch
 
 DOCUMENT = Path("docs/availability.md")
 WANTED = ReserveRequest("r", "acme", "k", 1, "pirate")

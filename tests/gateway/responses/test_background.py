@@ -21,7 +21,7 @@ from gateway.responses import background
 from gateway.responses.record import ResponseEntry
 from gateway.responses.service import Responses
 from gateway.responses.store import ResponseStore, StoreLimits
-from gateway.routes.split import Split
+from gateway.virtual_models.split import Split
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.gateway.conftest", "gateway_worker"])

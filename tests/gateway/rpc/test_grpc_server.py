@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from engine.pb import engine_pb2 as pb_engine
-from gateway.api.adapters import AdapterStatus
+from gateway.api_schema.adapters import AdapterStatus
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
@@ -91,9 +91,9 @@ async def test_health_of_an_unknown_service(api):
 async def test_all_health_watches_share_one_poll(api, monkeypatch):
     polled = []
 
-    def counting(models, limiter, model):
+    def counting(models, limiter, model, **more):
         polled.append(model)
-        return readiness(models, limiter, model)
+        return readiness(models, limiter, model, **more)
 
     monkeypatch.setattr(rpc_api, "readiness", counting)
     monkeypatch.setattr(standard, "WATCH_SECONDS", 3600)

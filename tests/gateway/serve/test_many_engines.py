@@ -19,7 +19,7 @@ from fakes import tiny_tokenizer
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
 from engine.rpc.target import EngineTls
-from gateway.api.engines import EngineOverview
+from gateway.api_schema.engines import EngineOverview
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,

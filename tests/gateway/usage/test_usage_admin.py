@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from gateway.cli.main import app as cli
 from gateway.core.tenants import hash_key, key_id
 from gateway.core.usage import today
-from gateway.http import usage as http_usage
+from gateway.http.routes.admin import usage as http_usage
 from gateway.pb import usage_pb2 as pb
 from gateway.pb.usage_pb2_grpc import UsageAdminStub
 from gateway.rpc import usage as grpc_usage

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.main import app
-from gateway.routes.features import NAMES, PromptFacts, text_features
-from gateway.routes.router import load_router
+from gateway.virtual_models.features import NAMES, PromptFacts, text_features
+from gateway.virtual_models.router import load_router
 from lab.route_training import fit
 
 

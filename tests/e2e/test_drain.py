@@ -191,7 +191,7 @@ def redis(tmp_path):
 
 def batch_of(url, lines):
     body = [
-        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": completion(20, seed=number)}
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": completion(100, seed=number)}
         for number in range(lines)
     ]
     text = "\n".join(map(json.dumps, body)).encode()
@@ -211,7 +211,7 @@ def test_a_gateway_that_another_one_drains_hands_its_batch_over_and_loses_no_lin
         serving(tmp_path / "one", tiny_model, redis=redis) as (one, log, url),
         ExitStack() as stack,
     ):
-        number_of_lines = 600
+        number_of_lines = 500
         batch_id = batch_of(url, number_of_lines)
         until(lambda: batch(url, batch_id)["request_counts"]["completed"])
         two, _, other = stack.enter_context(serving(tmp_path / "two", tiny_model, redis=redis))

@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers import loralane
+from benchmarks.peers import PATIENT, loralane
 from benchmarks.runner import CORES, DATA_DIR, JSON, Figure, Run, benchmark, figures_table, option
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests
@@ -225,13 +225,20 @@ def twice_what_fits(
 
 @contextmanager
 def serve(
-    arguments: argparse.Namespace, model: Path, scratch: Path, folders: Mapping[str, Path], **engine: Any
+    arguments: argparse.Namespace,
+    model: Path,
+    scratch: Path,
+    folders: Mapping[str, Path],
+    *,
+    lanes: Mapping[str, Any] | None = None,
+    **engine: Any,
 ) -> Iterator[Server]:
-    """Run a loralane server with these adapters until the block ends. `engine` adds engine settings."""
+    """Run a loralane server with these adapters until the block ends. `lanes` is the section of the configuration,
+    None for the usual goals of latency; `engine` adds engine settings."""
     place = Path(tempfile.mkdtemp(dir=scratch))
     preload = {name: str(path) for name, path in folders.items()}
     admin = {"keys": [f"sha256:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"]}
-    extra = {"adapters": {"preload": preload}, "engine": engine, "admin": admin}
+    extra = {"adapters": {"preload": preload}, "engine": engine, "admin": admin, "lanes": lanes or {}}
     peer = loralane(model, place, arguments.cores, extra)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     with running(peer.command, place / "log") as url, httpx.Client(base_url=url, headers=headers, timeout=60) as admins:
@@ -261,11 +268,11 @@ def bench(run: Run) -> None:
     figures: list[Figure] = []
     with run.console.status(f"starting with {len(folders)} adapters") as status, pinned(run.client_cores):
         began = time.perf_counter()
-        with start(folders, host_adapter_gb=options.host_gb, scheduling={"policy": "fcfs"}) as server:
+        with start(folders, host_adapter_gb=options.host_gb, lanes=PATIENT) as server:
             figures.append(Figure("ready after (s)", time.perf_counter() - began))
             status.update("one adapter against all")
             figures += one_against_all(server, folders, ranks, options)
-        status.update("the same with lanes")
+        status.update("the same with the usual goals of latency")
         with start(folders, host_adapter_gb=options.host_gb) as server:
             status.update("beside loads")
             figures += beside_loads(server, folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ import yaml
 
 from benchmarks.runner import PeerError
 from benchmarks.server import KEY, Command, free_port
+from gateway.config.whole import load_config
 
 MODEL = "base"
 """Name of the model on every server."""
 MAX_SEQS = 32
 MAX_MODEL_LEN = 2048
+PATIENT: Mapping[str, Any] = {"interactive": {"ttft_s": 3600, "itl_s": 60}}
+"""The section `lanes` with goals of latency that no step misses, so that an engine gives up no throughput for them."""
 KV_GIB = 2
 
 
@@ -29,7 +33,8 @@ class Peer:
 
 
 def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[str, Any]) -> Peer:
-    """Return a loralane server. `extra` has configuration sections, whose settings override the benchmark's own."""
+    """Return a loralane server. `extra` has configuration sections, whose settings override the benchmark's own. Raises
+    ConfigError if loralane does not know one of them."""
     port = free_port()
     own: dict[str, dict[str, Any]] = {
         "model": {"source": str(model), "name": MODEL},
@@ -48,6 +53,7 @@ def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[st
     }
     path = scratch / "loralane.yaml"
     path.write_text(yaml.safe_dump(own | {name: own.get(name, {}) | section for name, section in extra.items()}))
+    load_config(path, os.environ)
     words = [sys.executable, "-m", "gateway", "serve", "--config", str(path), "--data-dir", str(scratch)]
     return Peer("loralane", Command(words, f"http://127.0.0.1:{port}", "/ready", cpus=cpus), KEY)
 

@@ -135,7 +135,12 @@ class Bucket(Struct, frozen=True):
         return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow, when_redis_is_away=away)
 
     def meters(self) -> tuple[tuple[LimitName, Meter | CountMeter], ...]:
-        return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
+        return (
+            ("requests_per_minute", self.requests),
+            ("tokens_per_minute", self.tokens),
+            ("concurrent_requests", self.running),
+            ("tokens_per_day", self.today),
+        )
 
     def with_limits(self, limits: Limits) -> Bucket:
         """Return a copy with the same use, whose limits, shadow flags and policies are those of `limits`."""
@@ -152,17 +157,18 @@ class Bucket(Struct, frozen=True):
 
     def misses(self, ask: Ask) -> tuple[LimitName, ...]:
         """Return the names of the limits, including those in shadow, that the request does not fit."""
-        return tuple(name for name in LIMIT_NAMES if not self._fits(name, ask))
+        return tuple(name for name, meter in self.meters() if not self._fits(name, meter, ask))
 
     def admits(self, ask: Ask) -> bool:
-        return all(meter.shadow or self._fits(name, ask) for name, meter in self.meters())
+        return all(meter.shadow or self._fits(name, meter, ask) for name, meter in self.meters())
 
     def charge(self, ask: Ask) -> BucketCharge:
         """Return what admitting the request would charge to each meter; the bucket stays unchanged. A limit in shadow
         is charged only what fits it."""
-        fits = not ask.is_counted and self._fits("requests_per_minute", ask)
+        fits = not ask.is_counted and self._fits("requests_per_minute", self.requests, ask)
         requests = 1 if self.requests.limit is not None and fits else None
-        tokens = ask.tokens if self.tokens.limit is not None and self._fits("tokens_per_minute", ask) else None
+        fits = self._fits("tokens_per_minute", self.tokens, ask)
+        tokens = ask.tokens if self.tokens.limit is not None and fits else None
         return BucketCharge(requests, tokens, ask.tokens, self.at // DAY, self.at // MINUTE, ask.is_batch_line)
 
     def refused(self, ask: Ask) -> Bucket:
@@ -170,7 +176,7 @@ class Bucket(Struct, frozen=True):
         wanted = dict.fromkeys(LIMIT_NAMES, 0)
         for name, meter in self.meters():
             amount = ask.amount(name)
-            if not (ask.is_batch_line or meter.shadow or self._fits(name, ask)) and amount <= (meter.limit or 0):
+            if not (ask.is_batch_line or meter.shadow or self._fits(name, meter, ask)) and amount <= (meter.limit or 0):
                 wanted[name] = amount + (self._interactive if name == "concurrent_requests" else 0)
         requests, tokens, running, _ = wanted.values()
         return self.wanting(requests, tokens, running, OWED_ANSWERS if running and self.batch_lines else 0)
@@ -200,15 +206,15 @@ class Bucket(Struct, frozen=True):
         """Number of running requests that are no lines of batches."""
         return self.running.used - self.batch_lines
 
-    def _fits(self, name: LimitName, ask: Ask) -> bool:
-        if ask.is_counted and name == "requests_per_minute":
+    def _fits(self, name: LimitName, meter: Meter | CountMeter, ask: Ask) -> bool:
+        if meter.limit is None or (ask.is_counted and name == "requests_per_minute"):
             return True
-        fits = self.meter(name).fits(ask.amount(name))
-        return fits and (not ask.is_batch_line or self._leaves_enough(name, ask.amount(name)))
+        amount = ask.amount(name)
+        return meter.fits(amount) and (not ask.is_batch_line or self._leaves_enough(name, meter, amount))
 
-    def _leaves_enough(self, name: LimitName, amount: int) -> bool:
+    def _leaves_enough(self, name: LimitName, meter: Meter | CountMeter, amount: int) -> bool:
         """Return whether a batch line leaves of a limit what interactive requests have lately wanted."""
-        meter, minute = self.meter(name), self.at // MINUTE
+        minute = self.at // MINUTE
         if meter.limit is None or not amount or name == "tokens_per_day" or not self.demand.is_recent(minute):
             return True
         wanted = self.demand.wanted(LIMIT_NAMES.index(name), minute)

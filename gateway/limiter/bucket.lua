@@ -1,8 +1,8 @@
 -- Prepended to the scripts that count: the arithmetic of gateway/core/bucket.py on what is kept in Redis.
 -- A bucket is a hash {requests, tokens: in use, today: tokens of the day, as of at: microseconds; epoch: when what was
 -- in use was last forgotten; refused: day, and how often that day each limit did not fit; last: which did not fit the
--- request that was refused last, and when; demand: minute, then requests, tokens and slots that interactive requests
--- wanted in it, those of the minute before, and the answers owed}; an absent one is unused.
+-- request that was refused last, and when; wanted: as MessagePack, a minute, then requests, tokens and slots that
+-- interactive requests wanted in it, those of the minute before, and the answers owed}; an absent one is unused.
 -- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds. Of lines
 -- of batches it has the negative of that.
 
@@ -16,8 +16,6 @@ local BATCH_PART = 0.25
 local PROTECTED = 0.9
 local OWED_ANSWERS = 9
 local MOST_OWED = 90
-local DEMAND = '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)'
-local DEMAND_FORMAT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f'
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 -- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
@@ -77,17 +75,14 @@ local function set_back(key, running, at, now)
 end
 
 -- What interactive requests have lately wanted, as gateway/core/demand.py has it: a minute, three amounts that were wanted
--- in it, three in the minute before, and the answers owed, which gateways of earlier versions do not write.
-local function demand_of(text)
-  if not text then
-    return { -1, 0, 0, 0, 0, 0, 0, 0 }
-  end
-  local minute, r, t, s, r1, t1, s1, owed = string.match(text, DEMAND)
-  return { minute + 0, r + 0, t + 0, s + 0, r1 + 0, t1 + 0, s1 + 0, tonumber(owed) or 0 }
+-- in it, three in the minute before, and the answers owed. MessagePack, because to read and write it as text took the
+-- scripts a third longer.
+local function demand_of(packed)
+  return packed and cmsgpack.unpack(packed) or { -1, 0, 0, 0, 0, 0, 0, 0 }
 end
 
 local function load(key, running, name, limits, now)
-  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused', 'demand')
+  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused', 'wanted')
   local at = tonumber(state[3]) or now
   if at > now then
     set_back(key, running, at, now)
@@ -206,7 +201,7 @@ local function charge_today(bucket, amount)
 end
 
 local function demand_fields(bucket)
-  return bucket.has_wanted and { 'demand', string.format(DEMAND_FORMAT, unpack(bucket.demand)) } or {}
+  return bucket.has_wanted and { 'wanted', cmsgpack.pack(bucket.demand) } or {}
 end
 
 -- What is written first on a day is kept until the end of the next: long enough for the day's count, and for a limit

@@ -47,7 +47,7 @@ def constraint(body: Shaped, formatted: Constraint) -> Constraint:
     asked = [
         formatted,
         by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
-        *(_guided(body, name) for name in GUIDED),
+        *(_guided(name, value) for name in GUIDED if (value := getattr(body, name)) not in (None, "")),
         _allowed(body.allowed_token_ids),
     ]
     found = [one for one in asked if one.grammar]
@@ -89,10 +89,7 @@ def by_kind(wanted: StructuredOutputs) -> Constraint:
     return _of_kind(given[0], getattr(wanted, given[0]), f"structured_outputs.{given[0]}")
 
 
-def _guided(body: Shaped, name: str) -> Constraint:
-    value = getattr(body, name)
-    if value is None or value == "":
-        return Constraint()
+def _guided(name: str, value: Any) -> Constraint:
     return _of_kind("json_object" if value == "json" and name == "format" else GUIDED[name], value, name)
 
 

@@ -103,9 +103,12 @@ class ChatStyle:
 
     def delta(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)
-        content = {"content": told.text} if told.text else {}
-        content |= _reasoning(chunk)
-        return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
+        content: Json = {"content": told.text} if told.text else {}
+        if chunk.reasoning:
+            content |= _reasoning(chunk)
+        if told.calls:
+            content["tool_calls"] = told.calls
+        return self._choice(chunk, "delta", content, told)
 
     def complete(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)

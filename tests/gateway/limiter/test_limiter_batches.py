@@ -239,12 +239,3 @@ async def test_what_a_chat_reserved_and_did_not_use_is_not_wanted(make):
     await limiter.settle(await attempt(limiter, 6000), 40)
     lines = [await attempt(limiter, 400, is_line=True) for _ in range(4)]
     assert [isinstance(one, Grant) for one in lines] == [True, True, True, False]
-
-
-async def test_a_demand_that_an_earlier_version_wrote_is_understood(valkey):
-    limiter = RedisLimiter(valkey, timeout=10.0)
-    await limiter.configure([Tenant("acme", limits=Limits(concurrent_requests=4))])
-    minute = int((await valkey.time())[0]) // 60
-    await valkey.hset("loralane:bucket:{acme}:tenant", "demand", f"{minute + 1} 0 0 3 0 0 3")
-    lines = [await attempt(limiter, is_line=True) for _ in range(2)]
-    assert [isinstance(one, Grant) for one in lines] == [True, False]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -183,8 +184,9 @@ class Ledger:
         for bucket, state in zip(self.buckets.values(), states, strict=True):
             found = [float(state.get(name, 0)) for name in (b"requests", b"tokens", b"today", b"at")]
             assert found == [bucket.requests.used, bucket.tokens.used, bucket.today.used, bucket.at]
-            demand, written = bucket.demand, state.get(b"demand", b"-1 0 0 0 0 0 0 0").split()
-            assert [int(number) for number in written] == [demand.minute, *demand.now, *demand.before, demand.owed]
+            demand, packed = bucket.demand, state.get(b"wanted")
+            written = msgspec.msgpack.decode(packed) if packed else [-1, 0, 0, 0, 0, 0, 0, 0]
+            assert written == [demand.minute, *demand.now, *demand.before, demand.owed]
         assert await self.limiter.outstanding() == len(self.held) + len(self.lost)
 
 

@@ -11,6 +11,7 @@ from gateway.batches.service import Batches
 from gateway.files.service import Files
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
+from gateway.registry.gateways import GatewayDirectory
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
 from gateway.usage.report import UsageAdmin
@@ -26,6 +27,8 @@ class Services:
     metrics: Metrics
     operations: Operations
     """The lanes, the live and recent requests, and history."""
+    gateways: GatewayDirectory
+    """The gateways that share one Redis."""
     usage: UsageAdmin
     files: Files
     batches: Batches

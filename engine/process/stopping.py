@@ -11,9 +11,9 @@ from threading import Thread
 READ_BYTES = 4096
 
 
-def stop_with_signals(stop: Callable[[], object]) -> None:
-    """Have a new thread call `stop` once, on the first SIGTERM or SIGINT, which then no longer end the process by
-    themselves. Call this in the main thread."""
+def stop_with_signals(stop: Callable[[], object], drain: Callable[[], object] | None = None) -> None:
+    """Have a new thread call `stop` on SIGINT or SIGTERM, which then no longer end the process by themselves. With
+    `drain`, that is called in place of `stop` if the first signal is SIGTERM. Call this in the main thread."""
     # Python runs signal handlers in the main thread, which sleeps in an idle engine; the thread waits for the byte that
     # Python writes to a pipe when a signal arrives.
     told, tell = os.pipe()
@@ -23,7 +23,10 @@ def stop_with_signals(stop: Callable[[], object]) -> None:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        os.read(told, 1)
+        first = os.read(told, 1)  # the number of the signal
+        if drain is not None and first == bytes([signal.SIGTERM]):
+            drain()
+            os.read(told, 1)
         stop()
 
     Thread(target=wait, daemon=True).start()

@@ -47,7 +47,7 @@ class EngineService(pb_grpc.EngineServicer):
         """Request id -> session that submitted the request."""
         self._sessions: set[GatewaySession] = set()
         self._holders = Holders()
-        self._draining = Draining(engine)
+        self.draining = Draining(engine)
         self._prefixes = PrefixLog()
 
     def deliver(self, events: list[TokenEvent]) -> None:
@@ -153,7 +153,7 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.SetGoalsResponse()
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.EngineNews]:  # noqa: N802
-        feed = NewsFeed(self._engine, self._draining, self._prefixes, self._info.page_bytes)
+        feed = NewsFeed(self._engine, self.draining, self._prefixes, self._info.page_bytes)
         ended = threading.Event()
         context.add_callback(ended.set)
         while not ended.wait(NEWS_SECONDS if feed.has_begun else 0):
@@ -161,9 +161,9 @@ class EngineService(pb_grpc.EngineServicer):
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         if request.draining:
-            self._draining.begin(stop=request.stop, seconds=request.seconds)
+            self.draining.begin(stop=request.stop, seconds=request.seconds)
         else:
-            self._draining.end()
+            self.draining.end()
         return pb.DrainResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:

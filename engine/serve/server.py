@@ -15,6 +15,7 @@ from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -80,6 +81,7 @@ def serve(
     loading: Path | None = None,
     pulse: Path | None = None,
     previous: str = "",
+    drain_seconds: float = 0.0,
 ) -> None:
     """Load the model, serve gRPC at `target` and run the step loop in this thread until told to stop. Then close all,
     and save the step-time model, which is also saved every minute, in `state_dir`.
@@ -88,6 +90,7 @@ def serve(
         config: if it names no model, a line of standard input does.
         loading, pulse: files for the progress of the start, and for beats of the step loop (`engine.process.pulse`).
         previous: the engine process before this one, a `PreviousLife` as JSON, or empty.
+        drain_seconds: time that requests have after SIGTERM to end here or to move to other engines; 0 means none.
     """
     tell = _teller(loading)
     if not config.model:
@@ -109,7 +112,8 @@ def serve(
     mover = start_mover(engine, info, executor.page_memory, config.kv_listen, target)
     service = EngineService(engine, info, attempts)
     server = _listen(service, target.address, target.tls)
-    stop_with_signals(engine.stop)
+    drain = partial(service.draining.begin, stop=True, seconds=drain_seconds)
+    stop_with_signals(engine.stop, drain if drain_seconds else None)
     if until_stdin_closes:
         stop_with_stdin(engine.stop)
     if store is not None:
@@ -205,6 +209,8 @@ def main() -> None:
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     parser.add_argument("--loading", type=Path, help="a file in which the start says how far it is")
     parser.add_argument("--pulse", type=Path, help="a file in which the step loop shows that it moves")
+    drain_help = "time after SIGTERM in which requests may end here, or move to other engines"
+    parser.add_argument("--drain-seconds", type=float, default=0.0, metavar="S", help=drain_help)
     parser.add_argument("--previous", default="", help="the engine process before this one, PreviousLife as JSON")
     args = parser.parse_args()
     tls = EngineTls(*args.tls) if args.tls else None
@@ -233,6 +239,7 @@ def main() -> None:
             loading=args.loading,
             pulse=args.pulse,
             previous=args.previous,
+            drain_seconds=args.drain_seconds,
         )
 
 

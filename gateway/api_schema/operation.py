@@ -108,14 +108,15 @@ class Operation(Generic[A]):
 
     @property
     def all_faults(self) -> frozenset[Fault]:
-        """All errors that the operation may return, including INTERNAL and those of authentication and of its body. An
-        administrator's operation refuses unknown query parameters and, if it is a change, unknown fields of its body,
-        even if it takes none."""
+        """All errors that the operation may return, including INTERNAL and those of authentication, of its body and,
+        for tenants, of a gateway that drains. An administrator's operation refuses unknown query parameters and, if it
+        is a change, unknown fields of its body, even if it takes none."""
         known = {"anyone": frozenset[Fault](), "admin": KEYED, "tenant": TENANTS_KEY}[self.who]
         is_admin = self.who == "admin"
         checked = BODY if self.body or (is_admin and self.is_change) else frozenset()
         administered = ADMINISTERED | (RECORDED if self.is_change else set()) if is_admin else frozenset()
-        return self.faults | known | checked | administered | {Fault.INTERNAL}
+        drained = {Fault.ENGINE_UNAVAILABLE} if self.who == "tenant" else set()
+        return self.faults | known | checked | administered | drained | {Fault.INTERNAL}
 
 
 @overload

@@ -39,8 +39,8 @@ Further ones are released, so that other shards can be claimed: first those of t
 a tenant those with the longest wait."""
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
-"""Seconds that running work has to finish after the dispatcher begins to drain it at its exit. Work that is still
-running is then told to `stop`, and cancelled after as many seconds again."""
+"""Seconds that running work has to finish after the dispatcher begins to hand it over. Work that is still running is
+then told to `stop` and, at the dispatcher's exit, cancelled after as many seconds again."""
 
 log = structlog.get_logger("batches")
 
@@ -48,8 +48,8 @@ Validate = Callable[[Lease], Coroutine[None, None, None]]
 
 
 class Dispatcher:
-    """Works on batches while its context is entered; one per gateway process. On exit, it claims no more, and running
-    lines get up to STOP_SECONDS to end and again as many to commit their answers; then they are cancelled."""
+    """Works on batches while its context is entered; one per gateway process. On exit, or when the gateway begins to
+    drain, it hands its work over."""
 
     def __init__(self, context: BatchContext, validate: Validate, *, owner: str, lease_seconds: float) -> None:
         """
@@ -95,17 +95,21 @@ class Dispatcher:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        claims, *others = self._background
-        await cancel_until_done(claims)
+        await self.hand_over()
+        await cancel_until_done(*self._works, *self._background)
+        with suppress(ApiError):  # other processes then count this stop as a crash
+            await self._leases.hand_back()
+
+    async def hand_over(self) -> None:
+        """Claim no more, and give the leases back, so that other gateways go on at once. Running lines get up to
+        STOP_SECONDS to end; then those without an answer are stopped, and the answers have as long to be committed."""
+        await cancel_until_done(self._background[0])
         for work in self._works.values():
             work.drain()
         await self._wait_for_works()
         for work in self._works.values():
             work.stop()
         await self._wait_for_works()
-        await cancel_until_done(*self._works, *others)
-        with suppress(ApiError):  # other processes then count this stop as a crash
-            await self._leases.hand_back()
 
     async def _wait_for_works(self) -> None:
         if self._works:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
@@ -19,7 +16,7 @@ from redis.asyncio import Redis
 from engine.core.messages.requests import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.context import BatchContext
-from gateway.batches.dispatcher import Dispatcher
+from gateway.batches.dispatcher import Dispatcher, cancel_until_done
 from gateway.batches.finalize import StraySweeper
 from gateway.batches.gate import Gate, LineGate
 from gateway.batches.lease import TaskKind
@@ -29,6 +26,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.batches.webhooks.setup import open_webhooks
 from gateway.config.whole import Config
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.space import Disk
 from gateway.core.tenants import Tenant
 from gateway.files.registry import FileRegistry
@@ -106,10 +104,20 @@ async def dispatching(
     context = BatchContext(store, files, gateway, accounts, all_gates, *counted, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds, rules=accounts.rules)
-    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    async with Dispatcher(context, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
+    life = gateway.lifecycle
+    async with Dispatcher(context, validator.run, owner=life.id, lease_seconds=config.batches.lease_s) as dispatcher:
         metrics.register(BatchMetrics(dispatcher, gates))
-        yield
+        leaving = asyncio.create_task(_leave(dispatcher, life), name="batches-leave")
+        try:
+            yield
+        finally:
+            await cancel_until_done(leaving)
+
+
+async def _leave(dispatcher: Dispatcher, life: Lifecycle) -> None:
+    """Wait until the gateway drains, and hand its batches over."""
+    await life.draining.wait()
+    await dispatcher.hand_over()
 
 
 def open_gates(gateway: Gateway) -> Mapping[str, Gate]:

@@ -12,7 +12,7 @@ import typer
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
-from gateway.config.whole import load_config
+from gateway.config.whole import Config, load_config
 from gateway.terminal.console import Console
 from gateway.terminal.output import exit_with_error
 
@@ -30,21 +30,23 @@ def engine(
     ] = None,
 ) -> None:
     """Run one engine alone, with the sections model, engine and lanes of a gateway's file. Gateways name it in
-    `engine.addresses`. An address that other machines can reach needs `engine.tls`.
+    `engine.addresses`. An address that other machines can reach needs `engine.tls`. After SIGTERM, requests have
+    `http.drain_seconds` of the file to move to other engines, or to end here.
 
     - `loralane engine --config configs/production.yaml --listen 0.0.0.0:7001`
     - `loralane engine --config configs/two-models.yaml --model small`
     """
     try:
-        settings = _settings(config, model)
+        read = load_config(config, os.environ)
+        settings = _settings(read, model)
     except ValueError as error:
         exit_with_error(str(error))
-    _run(settings, listen, (data_dir or default_data_dir(os.environ)).expanduser())
+    _run(settings, listen, (data_dir or default_data_dir(os.environ)).expanduser(), read.http.drain)
 
 
-def _settings(config: Path | None, model: str | None) -> ModelSettings:
+def _settings(config: Config, model: str | None) -> ModelSettings:
     """Return the settings of the base model to run. Raises ConfigError."""
-    served = load_config(config, os.environ).served
+    served = config.served
     if model is None and len(served) > 1:
         raise ConfigError(f"the file names several base models; choose one with --model: {', '.join(served)}")
     if model is not None and model not in served:
@@ -52,7 +54,7 @@ def _settings(config: Path | None, model: str | None) -> ModelSettings:
     return served[model or next(iter(served))]
 
 
-def _run(settings: ModelSettings, listen: str, data_dir: Path) -> None:
+def _run(settings: ModelSettings, listen: str, data_dir: Path, drain_seconds: float) -> None:
     """Run the engine until it stops. A failed start ends the command with an error; Ctrl-C also ends the process."""
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, default_interrupt, exit_process
 
@@ -69,7 +71,7 @@ def _run(settings: ModelSettings, listen: str, data_dir: Path) -> None:
         configure_logging()
     try:
         with closing(StartBar(console)) as bar:
-            in_hurry = run_loop(serve_engine(settings, listen, data_dir, console, bar))
+            in_hurry = run_loop(serve_engine(settings, listen, data_dir, console, bar, drain_seconds=drain_seconds))
         if in_hurry:
             exit_process(0)
     except StartError as error:

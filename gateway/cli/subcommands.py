@@ -26,7 +26,8 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "gateway.cli.engine",
         "engine",
         "Run one engine alone, with the sections model, engine and lanes of a gateway's file. Gateways name it in "
-        "`engine.addresses`. An address that other machines can reach needs `engine.tls`.",
+        "`engine.addresses`. An address that other machines can reach needs `engine.tls`. After SIGTERM, requests have "
+        "`http.drain_seconds` of the file to move to other engines, or to end here.",
     ),
     "check": Subcommand(
         "gateway.cli.check",
@@ -64,6 +65,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "engines": Subcommand(
         "gateway.cli.engines", "app", "Show running gateways' engines; drain, restart, add or remove them."
     ),
+    "gateways": Subcommand("gateway.cli.gateways", "app", "Show running gateways, and drain them."),
     "lanes": Subcommand("gateway.cli.operations", "lanes", "Show a running gateway's lanes, and pause or drain them."),
     "requests": Subcommand(
         "gateway.cli.operations", "requests", "Show a running gateway's live requests, and cancel them."

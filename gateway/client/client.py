@@ -85,6 +85,8 @@ class Methods:
     drain_engine = Endpoint(operation_calls.drain_engine)
     resume_engine = Endpoint(operation_calls.resume_engine)
     restart_engine = Endpoint(operation_calls.restart_engine)
+    gateways = Endpoint(operation_calls.gateways)
+    drain_gateway = Endpoint(operation_calls.drain_gateway)
     live_requests = Endpoint(operation_calls.live_requests)
     cancel_request = Endpoint(operation_calls.cancel_request)
     recent_requests = Endpoint(operation_calls.recent_requests)

@@ -1,4 +1,4 @@
-"""Calls about lanes, engines, live and recent requests, batches of all tenants, and the state of a gateway."""
+"""Calls about lanes, engines, gateways, live and recent requests, batches of all tenants, and readiness."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Literal
 
 from gateway.api_schema import batches as batches_api
 from gateway.api_schema import engines as engines_api
+from gateway.api_schema import gateways as gateways_api
 from gateway.api_schema import status as status_api
 from gateway.api_schema import traffic as api
 from gateway.api_schema.batches import AdminBatch, Batch
 from gateway.api_schema.common import Deleted
 from gateway.api_schema.engines import EngineOverview
+from gateway.api_schema.gateways import GatewayOverview
 from gateway.api_schema.operation import Operation
 from gateway.api_schema.status import Readiness
 from gateway.api_schema.traffic import HistoryPoints, LaneStatus, LiveRequest, LiveRequests, Overview, RecentRequest
@@ -75,6 +77,17 @@ def _engine(
     operation: Operation[EngineOverview], name: str, model: str, seconds: int | None = None
 ) -> Call[EngineOverview]:
     return Call.of(operation, name, query={"model": model, "seconds": seconds})
+
+
+def gateways() -> Call[list[GatewayOverview]]:
+    """Return the gateways that share one Redis."""
+    return Call.of(gateways_api.LIST, field="gateways")
+
+
+def drain_gateway(gateway: str, *, stop: bool = False) -> Call[GatewayOverview]:
+    """Drain a gateway: it is not ready, hands its batches over, and gets no new requests. With `stop`, its process ends
+    once nothing runs on it any more."""
+    return Call.of(gateways_api.DRAIN, gateway, query={"stop": "true" if stop else None})
 
 
 def live_requests(model: str = "") -> Call[LiveRequests]:

@@ -221,6 +221,9 @@ class HttpConfig:
     engine_wait_s: float = 60.0
     """Seconds that a request waits for the next engine process each time that an engine process ends; then it gets
     503."""
+    drain_seconds: float | None = None
+    """Seconds that running requests have to end after SIGTERM, which an orchestrator should give the process, and 20 s
+    more. None means `request_timeout_s`, in which every request ends by itself."""
     keep_alive_s: float = 75.0
     """Seconds after which an idle connection is closed. It should be longer than a proxy in front keeps connections."""
     cors_origins: tuple[str, ...] = ()
@@ -237,6 +240,12 @@ class HttpConfig:
         _positive(keep_alive_s=self.keep_alive_s)
         _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
         _positive(engine_wait_s=self.engine_wait_s)
+        _at_least(0, drain_seconds=self.drain)
+
+    @property
+    def drain(self) -> float:
+        """Seconds that running requests have to end after SIGTERM."""
+        return self.request_timeout_s if self.drain_seconds is None else self.drain_seconds
 
 
 @dataclass(frozen=True, slots=True)

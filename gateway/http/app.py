@@ -38,7 +38,7 @@ def create_app(services: Services, settings: PortSettings) -> ASGIApp:
     api = HttpApi(services, settings)
     routes = [route for route in api.routes() if serves_path(surface, route.path)]
     router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
-    edge = RequestMiddleware(router, services.gateway.wire)
+    edge = RequestMiddleware(router, services.gateway.wire, services.gateway.lifecycle)
     return Cors(edge, origins) if origins and surface != "admin" else edge
 
 

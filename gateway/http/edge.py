@@ -21,7 +21,8 @@ from gateway.core.errors import (
     method_not_allowed,
     route_not_found,
 )
-from gateway.core.part import COMMON
+from gateway.core.lifecycle import Lifecycle
+from gateway.core.part import COMMON, is_admin_path
 from gateway.core.trace_context import request_id_from
 from gateway.http.body import ClientGone
 from gateway.http.caller import HOLD, header
@@ -36,6 +37,9 @@ PIECE_BYTES = 64 * 2**10
 """Bytes of a response that are written at a time. uvicorn waits between two writes until the peer has read most of what
 is written, so that only this much of a response is copied into the connection's buffers."""
 
+CLOSE = ((b"connection", b"close"),)
+"""Header of the responses of a gateway that drains. uvicorn closes the connection after it, and the client's next one
+goes to another gateway."""
 PROBES = frozenset(("/health", "/ready", "/ping"))
 """Paths whose requests never wait for a turn: to a supervisor, a late answer means that the gateway is ill."""
 DOCUMENTS = COMMON - PROBES
@@ -51,10 +55,12 @@ class RequestMiddleware:
     has begun leave it incomplete. It replaces `Starlette`'s middleware, in which every write passes through each layer.
     """
 
-    def __init__(self, router: Router, room: WireRoom) -> None:
-        """`room` bounds the bytes of requests that arrive, and counts those of responses that are not written yet."""
+    def __init__(self, router: Router, room: WireRoom, lifecycle: Lifecycle | None = None) -> None:
+        """`room` bounds the bytes of requests that arrive, and counts those of responses that are not written yet.
+        `lifecycle` says whether the gateway drains; None means that it never does."""
         self.router = router
         self._room = room
+        self._lifecycle = lifecycle or Lifecycle()
         self._turns = LoopTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,6 +68,14 @@ class RequestMiddleware:
             await self.router(scope, receive, send)
             return
         scope = _without_trailing_slash(scope)
+        if scope["path"] in COMMON:
+            await self._serve(scope, receive, send)
+            return
+        with self._lifecycle.working():
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        life = self._lifecycle
         scope["app"] = self  # makes the router raise an HTTPException instead of sending its own error response
         request_id = request_id_from(header(scope, b"x-request-id"))
         own_headers = [(b"x-request-id", request_id.encode())]
@@ -75,7 +89,7 @@ class RequestMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), *own_headers]
+                message["headers"] = [*message.get("headers", ()), *own_headers, *(CLOSE if life.is_draining else ())]
             elif len(message.get("body", b"")) > PIECE_BYTES:
                 await _send_in_pieces(message, send, state[HOLD])
                 return
@@ -85,6 +99,8 @@ class RequestMiddleware:
             if scope["path"] in DOCUMENTS or (scope["path"] not in PROBES and _names_no_key(scope)):
                 await self._turns.take(STRANGERS)
             try:
+                if life.refuses and scope["path"] not in COMMON and not is_admin_path(scope["path"]):
+                    life.check()
                 await self.router(scope, receive, send_with_id)
             except (ApiError, HTTPException) as error:
                 if started:

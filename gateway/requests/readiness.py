@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.core.errors import MAX_QUOTED, ApiError, Fault
+from gateway.core.lifecycle import DRAINING
 from gateway.limiter.base import Limiter
 from gateway.requests.served_model import ServedModels
 
@@ -42,6 +43,8 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Message for operators: what cannot be served now, and why. Empty means that everything can."""
+        if self.closed == DRAINING:
+            return DRAINING
         if len(self.troubles) == 1:
             found = list(self.troubles.values())
         else:
@@ -49,13 +52,13 @@ class Readiness:
         return "; ".join(reason for reason in (*found, self.closed) if reason)
 
 
-def readiness(models: ServedModels, limiter: Limiter, model: str = "") -> Readiness:
-    """Return the readiness of a gateway or, if a base model is named, for requests of that one. Raises ApiError
-    (MODEL_NOT_FOUND) if there is no base model of that name."""
+def readiness(models: ServedModels, limiter: Limiter, model: str = "", *, draining: bool = False) -> Readiness:
+    """Return the readiness of a gateway or, if a base model is named, for requests of that one. A gateway that drains
+    is not ready. Raises ApiError (MODEL_NOT_FOUND) if there is no base model of that name."""
     asked = [one for one in models if not model or model in one.names]
     if not asked:
         names = ", ".join(one.name for one in models)
         message = f"there is no base model {model[:MAX_QUOTED]!r}; there are {names}"
         raise ApiError(Fault.MODEL_NOT_FOUND, message, "model")
-    closed = CLOSED if limiter.modes == {"closed"} else ""
+    closed = DRAINING if draining else CLOSED if limiter.modes == {"closed"} else ""
     return Readiness({one.name: one.heartbeat.trouble for one in asked}, closed)

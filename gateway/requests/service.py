@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from gateway.adapters.admin import AdapterAdmin
 from gateway.core.estimate import OutputAverages
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.tenant_room import TenantRoom
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
@@ -61,6 +62,8 @@ class Gateway:
         models, None means that there are none.
         """
         settings = settings or ServiceSettings()
+        self.lifecycle = Lifecycle()
+        """The state of this process: it serves or drains."""
         self.models = models
         self.adapters = adapters
         self.limiter = limiter

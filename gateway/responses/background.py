@@ -191,6 +191,11 @@ class BackgroundRuns:
         if response_id in self._tasks:
             self._tasks[response_id].cancel()
 
+    async def wait_idle(self) -> None:
+        """Wait until all responses have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
     async def drain(self, seconds: float) -> None:
         """Wait until all responses have ended. Cancel those that run after `seconds`; they fail for readers when their
         leases have run out."""

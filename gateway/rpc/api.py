@@ -119,9 +119,12 @@ class GrpcServer:
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter, accounts.counts_as))
         exposed = tuple(name for name in SERVICES if serves_service(surface, name))
         names = [name for model in gateway.models for name in model.names]
-        self._health = EngineHealth(
-            exposed, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
-        )
+        life = gateway.lifecycle
+
+        def serves(model: str) -> bool:
+            return readiness(gateway.models, gateway.limiter, model, draining=life.is_draining).serves
+
+        self._health = EngineHealth(exposed, names, serves)
         options = _options(max_message_bytes, shared)
         entrance = Entrance(gateway, accounts, (*generation.REQUESTS, *json_api.REQUESTS), AdminTrail(services))
         self._server = grpc.aio.server(interceptors=(entrance,), options=options)

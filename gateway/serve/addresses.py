@@ -37,6 +37,12 @@ class Address:
         """Read the certificate's files; returns None if the port has no TLS. Raises ConfigError for unusable files."""
         return None if self.tls is None else Certificate(self.tls, f"{self.section}.tls")
 
+    def url(self, port: int) -> str:
+        """Return the URL at which other machines find the socket, which listens at `port`. A socket for all interfaces
+        is named by this machine's name."""
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"{'https' if self.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

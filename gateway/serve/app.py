@@ -33,6 +33,7 @@ from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import DiskMetrics, GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
 from gateway.redis.connect import redis_client
+from gateway.registry.gateways import gateway_directory
 from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
@@ -210,8 +211,11 @@ async def _open_services(
     responses = _responses(config, redis, stores_on)
     opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses, stores_on)
     files, batches = await stack.enter_async_context(opening)
+    prefix = config.redis.key_prefix
+    telling = gateway_directory(redis, gateway.lifecycle, lambda: len(gateway.live), prefix)
     return Services(
         gateway=gateway,
+        gateways=await stack.enter_async_context(telling),
         accounts=accounts,
         audit=audit,
         metrics=metrics,

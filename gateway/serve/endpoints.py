@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -12,16 +12,18 @@ from starlette.types import ASGIApp
 from gateway.config.whole import Config
 from gateway.http.app import create_app
 from gateway.http.settings import GrpcAddress, PortSettings
+from gateway.registry.gateways import GatewayDirectory
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import Endpoint, Ports, endpoints
+from gateway.serve.departure import Departure, OpenEndpoint, departing
 from gateway.serve.listeners import HttpServer, grpc_port
 from gateway.serve.stopping import Stop
 from gateway.services import Services
 
 LATE_SECONDS = 0.3
-"""Extra time, after the grace period, in which the error that ends a running request is sent."""
+"""Seconds after the drain in which the error that ends a running request is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class EndpointServers:
     app: ASGIApp
     grpc: GrpcServer
     gateway: Gateway
+    directory: GatewayDirectory
     responses: Responses
     keep_alive_s: float
     """Seconds after which the HTTP port closes an idle connection."""
@@ -61,7 +64,8 @@ def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, sh
         grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
     app = create_app(services, settings)
-    return EndpointServers(endpoint, app, grpc, services.gateway, services.responses, config.http.keep_alive_s)
+    keep_alive_s = config.http.keep_alive_s
+    return EndpointServers(endpoint, app, grpc, services.gateway, services.gateways, services.responses, keep_alive_s)
 
 
 @asynccontextmanager
@@ -70,21 +74,25 @@ async def listening(
 ) -> AsyncIterator[tuple[Ports, ...]]:
     """Listen on the ports of all endpoints until the block ends; yields the port numbers, in the order of `servers`.
 
-    When the block ends, the ports accept no new connections; running requests may finish during the grace period of
-    `stop`, and those that still run after it end with an error that says so. Admin ports close last, so that operators
-    can watch. Raises StartError if a port is not available, and ConfigError if a certificate cannot be used.
+    When the block ends, the gateway drains (see `Departure`), and those requests that still run after the grace period
+    of `stop` end with an error that says so. Then the ports are closed, admin ports last, so that operators can watch.
+    Raises StartError if a port is not available, and ConfigError if a certificate cannot be used.
     """
+    gateway, responses = servers[0].gateway, servers[0].responses
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(_drain_background, servers[0].responses, stop)
-        found = [await stack.enter_async_context(_listening_on(each, stop, shared)) for each in reversed(servers)]
-        stack.enter_context(_ending_requests(servers[0].gateway, stop))
-        yield tuple(reversed(found))
+        stack.push_async_callback(responses.background.drain, LATE_SECONDS)
+        found = [await stack.enter_async_context(_listening_on(each, shared)) for each in reversed(servers)]
+        opened = [endpoint for endpoint, _ in found]
+        await stack.enter_async_context(departing(Departure(opened, gateway, responses, stop, shared=shared)))
+        ports = tuple(each for _, each in reversed(found))
+        servers[0].directory.address = servers[0].endpoint.http.url(ports[0].http)
+        yield ports
 
 
 @asynccontextmanager
-async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
+async def _listening_on(servers: EndpointServers, shared: bool) -> AsyncIterator[tuple[OpenEndpoint, Ports]]:
     """Listen on the HTTP and the gRPC port of an endpoint until the block ends, then close both at the same time;
-    yields their numbers."""
+    yields the servers, and their numbers."""
     http = servers.endpoint.http
     server = HttpServer(
         servers.app,
@@ -97,26 +105,10 @@ async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> A
     )
     async with AsyncExitStack() as stack:
         port = await server.start()
-        stack.push_async_callback(_stop_both, server, servers.grpc, stop)
-        yield Ports(port, await grpc_port(servers.grpc))
+        stack.push_async_callback(_stop_both, server, servers.grpc)
+        ports = Ports(port, await grpc_port(servers.grpc))
+        yield OpenEndpoint(servers.endpoint.surface, server, servers.grpc), ports
 
 
-async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
-    seconds = stop.grace + LATE_SECONDS
-    await asyncio.gather(http.stop(seconds), grpc.stop(seconds))
-
-
-async def _drain_background(responses: Responses, stop: Stop) -> None:
-    """Wait until all background responses have ended. Those that still run LATE_SECONDS after the grace period of
-    `stop` are cancelled."""
-    await responses.background.drain(stop.grace + LATE_SECONDS)
-
-
-@contextmanager
-def _ending_requests(gateway: Gateway, stop: Stop) -> Iterator[None]:
-    """When the block ends, schedule a timer that ends all running requests of `gateway` with an error after the grace
-    period of `stop`."""
-    try:
-        yield
-    finally:
-        asyncio.get_running_loop().call_later(stop.grace, gateway.end_requests)
+async def _stop_both(http: HttpServer, grpc: GrpcServer) -> None:
+    await asyncio.gather(http.stop(LATE_SECONDS), grpc.stop(LATE_SECONDS))

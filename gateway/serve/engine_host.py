@@ -78,7 +78,7 @@ class EngineHost:
         listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         state = orders.data_dir / "engine" / orders.engine.replace("/", "-")
         listening = engine_listening(
-            settings, listen, orders.data_dir, Stop(), StartBar.hidden(), orders.program, state_dir=state
+            settings, listen, orders.data_dir, Stop(0.0), StartBar.hidden(), orders.program, state_dir=state
         )
         async with listening as supervisor:
             self._address, self._problem = supervisor.address, ""

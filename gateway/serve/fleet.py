@@ -37,9 +37,9 @@ from gateway.terminal.console import Console
 
 log = structlog.get_logger("fleet")
 
-STOP_SECONDS = 40.0
-"""Seconds that a gateway may take to stop before it is killed. Its public ports, and then its admin ports, each give
-running requests up to ten seconds; then settlements are sent."""
+STOP_SECONDS = 30.0
+"""Seconds that a gateway may take to stop after the grace period of its requests, before it is killed: it hands
+batches over, and sends settlements."""
 
 
 class GatewayProcess:
@@ -79,7 +79,8 @@ class GatewayProcess:
                 if not self._has_served:
                     raise StartError("a gateway did not start; the reason is above")
                 pause = backoff.died()
-                log.error("gateway_exited", gateway=self._orders.number, code=code, restart_in_seconds=pause)
+                tell = log.error if code else log.info  # an administrator may drain a process, which then ends in order
+                tell("gateway_exited", gateway=self._orders.number, code=code, restart_in_seconds=pause)
                 await asyncio.sleep(pause)
                 self.restarts += 1
         finally:
@@ -185,15 +186,25 @@ class GatewayProcess:
     async def _stop(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            process.send_signal(signal.SIGINT if self._stopping.in_hurry else signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await self._end(process)
         if self._writer is not None:
             self._writer.close()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Ask a process to stop, in a hurry as soon as the fleet is in one, and kill it if it takes too long."""
+        stop = self._stopping
+        ended, hurried = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stop.hurried.wait())
+        if not stop.in_hurry:
+            process.send_signal(signal.SIGTERM)
+            limit = stop.drain_seconds + STOP_SECONDS
+            await asyncio.wait((ended, hurried), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if stop.in_hurry and not ended.done():
+            process.send_signal(signal.SIGINT)
+            await asyncio.wait((ended,), timeout=STOP_SECONDS)
+        hurried.cancel()
+        if not ended.done():
+            process.kill()
+        await ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +248,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
         StartError, StoreStartError: what `running_fleet` raises.
     """
     bar = bar or StartBar.hidden()
-    stop, asked = Stop(), reload_requested() if read else asyncio.Event()
+    stop, asked = Stop(launch.config.http.drain), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
     stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
@@ -262,7 +273,7 @@ async def running_fleet(launch: Launch, stop: Stop | None = None, bar: StartBar 
         stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
         bar: shows the progress of the start. None means that it is not shown.
     """
-    stop = stop or Stop()
+    stop = stop or Stop(launch.config.http.drain)
     if not sys.platform.startswith("linux"):
         raise StartError("several gateways on one port need Linux, whose kernel deals connections out between them")
     with ExitStack() as stack:

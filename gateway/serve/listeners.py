@@ -20,11 +20,12 @@ from gateway.requests.wire_room import WireRoom
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import bind_socket
 from gateway.serve.launch import StartError
-from gateway.serve.stopping import DRAIN_SECONDS
 
 log = structlog.get_logger("http")
 
 BACKLOG = 2048
+GRACE_SECONDS = 10.0
+"""Seconds that running requests of a lone HTTP port have at its end."""
 CUT_SECONDS = 0.1
 """Seconds that requests whose connections were cut may take to end by themselves before they are cancelled."""
 
@@ -65,6 +66,11 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         return listener.getsockname()[1]
 
+    def stop_listening(self) -> None:
+        """Accept no more connections. Those that are open go on."""
+        for server in self._server.servers:
+            server.close()
+
     async def stop(self, seconds: float) -> None:
         """Accept no more connections, wait up to `seconds` for running requests, cut the connections of those that
         still run, and return when the server has ended."""
@@ -80,14 +86,14 @@ class HttpServer:
 async def http_port(
     app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None
 ) -> AsyncIterator[int]:
-    """Serve `app` over HTTP until the block ends; yields the port number. Running requests then have DRAIN_SECONDS to
+    """Serve `app` over HTTP until the block ends; yields the port number. Running requests then have GRACE_SECONDS to
     finish. Raises StartError if the port is not available."""
     server = HttpServer(app, host, port, certificate=certificate)
     number = await server.start()
     try:
         yield number
     finally:
-        await server.stop(DRAIN_SECONDS)
+        await server.stop(GRACE_SECONDS)
 
 
 async def grpc_port(server: GrpcServer) -> int:

@@ -31,9 +31,10 @@ async def serve_engine(
     console: Console,
     bar: StartBar | None = None,
     program: tuple[str, ...] = ENGINE,
+    drain_seconds: float = 0.0,
 ) -> bool:
-    """Run one engine until a signal asks it to stop; returns whether the stop is hurried (Ctrl-C). A process that ends
-    after it was ready is replaced by another.
+    """Run one engine until a signal asks it to stop; returns whether the stop is hurried (Ctrl-C, or a second SIGTERM).
+    A process that ends after it was ready is replaced by another.
 
     Args:
         settings: the base model to serve, and how its engine works.
@@ -43,13 +44,14 @@ async def serve_engine(
         console: shows where the engine listens, and messages about a stop.
         bar: shows the progress of the start, and is closed when the engine is ready.
         program: the module that runs as the engine, followed by extra arguments for it.
+        drain_seconds: time that requests have after SIGTERM to end in the engine, or to move to other engines.
 
     Raises:
         StoppedEarly: the signal came before the engine was ready.
         StartError: the TLS files or the address cannot be used, which is noticed first, the model cannot be prepared,
             or the engine ends before it is ready.
     """
-    bar, stop = bar or StartBar.hidden(), Stop()
+    bar, stop = bar or StartBar.hidden(), Stop(drain_seconds)
     stop.listen(hangup=True)
     stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
@@ -82,7 +84,11 @@ async def engine_listening(
         tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder,
     ):
         stop.on_force(partial(shutil.rmtree, folder, ignore_errors=True))
-        async with EngineSupervisor(config, Path(folder) / "socket", program, listen=target) as supervisor:
+        supervising = EngineSupervisor(
+            config, Path(folder) / "socket", program, listen=target, drain_seconds=stop.drain_seconds
+        )
+        async with supervising as supervisor:
+            supervisor.hurried = stop.hurried
             stop.on_force(supervisor.kill)
             group = EngineGroup({"engine": supervisor})
             following = asyncio.create_task(bar.follow(group), name="start-bar")

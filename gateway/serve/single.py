@@ -61,7 +61,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
         StartError, StoreStartError, ConfigError: what `running` raises.
     """
     bar = bar or StartBar.hidden()
-    stop, asked = Stop(), reload_requested() if read else asyncio.Event()
+    stop, asked = Stop(launch.config.http.drain), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
     stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
@@ -90,7 +90,7 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         StartError: a port, the model, an adapter or the chat template is not usable, or the engine does not start.
         ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
-    stop, bar = stop or Stop(), bar or StartBar.hidden()
+    stop, bar = stop or Stop(launch.config.http.drain), bar or StartBar.hidden()
     async with started_backends(launch, stop, bar, _import_gateway) as (backends, group):
         from gateway.serve.app import built_gateway
         from gateway.serve.endpoints import listening

@@ -1,8 +1,9 @@
 """Stops a gateway process on a signal: gives running requests a grace period, then ends them.
 
-SIGTERM, which orchestrators send, gives running requests `DRAIN_SECONDS` to finish. The first Ctrl-C gives them
-`HURRY_SECONDS`; if the process still runs after `FORCE_SECONDS`, it is killed. The second Ctrl-C kills it at once. A
-kill loses nothing durable: it leaves the same state as a crash, from which every start recovers.
+SIGTERM, which orchestrators send, begins a drain, which has the seconds of `http.drain_seconds` (see
+`gateway.serve.departure`). The first Ctrl-C, or a second SIGTERM, gives running requests `HURRY_SECONDS`; if the
+process still runs after `FORCE_SECONDS`, it is killed. The second Ctrl-C kills it at once. A kill loses nothing
+durable: it leaves the same state as a crash, from which every start recovers.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import NoReturn
 from engine.process.lossy_log import write_last_lines
 from gateway.terminal.console import Console
 
-DRAIN_SECONDS = 10.0
-"""Grace period of running requests after SIGTERM. By default Kubernetes kills a pod 30 s after SIGTERM."""
+DRAIN_SECONDS = 600.0
+"""Grace period of running requests after SIGTERM where no configuration says another."""
 HURRY_SECONDS = 0.5
-"""Grace period of running requests after the first Ctrl-C."""
+"""Grace period of running requests after the first Ctrl-C, or a second SIGTERM."""
 FORCE_SECONDS = 1.7
 """Time from the first Ctrl-C to the kill. The processes that are killed need some time to disappear, too."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -34,30 +35,40 @@ class StoppedEarly(Exception):
 
 
 class Stop:
-    """State of a process's stop, created once per process: `asked` is set when it must stop, and `in_hurry` is True
-    after Ctrl-C. Signals change it only after `listen`."""
+    """State of a process's stop, created once per process: `asked` is set when it must stop, and `hurried` after Ctrl-C
+    or a second SIGTERM. Signals change it only after `listen`."""
 
-    def __init__(self) -> None:
+    def __init__(self, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """`drain_seconds` is the grace period of running requests after SIGTERM."""
         self.asked = asyncio.Event()
-        self.in_hurry = False
+        self.hurried = asyncio.Event()
+        self.drain_seconds = drain_seconds
         self._starting: asyncio.Task[object] | None = None
         self._last: list[Callable[[], object]] = []
 
     @property
+    def in_hurry(self) -> bool:
+        return self.hurried.is_set()
+
+    @property
     def grace(self) -> float:
-        """Grace period of running requests in seconds: DRAIN_SECONDS, or HURRY_SECONDS in a hurried stop."""
-        return HURRY_SECONDS if self.in_hurry else DRAIN_SECONDS
+        """Grace period of running requests in seconds: `drain_seconds`, or HURRY_SECONDS in a hurried stop."""
+        return min(HURRY_SECONDS, self.drain_seconds) if self.in_hurry else self.drain_seconds
 
     def time_limit(self, seconds: float) -> float:
         """Return the seconds that a part of the process may take to end: `seconds`, but at most HURRY_SECONDS in a
         hurried stop."""
         return min(seconds, HURRY_SECONDS) if self.in_hurry else seconds
 
-    def listen(self, *, hangup: bool) -> None:
-        """Install handlers in the running event loop: SIGTERM calls `drain`, SIGINT calls `interrupt` and, with
-        `hangup`, SIGHUP, which a closed terminal sends, calls `drain` unless it is ignored, as under nohup."""
+    def listen(self, *, hangup: bool, has_parent: bool = False) -> None:
+        """Install handlers in the running event loop: SIGTERM calls `terminate`, SIGINT calls `interrupt` and, with
+        `hangup`, SIGHUP, which a closed terminal sends, calls `drain` unless it is ignored, as under nohup.
+
+        `has_parent` means that another process passes signals on, and sends SIGINT for a hurried stop. SIGTERM then
+        calls `drain`: who stops a group of processes sends it to both, so that it comes twice.
+        """
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.drain)
+        loop.add_signal_handler(signal.SIGTERM, self.drain if has_parent else self.terminate)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
         if hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self.drain)
@@ -69,12 +80,19 @@ class Stop:
             self._starting.cancel()
             self._starting = None
 
+    def terminate(self) -> None:
+        """Call `drain` or, if the process was asked to stop before, `interrupt`, unless the stop is a hurried one."""
+        if not self.asked.is_set():
+            self.drain()
+        elif not self.in_hurry:
+            self.interrupt()
+
     def interrupt(self) -> None:
-        """Begin a hurried stop: set `in_hurry`, call `drain`, and start a timer that calls `force` after FORCE_SECONDS.
+        """Begin a hurried stop: set `hurried`, call `drain`, and start a timer that calls `force` after FORCE_SECONDS.
         A second call calls `force` at once."""
         if self.in_hurry:
             self.force()
-        self.in_hurry = True
+        self.hurried.set()
         timer = threading.Timer(FORCE_SECONDS, self.force)  # a thread, as the event loop may be busy or closed by then
         timer.daemon = True
         timer.start()
@@ -119,7 +137,7 @@ class Stop:
 
 def tell_stopping(stop: Stop, console: Console) -> None:
     """Print that the process stops, and how to end it sooner."""
-    how = "press Ctrl-C again to kill it at once" if stop.in_hurry else "Ctrl-C ends it sooner"
+    how = "press Ctrl-C again to kill it at once" if stop.in_hurry else "Ctrl-C or another SIGTERM ends it sooner"
     console.print(f"stopping: running requests have {stop.grace:g} s to end; {how}", highlight=False)
 
 

@@ -75,6 +75,7 @@ class EngineSupervisor:
         program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
         env: environment variables of the engine in addition to the gateway's.
         listen: where the engine listens, with its certificates. None means on the socket.
+        drain_seconds: seconds that requests have at the end to end in the engine, or to move to other engines.
     """
 
     def __init__(
@@ -84,12 +85,16 @@ class EngineSupervisor:
         program: Sequence[str] = ("engine.serve.server",),
         env: Mapping[str, str] = MappingProxyType({}),
         listen: EngineTarget | None = None,
+        drain_seconds: float = 0.0,
     ) -> None:
         self.target = listen or EngineTarget(f"unix:{socket}")
         self._config = config
         self._socket = socket
         self._program = program
         self._env = env
+        self._drain_seconds = drain_seconds
+        self.hurried = asyncio.Event()
+        """Set by the owner to cut the drain short."""
         self._pulse = socket.with_name("pulse")
         self._loading = socket.with_name("loading")
         self._previous = ""
@@ -167,6 +172,7 @@ class EngineSupervisor:
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
             *("--address", self.address, "--until-stdin-closes"),
             *(("--tls", str(tls.ca), str(tls.certificate), str(tls.key)) if tls else ()),
+            *("--drain-seconds", str(self._drain_seconds)),
             *("--loading", str(self._loading), "--pulse", str(self._pulse), "--previous", self._previous),
             stdin=asyncio.subprocess.PIPE,
             env=_environment({**os.environ, **self._env}),
@@ -225,14 +231,25 @@ class EngineSupervisor:
         process = self._process
         if process is None or process.returncode is not None:
             return
+        ended = asyncio.ensure_future(process.wait())
         process.terminate()
-        try:
-            async with asyncio.timeout(self.stop_seconds):
-                await process.wait()
-        except TimeoutError:
+        if self._drain_seconds:
+            await self._wait_for_drain(ended)
+            if not ended.done():
+                process.send_signal(signal.SIGINT)
+        await asyncio.wait((ended,), timeout=self.stop_seconds)
+        if not ended.done():
             self.kill()
-            await process.wait()
+        await ended
         self._socket.unlink(missing_ok=True)
+
+    async def _wait_for_drain(self, ended: asyncio.Future[int]) -> None:
+        """Wait until the engine, whose requests end or move to other engines, has ended; at most until the time for
+        that is over or the owner is in a hurry."""
+        hurried = asyncio.ensure_future(self.hurried.wait())
+        limit = self._drain_seconds + self.stop_seconds
+        await asyncio.wait((ended, hurried), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -34,8 +34,8 @@ async def work(channel: socket.socket) -> bool:
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
-    stop, console = Stop(), Console(stderr=True)
-    stop.listen(hangup=False)
+    stop, console = Stop(orders.launch.config.http.drain), Console(stderr=True)
+    stop.listen(hangup=False, has_parent=True)
     with stop.starting():
         async with built_gateway(orders.launch, orders.backends, StartBar.hidden()) as app:
             stop.started()

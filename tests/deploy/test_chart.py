@@ -13,6 +13,8 @@ from gateway.core.part import COMMON
 
 CASES = ("defaults", "everything", "engines-in-gateways")
 KEYS = {"ACME_KEY": "sk-acme-0123456789", "ADMIN_KEY": "sk-admin-0123456789", "METRICS_KEY": "sk-metrics-0123456789"}
+STOP_SECONDS = 20
+"""What docs/upgrading.md says that a process needs after its drain."""
 NAMED_KEY = re.compile(r"\$\{([A-Z_]+)\}")
 
 
@@ -76,6 +78,18 @@ def test_gateways_read_their_file_and_listen_where_the_pod_says(case, tmp_path):
         assert pod[probe]["httpGet"]["path"] in COMMON
     assert pod["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert pod["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_have_the_time_in_which_they_drain(case, tmp_path):
+    objects = rendered(case)
+    parts = [("gateway", "Deployment"), ("engine", "StatefulSet")]
+    for part, kind in parts if case != "engines-in-gateways" else parts[:1]:
+        pod = one(objects, kind, f"loralane-{part}")["spec"]["template"]["spec"]
+        hook = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["0"])
+        asleep = int(hook[-1].split()[-1])
+        drain = config_of(objects, part, tmp_path).http.drain
+        assert 60 <= drain <= pod["terminationGracePeriodSeconds"] - asleep - STOP_SECONDS
 
 
 @pytest.mark.parametrize("case", ["defaults", "everything"])

@@ -12,6 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from engine.rpc.target import EngineTls
 from engine.rpc.transport import read_tls
+from gateway.config.sections import HttpConfig
 from gateway.config.whole import load_config
 from gateway.core.tenants import hash_key
 
@@ -45,6 +46,13 @@ def gateway_config():
 
 def engines():
     return {name: service for name, service in compose()["services"].items() if name.startswith("engine-")}
+
+
+def test_containers_have_the_time_in_which_they_drain():
+    services = compose()["services"]
+    for name, drain in {"gateway": gateway_config().http.drain, "engine-1": HttpConfig().drain}.items():
+        minutes, seconds = re.fullmatch(r"(\d+)m(\d+)s", services[name]["stop_grace_period"]).groups()
+        assert 60 * int(minutes) + int(seconds) >= drain + 20
 
 
 def test_every_mounted_file_exists_and_every_volume_and_network_is_declared():

@@ -74,5 +74,6 @@ def batch_options(redis: Redis, folder: Path, max_open: int = 100) -> dict[str, 
 
 
 def stored_options(redis: Redis, folder: Path) -> dict[str, Any]:
-    """Return the same, and stored responses, for an application that offers all that tenants may store."""
-    return {**batch_options(redis, folder), "responses": Responses(ResponseStore(redis))}
+    """Return the same, and stored responses and the list of gateways, for an application that offers all that is
+    stored."""
+    return {**batch_options(redis, folder), "responses": Responses(ResponseStore(redis)), "listed_in": redis}

@@ -69,6 +69,7 @@ from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
+from gateway.registry.gateways import GatewayDirectory
 from gateway.registry.memory import MemoryRecordStore
 from gateway.requests.backend import Observer
 from gateway.requests.record import RequestRecord
@@ -601,13 +602,14 @@ async def build_gateway_app(
     batches: Batches | None = None,
     responses: Responses | None = None,
     audit: AuditLog | None = None,
+    listed_in: Redis | None = None,
     **settings_of_port: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
     and the base models `others` without adapters, and virtual models for which the base stands.
 
     The gateway tells `observers` of a request before it tells its own. Files, batches and responses that are not given
-    are on a Redis that is away; responses are never stored there.
+    are on a Redis that is away; responses are never stored there. `listed_in` has the list of gateways.
     """
     engine, limiter, watcher = FakeEngine(), limiter or CountingLimiter(), Watcher()
     metrics = Metrics(dict.fromkeys((BASE, *others), DEFAULT_GOALS))
@@ -650,6 +652,7 @@ async def build_gateway_app(
         accounts=accounts or key_ring(),
         metrics=metrics,
         operations=operations,
+        gateways=GatewayDirectory(listed_in or away, gateway.lifecycle, lambda: len(gateway.live)),
         usage=usage,
         files=files,
         batches=batches,

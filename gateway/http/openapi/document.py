@@ -15,6 +15,7 @@ from gateway.anthropic.errors import OVERLOADED, error_status, is_messages_path
 from gateway.api_schema.chats import Extended
 from gateway.api_schema.operation import PLACEHOLDER, Operation
 from gateway.core.errors import Fault
+from gateway.core.lifecycle import DRAINING_HEADER
 from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
@@ -34,6 +35,7 @@ HEADERS = {
     "x-loralane-model": "The member that answered for a virtual model.",
     "x-loralane-reason": "Why that member answered, in one word.",
     "x-loralane-limiter": "degraded, open or closed: how limits were enforced while Redis was unavailable.",
+    DRAINING_HEADER: "true: the gateway drains, and another one would serve the request.",
     "retry-after": "Seconds, rounded up, after which the same request can succeed.",
     "retry-after-ms": "Milliseconds, rounded up, after which the same request can succeed.",
     "x-should-retry": "true if a retry can succeed, false if it cannot.",
@@ -135,6 +137,8 @@ def _headers(status: int, operation: Operation) -> Iterable[str]:
     yield "x-request-id"
     if status in (429, 503, OVERLOADED) and status not in operation.other:
         yield from ("retry-after", "retry-after-ms")
+    if operation.who == "tenant" and status == 503:
+        yield DRAINING_HEADER
     faults = dict(_by_status(operation)).get(status, ())
     if any(fault.row.should_retry is not None for fault in faults):
         yield "x-should-retry"

@@ -60,7 +60,7 @@ class StatusApi:
     async def ready(self, request: Request) -> Response:
         """Return 200 if requests for at least one base model can be served: status `ready`, or `degraded` if the engine
         of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
-        `closed`. With the query parameter `model`, only that base model counts.
+        `closed`, and once the gateway drains. With the query parameter `model`, only that base model counts.
 
         The body has the reason, and the state of each base model, of Redis, which is probed at most every
         REDIS_PING_SECONDS, because anyone may ask, and of the limiter. The reason also warns of a Redis that may evict
@@ -71,7 +71,9 @@ class StatusApi:
         limiter = self._gateway.limiter
         trouble = await self._redis_trouble.get()
         warning = trouble or await limiter.warning()
-        found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
+        is_draining = self._gateway.lifecycle.is_draining
+        model = request.query_params.get("model", "")
+        found = readiness(self._gateway.models, limiter, model, draining=is_draining)
         state = api.Readiness(
             status=found.status,
             reason="; ".join(filter(None, (found.reason, warning and f"Redis: {warning}"))) or None,

@@ -435,6 +435,25 @@ async def test_a_gateway_that_stops_keeps_what_is_done_and_hands_back_the_rest(c
     await cluster.assert_clean(one, two)
 
 
+async def test_a_gateway_that_drains_hands_its_batches_over_and_claims_none_while_it_lives(cluster, monkeypatch):
+    monkeypatch.setattr(dispatcher, "STOP_SECONDS", 0.5)
+    one, two = await cluster.add_member("one"), await cluster.add_member("two")
+    batch, _ = await first_then_stuck(cluster, one, 20)
+    await one.dispatcher.hand_over()
+    assert not one.dispatcher.leases
+    kept = (await cluster.store.get(batch.tenant, batch.id)).tally.completed
+    later = await cluster.submit([chat_line("later")])
+    await asyncio.sleep(2 * dispatcher.IDLE_SECONDS)
+    assert not one.dispatcher.leases
+    async with working(two):
+        ended = await cluster.ended(batch)
+        await cluster.ended(later)
+    output, errors = await cluster.results(ended)
+    assert (len(output), errors, two.counts["completed"]) == (60, {}, 60 - kept + 1)
+    await one.dispatcher.__aexit__(None, None, None)
+    await cluster.assert_clean(one, two)
+
+
 async def test_lines_under_way_may_end_when_a_gateway_stops(cluster):
     member = await cluster.add_member()
     member.gateway_app.engine.pause = 0.02

@@ -91,9 +91,9 @@ async def test_health_of_an_unknown_service(api):
 async def test_all_health_watches_share_one_poll(api, monkeypatch):
     polled = []
 
-    def counting(models, limiter, model):
+    def counting(models, limiter, model, **more):
         polled.append(model)
-        return readiness(models, limiter, model)
+        return readiness(models, limiter, model, **more)
 
     monkeypatch.setattr(rpc_api, "readiness", counting)
     monkeypatch.setattr(standard, "WATCH_SECONDS", 3600)

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import sys
-from contextlib import aclosing, closing
+from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.core.messages.requests import Request, SamplingParams
 from engine.rpc.client import EngineClient
+from engine.rpc.stream import EngineUnavailable
 from engine.rpc.target import EngineTls
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.serve.launch import StartError
@@ -66,6 +67,53 @@ async def test_a_killed_engine_is_started_again_and_its_gateways_reconnect(setti
         assert client.info.life != life
         assert (client.info.previous.life, client.info.previous.crashed) == (life, False)
         assert await tokens_of(client, "after") == answer
+        await client.close()
+
+
+@pytest.mark.slow
+async def test_an_engine_that_stops_lets_its_requests_end(settings, tmp_path):
+    slow = ("tests.e2e.slow_engine", "--fake")
+    async with AsyncExitStack() as stack:
+        supervisor = await stack.enter_async_context(listening(settings, "127.0.0.1:0", tmp_path, slow))
+        client = EngineClient(supervisor.address)
+        news = []
+        client.on_news = news.append
+        await client.start()
+        stack.push_async_callback(client.close)
+        async with asyncio.timeout(120):
+            await client.wait_ready()
+            params = SamplingParams(max_tokens=60, ignore_eos=True, seed=7)
+            async with aclosing(client.generate(Request("r", (1, 2, 3), params))) as stream:
+                tokens = [token for event in await anext(stream) for token in event.tokens]
+                ending = asyncio.create_task(supervisor._stop())
+                async for events in stream:
+                    tokens += [token for event in events for token in event.tokens]
+            assert len(tokens) == 60
+            assert any(each.draining for each in news), "gateways move their requests"
+            await ending
+        assert supervisor.pid is None
+
+
+@pytest.mark.slow
+async def test_a_hurried_stop_does_not_wait_for_an_engines_requests(settings, tmp_path):
+    slow = ("tests.e2e.slow_engine", "--fake")
+    stop = Stop()
+    listening = engine_listening(settings, "127.0.0.1:0", tmp_path, stop, StartBar.hidden(), slow)
+    async with asyncio.timeout(120), listening as supervisor:
+        client = EngineClient(supervisor.address)
+        await client.start()
+        await client.wait_ready()
+        params = SamplingParams(max_tokens=900, ignore_eos=True, seed=7)
+        async with aclosing(client.generate(Request("r", (1, 2, 3), params))) as stream:
+            await anext(stream)
+            ending = asyncio.create_task(supervisor._stop())
+            await asyncio.sleep(0)
+            stop.hurried.set()
+            async with asyncio.timeout(30):  # the request would take 45 s
+                await ending
+            with pytest.raises(EngineUnavailable):
+                async for _ in stream:
+                    pass
         await client.close()
 
 

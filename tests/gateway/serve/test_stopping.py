@@ -29,7 +29,7 @@ from gateway.serve.checks import check_start
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.listeners import HttpServer
 from gateway.serve.start_bar import StartBar
-from gateway.serve.stopping import DRAIN_SECONDS, HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
+from gateway.serve.stopping import HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
 from tests.model.tiny_gguf import header
 
 
@@ -57,13 +57,13 @@ def exits(monkeypatch):
 
 
 async def test_sigterm_drains_ctrl_c_hurries_and_the_second_one_kills(exits):
-    stop, killed = Stop(), []
+    stop, killed = Stop(45.0), []
     stop.on_force(lambda: 1 / 0)
     stop.on_force(lambda: killed.append("engine"))
-    assert stop.grace == DRAIN_SECONDS
-    stop.drain()
+    assert stop.grace == 45.0
+    stop.terminate()
     assert stop.asked.is_set()
-    assert stop.grace == DRAIN_SECONDS
+    assert stop.grace == 45.0
     stop.interrupt()
     assert stop.grace == HURRY_SECONDS
     assert stop.time_limit(10.0) == HURRY_SECONDS
@@ -71,6 +71,31 @@ async def test_sigterm_drains_ctrl_c_hurries_and_the_second_one_kills(exits):
     with pytest.raises(Ended):
         stop.interrupt()
     assert (killed, exits) == (["engine"], [INTERRUPTED])
+
+
+async def test_a_second_sigterm_hurries_and_no_further_one_kills(exits):
+    stop = Stop()
+    stop.terminate()
+    assert not stop.in_hurry
+    stop.terminate()
+    assert stop.in_hurry
+    stop.terminate()
+    assert exits == []
+
+
+async def test_sigterm_that_a_parent_passes_on_as_well_hurries_nobody(exits):
+    stop = Stop()
+    stop.listen(hangup=False, has_parent=True)
+    try:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(30):
+                await stop.asked.wait()
+            await asyncio.sleep(0.01)
+        assert not stop.in_hurry
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def test_what_has_not_ended_some_time_after_ctrl_c_is_killed(monkeypatch):

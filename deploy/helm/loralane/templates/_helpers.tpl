@@ -81,7 +81,7 @@ default
   "adapters" (dict "roots" (list "/srv/loralane/adapters") "cache" "/srv/loralane/fetched")
   "batches" (dict "storage" "file:///srv/loralane/files")
   "limits" (dict "replicas" (int (ternary .Values.gateway.autoscaling.maxReplicas .Values.gateway.replicas .Values.gateway.autoscaling.enabled)))
-  "http" (dict "host" "0.0.0.0" "port" 8000)
+  "http" (dict "host" "0.0.0.0" "port" 8000 "drain_seconds" (max 0 (sub (int .Values.gateway.terminationGracePeriodSeconds) 35)))
   "grpc" (dict "host" "0.0.0.0" "port" 50051)
   "admin" $admin
 -}}
@@ -91,7 +91,8 @@ default
 {{/* The file of engines. */}}
 {{- define "loralane.engineConfig" -}}
 {{- $tls := dict "ca" "/run/loralane/tls/ca.crt" "certificate" "/run/loralane/tls/tls.crt" "key" "/run/loralane/tls/tls.key" -}}
-{{- toYaml (dict "model" .Values.model "lanes" .Values.lanes "engine" (merge (dict "tls" $tls) (deepCopy .Values.engineConfig))) -}}
+{{- $http := dict "drain_seconds" (max 0 (sub (int .Values.engine.terminationGracePeriodSeconds) 30)) -}}
+{{- toYaml (dict "model" .Values.model "lanes" .Values.lanes "http" $http "engine" (merge (dict "tls" $tls) (deepCopy .Values.engineConfig))) -}}
 {{- end -}}
 
 {{- define "loralane.podSecurity" -}}

@@ -12,6 +12,7 @@ from gateway.http.routes.admin.administrators import AdministratorsApi
 from gateway.http.routes.admin.batches import AdminBatchesApi
 from gateway.http.routes.admin.engines import EnginesApi
 from gateway.http.routes.admin.from_rows import Administration
+from gateway.http.routes.admin.gateways import GatewaysApi
 from gateway.http.routes.admin.limits import LimitsApi
 from gateway.http.routes.admin.traffic import OverviewApi, TrafficApi
 from gateway.http.routes.admin.usage import UsageApi
@@ -34,6 +35,7 @@ class AdminApi:
             AdaptersApi(gateway.adapters),
             LimitsApi(limits),
             EnginesApi(operations, gateway.models),
+            GatewaysApi(services.gateways),
             AccountsApi(AccountAdmin(accounts, gateway.limiter.drop)),
             AdministratorsApi(accounts, services.audit),
             UsageApi(services.usage),

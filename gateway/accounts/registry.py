@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -229,13 +229,23 @@ class AccountRegistry:
         assert old.key is not None, "a key's record"
         self.tenant(old.key.tenant)
         new = await self._issue(replace(owner or old.key, counts_as=old.counts_as))
-        if overlap_s and not keep:
-            ends = min(self._clock() + overlap_s, old.key.rules.expires_at or inf)
-            rules = replace(old.key.rules, expires_at=ends)
-            await self._write(replace(old, key=replace(old.key, rules=rules)), old)
-        elif not keep:
-            await self._write(replace(old, disabled=True), old)
+        try:
+            if not keep:
+                await self._retire(old, overlap_s)
+        except ApiError:
+            with suppress(ApiError):
+                await self._log.remove(new.account, None)  # no caller gets its secret
+            raise
         return new
+
+    async def _retire(self, old: AccountRecord, overlap_s: float) -> None:
+        """Disable a key that was replaced or, if `overlap_s` is not 0, let it expire after so many seconds."""
+        assert old.key is not None, "a key's record"
+        if not overlap_s:
+            await self._write(replace(old, disabled=True), old)
+            return
+        ends = min(self._clock() + overlap_s, old.key.rules.expires_at or inf)
+        await self._write(replace(old, key=replace(old.key, rules=replace(old.key.rules, expires_at=ends))), old)
 
     async def disable_key(self, prefix: str, disabled: bool) -> AccountRecord:
         before = self.key(prefix)

@@ -12,7 +12,7 @@ import pytest
 from fakes import GatewayApp, build_gateway_app
 
 from gateway.serve.orders import LISTEN, LISTENING
-from gateway.serve.stopping import Stop
+from gateway.serve.stopping import ORPHAN_SECONDS, Stop
 from gateway.serve.worker import _obey
 from gateway.terminal.console import Console
 from tests.gateway.serve.test_departure import servers_of
@@ -58,4 +58,4 @@ async def test_a_gateway_whose_fleet_has_died_is_an_orphan(gateway_app):
         assert not stop.is_orphan
         writer.close()
         await task
-        assert stop.is_orphan
+        assert (stop.is_orphan, stop.drain_seconds) == (True, ORPHAN_SECONDS)
